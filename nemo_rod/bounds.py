@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ class Bound:
 
     expected: str
     accepts: Callable[[Any], bool]
+    names: Sequence[str] = ()  # those that a mistyped one may have meant
 
 
 def key(default: Any, bound: str | Bound) -> Any:
@@ -33,7 +33,8 @@ def numbers(text: str) -> Bound:
     """Returns the bound of finite numbers that are ">= 1", "> 0" or, say, "in [0, 2**31)"."""
     sign, rest = text.split(" ", 1)
     interval = rest if sign == "in" else f"{_OPEN[sign]}{rest}, inf)"
-    low, high = (_number(end) for end in interval[1:-1].split(", "))
+    ends = [end.partition("**") for end in interval[1:-1].split(", ")]
+    low, high = (float(base) ** float(power or 1) for base, _, power in ends)
     above = operator.ge if interval[0] == "[" else operator.gt
     below = operator.le if interval[-1] == "]" else operator.lt
     return Bound(text, lambda found: above(found, low) and below(found, high))  # NaN is neither
@@ -44,14 +45,15 @@ def one_of(default: str | None, *others: str) -> Any:
     names = [name for name in (default, *others) if name is not None]
     *others_names, last = names
     expected = f"{', '.join(others_names)} or {last}" if others_names else last
-    bound = Bound(expected, names.__contains__)
-    return key(default, bound)
+    return key(default, Bound(expected, names.__contains__, names))
 
 
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
-    expected = f"{', '.join(parts.names(kind))}, or a name that a package registers"
-    return Bound(expected, lambda value: value in parts.names(kind))
+    names = parts.names(kind)
+    return Bound(
+        f"{', '.join(names)}, or a name that a package registers", names.__contains__, names
+    )
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:
@@ -70,14 +72,5 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         if bound and not (bound.accepts(found) if found is not None else optional):
             expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
             expected += ", or null" if optional else ""
-            near = (
-                parts.did_you_mean(found, re.findall(r"\w+", expected))
-                if type(found) is str
-                else ""
-            )
+            near = parts.did_you_mean(found, bound.names) if type(found) is str else ""
             raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")
-
-
-def _number(text: str) -> float:
-    base, _, power = text.partition("**")
-    return float(base) ** float(power or 1)

@@ -53,7 +53,9 @@ FORMER_KEYS = {
     "rod.choose_in": "NeMo-RL's workers alone choose; remove the key",
 }
 SHOWN = Bound(
-    f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]", are_loggers
+    f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]",
+    are_loggers,
+    parts.names("loggers"),
 )
 
 

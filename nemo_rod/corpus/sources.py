@@ -16,7 +16,7 @@ from nemo_rod.files import check_name
 
 ROLES = ("adaptation", "replay")
 _REQUIRED = dataclasses.MISSING
-_ROLE = Bound(" or ".join(ROLES), ROLES.__contains__)
+_ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
 _TYPE_NAMES = {
     str: "a text",

@@ -55,8 +55,20 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
         unset = [name for name, parameter in _parameters(model) if (parameter == _UNSET).any()]
         relevant = sorted(name for name in source.get_all_keys() if _counts(name, provider))
         unread = on_all_ranks([name not in read for name in relevant])
-        names = [name for name, is_unread in zip(relevant, unread, strict=True) if is_unread]
-        _refuse(hf, sorted({*from_all_ranks(unset)}), names)
+        without_place = [n for n, is_unread in zip(relevant, unread, strict=True) if is_unread]
+        gaps = [
+            f"{len(names)} {kind} ({_first_three(names)})"
+            for names, kind in (
+                (sorted({*from_all_ranks(unset)}), "parameter(s) of the model without a tensor"),
+                (without_place, "tensor(s) without a place in the model"),
+            )
+            if names
+        ]
+        if gaps:
+            raise ValueError(
+                f"{hf} leaves {' and '.join(gaps)}: give a checkpoint whose tensors have the "
+                "published names and fit its config.json."
+            )
         return model
 
     provider.register_pre_wrap_hook(mark, prepend=True)
@@ -99,25 +111,24 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
     bridge.save_hf_pretrained(model, folder, show_progress=False, strict=False)
     source = bridge.hf_pretrained.state.source
     config = get_model_config(model[0])
-    all_or_none(lambda: _check_export(folder, source, config) if dist.get_rank() == 0 else None)
 
+    def check() -> None:
+        written: dict[str, str] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as tensors:
+                written |= dict.fromkeys(tensors.keys(), file.name)
+        lost = sorted(n for n in source.get_all_keys() if _counts(n, config) and n not in written)
+        if lost:
+            raise ValueError(
+                f"The export to {folder} lacks {len(lost)} tensor(s) of the model "
+                f"({_first_three(lost)}), which Megatron-Bridge left out: export its checkpoint "
+                "again with another version."
+            )
+        index = folder / "model.safetensors.index.json"  # may list other tensors than its files
+        if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
+            write_json(index, {**listed, "weight_map": written})
 
-def _check_export(folder: Path, source: Any, config: Any) -> None:
-    """Refuses an export with gaps, and corrects its index to the tensors of its files."""
-    written: dict[str, str] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            written |= dict.fromkeys(tensors.keys(), file.name)
-    lost = sorted(n for n in source.get_all_keys() if _counts(n, config) and n not in written)
-    if lost:
-        raise ValueError(
-            f"The export to {folder} lacks {len(lost)} tensor(s) of the model "
-            f"({_first_three(lost)}), which Megatron-Bridge left out: export its checkpoint again "
-            "with another version."
-        )
-    index = folder / "model.safetensors.index.json"
-    if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
-        write_json(index, {**listed, "weight_map": written})
+    all_or_none(lambda: check() if dist.get_rank() == 0 else None)
 
 
 def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:
@@ -132,23 +143,6 @@ def _counts(name: str, config: Any) -> bool:
         return False
     layer = re.search(r"\.layers\.(\d+)\.", name)  # multi-token predictors may follow the last
     return not _LEFT_OUT.search(name) and not (layer and int(layer[1]) >= config.num_layers)
-
-
-def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:
-    if not unset and not unread:
-        return
-    gaps = [
-        f"{len(names)} {kind} ({_first_three(names)})"
-        for names, kind in (
-            (unset, "parameter(s) of the model without a tensor"),
-            (unread, "tensor(s) without a place in the model"),
-        )
-        if names
-    ]
-    raise ValueError(
-        f"{hf} leaves {' and '.join(gaps)}: give a checkpoint whose tensors have the published "
-        "names and fit its config.json."
-    )
 
 
 def _first_three(names: list[str]) -> str:

@@ -50,25 +50,31 @@ def refuse_other_losses(model: list) -> list:
     Raises:
         ValueError: on every rank, with the first such loss or trained part of any rank.
     """
-    all_or_none(lambda: _refuse(model))
-    return model
 
-
-def _refuse(model: list) -> None:
-    for chunk in model:
-        for loss, cure in _other_losses(chunk):
+    def refuse() -> None:
+        for loss, cure in (pair for chunk in model for pair in _other_losses(chunk)):
             raise ValueError(
                 f"The model would also be trained by {loss}, which is not part of the loss that "
                 f"selection and its references use: {cure}."
             )
+
+    all_or_none(refuse)
+    return model
 
 
 def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:
     """Yields every other loss or trained part, and the way to turn it off."""
     for name, module in chunk.named_modules():
         if isinstance(module, Router):
-            for loss in _router_losses(module.config):
-                yield f"{loss} of {name}", "set moe_router_load_balancing_type=none, without z loss"
+            config, cure = module.config, "set moe_router_load_balancing_type=none, without z loss"
+            kinds, sizes = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            sizes = sizes if isinstance(sizes, list) else [sizes] * len(kinds)
+            for kind, size in zip(kinds, sizes, strict=True):
+                if "aux_loss" in str(kind) and size:
+                    yield f"{kind} of {name}", cure
+            if config.moe_z_loss_coeff:
+                yield f"z_loss of {name}", cure
         if "mtp" in module._modules and getattr(module.config, "mtp_num_layers", None):
             yield f"multi-token prediction in {name or 'the model'}", "set mtp_num_layers=null"
         # without its loss, the indexer of sparse attention would have no gradient, and would decay
@@ -78,12 +84,3 @@ def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:
     for name, parameter in chunk.named_parameters():
         if "vision_model." in name and parameter.requires_grad:
             yield f"the weight decay of {name}", "set freeze_vision_model=true"
-
-
-def _router_losses(config: Any) -> list[str]:
-    """Returns the losses of a router that a configuration turns on."""
-    kinds, sizes = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    sizes = sizes if isinstance(sizes, list) else [sizes] * len(kinds)
-    losses = [k for k, size in zip(kinds, sizes, strict=True) if "aux_loss" in str(k) and size]
-    return [*losses, "z_loss"] if config.moe_z_loss_coeff else losses

@@ -36,7 +36,7 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.progress import Progress
-from nemo_rod.selection import CurriculumHeader, ReferenceLosses, References, Selector
+from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.signals import Stopped
@@ -66,14 +66,14 @@ def train(
     refuse_optimizer(job)
     out = Path(job.out)
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
-    references: ReferenceLosses | None = None
+    references: References | None = None
     if job.references:  # made by the same pass as the job's own scores
-        precision = arithmetic(job.precision, job.scoring_precision)
         references = References.open(
             job.references,
             store,
             length=job.arm.scored_length(store.block_size),
-            precision=precision,
+            precision=arithmetic(job.precision, job.scoring_precision),
+            verified=False,
         )
     chooser = Selector.for_arm(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
@@ -110,11 +110,11 @@ def train(
     if chooser.averages is not None:
         refuse_dropout(provider)
     if references is not None:
+        # the files of all lookups once on every node, before its ranks read them at random
+        once_a_node(lambda: references.verify(heartbeat.announce))
+        once_a_node(lambda: read_ahead(store.hash_files, heartbeat.announce))
         drawn = partial(job.arm.drawn, job.optimisation.steps)
         all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
-        # the files of all lookups once on every node, before its ranks read them at random
-        files = [*references.files, *store.hash_files]
-        once_a_node(lambda: read_ahead(files, heartbeat.announce))
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)

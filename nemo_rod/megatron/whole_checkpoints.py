@@ -49,9 +49,15 @@ def name_the_last_whole(checkpoints: Path) -> None:
     whole = {}
     for path in sorted(checkpoints.glob("iter_*")):
         number = path.name.removeprefix("iter_")
-        if number.isdecimal() and _is_whole(path):
+        if not number.isdecimal():
+            continue
+        try:
+            is_whole = yaml.safe_load((path / _CONFIG).read_bytes()).keys() >= _SECTIONS
+        except (OSError, AttributeError, yaml.YAMLError):  # absent, or cut by an earlier version
+            is_whole = False
+        if is_whole:
             whole[str(int(number))] = path
-        elif number.isdecimal():
+        else:
             shutil.rmtree(path)
     if not whole:
         for file in (latest_state, tracker):
@@ -69,10 +75,3 @@ def name_the_last_whole(checkpoints: Path) -> None:
     print(f"{PREFIX}{checkpoints}: resuming from step {iteration}, the last whole one", flush=True)
     write_whole(latest_state, state)
     write_whole(tracker, iteration.encode())
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        return yaml.safe_load((checkpoint / _CONFIG).read_bytes()).keys() >= _SECTIONS
-    except (OSError, AttributeError, yaml.YAMLError):  # absent, or cut by an earlier version
-        return False

@@ -84,42 +84,32 @@ class Candidates:
     seed: int = 42  # of every permutation
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}, expected at least 1 block per step")
-        if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
-            raise ValueError(
-                f"selection.multiplier is {self.multiplier}, expected a number >= 1 (candidates "
-                "per trained block)"
-            )
-        if self.balance not in get_args(Balance):
-            raise ValueError(
-                f"selection.balance is {self.balance!r}, expected one of exact, expected, corpus"
-            )
-        if not 0 <= self.retention <= 1:
-            raise ValueError(
-                f"retention is {self.retention}, expected a fraction of replay in [0, 1]"
-            )
-        if self.balance != "corpus" and self.retention != 1:
-            raise ValueError(
-                f"retention is {self.retention} with balance {self.balance!r}, which takes no "
-                "retention: use balance 'corpus' or leave retention at 1"
-            )
-        if min(self.num_adaptation, self.num_replay) < 0:
-            raise ValueError(
-                f"num_adaptation is {self.num_adaptation} and num_replay {self.num_replay}, "
-                "expected counts >= 0"
-            )
-        if self.balance in ("exact", "expected") and not (self.num_adaptation and self.num_replay):
-            raise ValueError(
-                f"balance {self.balance!r} needs blocks of both roles, but the store has "
-                f"{self.num_adaptation} adaptation and {self.num_replay} replay blocks: add a "
-                "source or use balance 'corpus'"
-            )
-        if self.epoch_size == 0:
-            raise ValueError(
-                f"no blocks to draw from: {self.num_adaptation} adaptation blocks and retention "
-                f"{self.retention} of {self.num_replay} replay blocks"
-            )
+        balance, retention, adaptation = self.balance, self.retention, self.num_adaptation
+        replay = self.num_replay
+        for is_broken, problem in (
+            (self.batch_size < 1,
+             f"batch_size is {self.batch_size}, expected at least 1 block per step"),
+            (not (math.isfinite(self.multiplier) and self.multiplier >= 1),
+             f"selection.multiplier is {self.multiplier}, expected a number >= 1 (candidates per "
+             "trained block)"),
+            (balance not in get_args(Balance),
+             f"selection.balance is {balance!r}, expected one of exact, expected, corpus"),
+            (not 0 <= retention <= 1,
+             f"retention is {retention}, expected a fraction of replay in [0, 1]"),
+            (balance != "corpus" and retention != 1,
+             f"retention is {retention} with balance {balance!r}, which takes no retention: use "
+             "balance 'corpus' or leave retention at 1"),
+            (min(adaptation, replay) < 0,
+             f"num_adaptation is {adaptation} and num_replay {replay}, expected counts >= 0"),
+            (balance in ("exact", "expected") and not (adaptation and replay),
+             f"balance {balance!r} needs blocks of both roles, but the store has {adaptation} "
+             f"adaptation and {replay} replay blocks: add a source or use balance 'corpus'"),
+            (0 <= retention <= 1 and self.epoch_size == 0,
+             f"no blocks to draw from: {adaptation} adaptation blocks and retention {retention} of "
+             f"{replay} replay blocks"),
+        ):  # fmt: skip
+            if is_broken:
+                raise ValueError(problem)
 
     @property
     def size(self) -> int:
@@ -145,8 +135,11 @@ class Candidates:
     def pool(self, step: int) -> Pool:
         """Returns the `size` candidates of a step, counted from 0."""
         assert step >= 0, f"pool of step {step}"
-        exact = self.balance == "exact"
-        ids = self._exact(step) if exact else self._stream(step * self.size, self.size)
+        if self.balance == "exact":
+            order = permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))
+            ids = self._roles(step, 1)[order]
+        else:
+            ids = self._stream(step * self.size, self.size)
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
 
     def drawn(self, steps: int) -> Mask:
@@ -160,55 +153,40 @@ class Candidates:
 
     def _roles(self, first: int, steps: int) -> Ids:
         """Returns the candidates of several steps under balance "exact", role by role."""
-        num_replay = self.size // 2
-        adaptation, replay = (
-            _draw(
-                first * count,
-                min(steps * count, max(count, size)),
-                size,
-                self._permuted(role, size),
-            )
-            for role, count, size in (
-                ("adaptation", self.size - num_replay, self.num_adaptation),
-                ("replay", num_replay, self.num_replay),
-            )
-        )
-        return np.concatenate([adaptation, self.num_adaptation + replay])
-
-    def _exact(self, step: int) -> Ids:
-        ids = self._roles(step, 1)
-        return ids[permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))]
+        ids, num_replay = [], self.size // 2
+        for role, start, count, size in (
+            ("adaptation", 0, self.size - num_replay, self.num_adaptation),
+            ("replay", self.num_adaptation, num_replay, self.num_replay),
+        ):
+            drawn = min(steps * count, max(count, size))  # no later epoch draws other blocks
+            ids.append(start + _draw(first * count, drawn, size, self._permuted(role, size)))
+        return np.concatenate(ids)
 
     def _stream(self, start: int, count: int) -> Ids:
+        """Returns the candidates of a shuffle of both roles, or of replay alone.
+
+        Replay slots of the shuffle index a fixed subsample: the first elements of a keyed
+        permutation. Only if balance "expected" has fewer replay than adaptation blocks do the slots
+        continue across epochs, each pass with a new permutation, so that no block is favored.
+        """
         permuted = self._permuted("stream", self.epoch_size)
+        subsample = self._permuted("subsample", self.num_replay)
 
         def blocks(epoch: int, index: Ids) -> Ids:
             ids = permuted(epoch, index)
             if self.balance == "replay":
                 return self.num_adaptation + ids
-            is_replay = ids >= self.num_adaptation
-            slots = ids[is_replay] - self.num_adaptation
-            ids[is_replay] = self.num_adaptation + self._replay_slots(epoch, slots)
+            replay = np.flatnonzero(ids >= self.num_adaptation)
+            slot_n = ids[replay] - self.num_adaptation
+            if self.balance == "expected" and self.num_replay < self.num_adaptation:
+                slot_n += epoch * self.num_adaptation
+            pass_n = slot_n // max(1, self.num_replay)
+            for number in np.unique(pass_n).tolist():
+                slots = slot_n[pass_n == number] % self.num_replay
+                ids[replay[pass_n == number]] = self.num_adaptation + subsample(number, slots)
             return ids
 
         return _draw(start, count, self.epoch_size, blocks)
-
-    def _replay_slots(self, epoch: int, slot_n: Ids) -> Ids:
-        """Maps the replay slots of an epoch to replay blocks, counted from 0.
-
-        Slots index a fixed subsample: the first elements of a keyed permutation. Only if balance
-        "expected" has fewer replay than adaptation blocks do the slots continue across epochs, each
-        pass with a new permutation, so that no block is favored.
-        """
-        if self.balance == "expected" and self.num_replay < self.num_adaptation:
-            slot_n = epoch * self.num_adaptation + slot_n
-        block_n = np.empty_like(slot_n)
-        permuted = self._permuted("subsample", self.num_replay)
-        pass_n = slot_n // self.num_replay if self.num_replay else slot_n
-        for number in np.unique(pass_n):
-            in_pass = pass_n == number
-            block_n[in_pass] = permuted(int(number), slot_n[in_pass] % self.num_replay)
-        return block_n
 
     def _permuted(self, name: str, size: int) -> Callable[[int, Ids], Ids]:
         """Returns the function (epoch, index) -> index of the shuffle called `name`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -43,10 +43,6 @@ class Choice:
     def block_ids(self) -> Ids:
         """The chosen blocks, int64 `[K]`."""
         return self.pool.block_ids[self.chosen]
-
-    def preceded_by(self, **seconds: float) -> Choice:
-        """Adds the durations of the parts of the step that preceded the selection."""
-        return replace(self, seconds={**seconds, **self.seconds})
 
 
 def choose(
@@ -102,11 +98,8 @@ def choose(
         score_C[bad_C] = -np.inf
     chosen = _selected(policy, score_C, pool, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
-    seconds = {"selection": time.perf_counter() - start}
-    excluded = int(bad_C.sum())
-    return Choice(
-        pool, loss_C, score_C, chosen, tau, seconds, excluded=excluded, reference=reference_C
-    )
+    seconds, num_bad = {"selection": time.perf_counter() - start}, int(bad_C.sum())
+    return Choice(pool, loss_C, score_C, chosen, tau, seconds, False, num_bad, reference_C)
 
 
 def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:

@@ -135,18 +135,16 @@ class Selector:
         drawn = time.perf_counter()
         loss_C = scorer.losses(pool.block_ids)
         scored = time.perf_counter()
-        choice = choose(
-            pool,
-            self.policy,
-            self.batch_size,
-            loss_C,
-            reference_C,
-            self.on_nonfinite,
-            self.score,
-        ).preceded_by(lookup=drawn - start, scoring=scored - drawn)
-        if self.averages is not None:
-            return self._compared_with_estimates(choice, self.averages)
-        return choice
+        given = (loss_C, reference_C, self.on_nonfinite, self.score)
+        choice = choose(pool, self.policy, self.batch_size, *given)
+        compared: dict[str, float | None] = {}
+        if self.averages is not None and choice.score is not None:
+            if self.averages.has_seen:  # before the first update, there is nothing to compare with
+                estimate_C = self.averages.estimate(pool)
+                compared = fidelity_metrics("averages", fidelity(choice, estimate_C, self.policy))
+            self.averages.observe(step, pool.block_ids, choice.score)
+        seconds = {"lookup": drawn - start, "scoring": scored - drawn, **choice.seconds}
+        return replace(choice, seconds=seconds, compared=compared)
 
     def learn(self, choice: Choice, loss_K: Nats) -> Choice:
         """Updates the averages with the training losses of a step chosen by estimated scores.
@@ -170,22 +168,7 @@ class Selector:
         """Returns the pool of a step, and its reference losses [C] if it will be scored."""
         pool = self.pools.pool(step)
         # a step that is not due for a scoring pass one step ahead never becomes due
-        if not self.policy.needs_scores or not (
-            self.averages is None or self.averages.is_due(step)
-        ):
+        is_scored = self.averages is None or self.averages.is_due(step)
+        if not (self.policy.needs_scores and is_scored and self.references is not None):
             return pool, None
-        assert self.references is not None
         return pool, self.references[pool.block_ids]
-
-    def _compared_with_estimates(self, choice: Choice, averages: SourceAverages) -> Choice:
-        """Adds the comparison with estimated scores, and updates the averages with the real ones.
-
-        There is nothing to compare with before the first update.
-        """
-        assert choice.score is not None
-        compared: dict[str, float | None] = {}
-        if averages.has_seen:
-            estimate_C = averages.estimate(choice.pool)
-            compared = fidelity_metrics("averages", fidelity(choice, estimate_C, self.policy))
-        averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
-        return replace(choice, compared=compared)

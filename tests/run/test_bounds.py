@@ -76,7 +76,7 @@ def sentence(name: str, field: dataclasses.Field, value: Any) -> str:
     finite = "finite and " if value == math.inf else ""
     null = ", or null" if field.default is None else ""
     expected = field.metadata["bound"].expected
-    near = did_you_mean(value, re.findall(r"\w+", expected)) if isinstance(value, str) else ""
+    near = did_you_mean(value, field.metadata["bound"].names) if isinstance(value, str) else ""
     return f"{name}={value!r} is not valid{near}: expected {finite}{expected}{null}."
 
 
@@ -114,6 +114,11 @@ def test_a_bound_is_exact(name: str) -> None:
     default = [] if field.default == MISSING else [field.default]
     for value in [*accepted, *default]:
         check_bounds(with_value(name, value))
+
+
+def test_a_word_of_the_sentence_is_no_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"'orr' is not valid: expected refuse or exclude\."):
+        check_bounds(with_value("selection.on_nonfinite", "orr"))
 
 
 @pytest.mark.parametrize("name", OF_VARIANTS)

@@ -8,14 +8,11 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nemo_rod.selection.curriculum.record_log import RecordLog, crc32_rows
+from nemo_rod.selection.curriculum.record_log import RecordLog
 
 MAGIC = b"TESTLOG1"
 SIZE = 20  # bytes of a record, 16 of them its own
@@ -33,13 +30,6 @@ def write_log(path, count):
     log.append(payload(0, count), sync=True)
     log.close()
     return path.read_bytes()
-
-
-@given(st.integers(0, 300), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_crc32_of_rows_is_that_of_zlib(num_bytes, num_rows, random):
-    rows = np.frombuffer(random.randbytes(num_rows * num_bytes), np.uint8)
-    rows = rows.reshape(num_rows, num_bytes)
-    assert crc32_rows(rows).tolist() == [zlib.crc32(row.tobytes()) for row in rows]
 
 
 def test_what_is_appended_is_read(tmp_path):

@@ -309,7 +309,14 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         )
         with refused("part-00001.npy cannot be read"):
             References.open([tmp_path], ArrayStore(7))
+    reads = []
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    later = References.open([tmp_path], ArrayStore(7), verified=False)
+    with refused("part-00001.npy cannot be read"):
+        later.verify(reads.append)
+    assert reads == [f"reads {tmp_path}/part-0000{number}.npy" for number in (0, 1)]
     file.write_bytes(whole)
+    later.verify(reads.append)
     References.open([tmp_path], ArrayStore(7))
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,11 +223,6 @@ class JobReferences(ReferenceLosses):
     def __init__(self, references: References, data: JobData) -> None:
         self.references, self.data = references, data
         self.digest, self.length = references.digest, references.length
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that lookups read at random, each once."""
-        return self.references.files
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> np.ndarray:
         """Returns reference losses, nats per token, float32 `[C]`."""

@@ -65,25 +65,22 @@ class Recorder(Callback):
             assert self.journal is not None and self.selector.choice is not None
             # the step counter advances after this callback, so it still holds the step that ran
             step, choice = context.state.train_state.step, self.selector.choice
-            metrics = self._training(context, choice) | self.validation.metrics
+            seconds, parts = self.selector.step_seconds, choice.seconds
+            size = self.header.block_size
+            scored_share = (self.selector.selector.length or size) / size
+            operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
+            tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
+            timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
+            metrics = {
+                "train/loss": number((context.loss_dict or {}).get("lm loss")),
+                "train/grad_norm": number(context.grad_norm),
+                "train/lr": self.lr,
+                **{f"timing/train/{part}": value for part, value in timing.items()},
+                "throughput/model_tflops_per_gpu": tflops / dist.get_world_size(),
+                **peak_memory(),
+                **self.validation.metrics,
+            }
             row = self.row = self.journal.append(step, choice, metrics)
             note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
             self.progress.step(step + 1, note)
         self.selector.beat()  # a rank that hangs in a write falls behind the others
-
-    def _training(self, context: CallbackContext, choice: Choice) -> dict[str, float | None]:
-        """Returns the metrics of the update: losses, rates, times and memory."""
-        seconds, parts = self.selector.step_seconds, choice.seconds
-        size = self.header.block_size
-        scored_share = (self.selector.selector.length or size) / size
-        operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
-        tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
-        timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
-        return {
-            "train/loss": number((context.loss_dict or {}).get("lm loss")),
-            "train/grad_norm": number(context.grad_norm),
-            "train/lr": self.lr,
-            **{f"timing/train/{part}": value for part, value in timing.items()},
-            "throughput/model_tflops_per_gpu": tflops / dist.get_world_size(),
-            **peak_memory(),
-        }

@@ -39,7 +39,9 @@ def refuse_unsafe(
     """
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
-    recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
+    lower = [name for name in ("fp8", "fp4") if getattr(config, name, None)]
+    given = {name: getattr(config, f"{name}_recipe", None) for name in lower}
+    recipes = {name: getattr(recipe, "value", recipe) for name, recipe in given.items()}  # or enum
     custom = [f"{name}_recipe='custom'" for name, recipe in recipes.items() if recipe == "custom"]
     # Megatron treats a negative factor as None
     drops = [
@@ -122,12 +124,6 @@ def refuse_other_shapes(config: Any, *, scoring: int, training: int, is_prefix: 
 def overlaps_tensor_parallel(config: Any) -> bool:
     """Returns whether products overlap with communication, in buffers for one shape of input."""
     return bool(getattr(config, "tp_comm_overlap", False)) and config.tensor_model_parallel_size > 1
-
-
-def _recipe(config: Any, name: str) -> str | None:
-    """Returns the recipe of a low precision, which Megatron takes by name or as its own enum."""
-    recipe = getattr(config, f"{name}_recipe", None)
-    return getattr(recipe, "value", recipe)
 
 
 @contextmanager

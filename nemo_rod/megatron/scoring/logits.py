@@ -35,12 +35,15 @@ def sliced_logits(model: list) -> Iterator[None]:
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
     """
-    heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
+    # the module's own layer: wrappers such as NeMo 2.x's expose all names of the wrapped module
+    modules = (module for chunk in model for module in chunk.modules())
+    heads = [m for m in modules if "output_layer" in m._modules and m.post_process]
     for module in heads:
         _slice_head(module)
     try:
         with ExitStack() as stack:
-            if torch.cuda.is_available() and _engine_has_cross_entropy():
+            cross_entropy = getattr(language_module, "te_parallel_cross_entropy", None)
+            if torch.cuda.is_available() and cross_entropy is not None:
                 for config in {id(module.config): module.config for module in heads}.values():
                     stack.enter_context(replaced(config, "cross_entropy_loss_fusion", True))
                     stack.enter_context(replaced(config, "cross_entropy_fusion_impl", "te"))
@@ -48,15 +51,6 @@ def sliced_logits(model: list) -> Iterator[None]:
     finally:
         for module in heads:
             del module.output_layer.forward, module.compute_language_model_loss
-
-
-def _engine_has_cross_entropy() -> bool:
-    return getattr(language_module, "te_parallel_cross_entropy", None) is not None
-
-
-def _is_head(module: Any) -> bool:
-    # the module's own layer: wrappers such as NeMo 2.x's expose all names of the wrapped module
-    return "output_layer" in module._modules and module.post_process
 
 
 def _slice_head(module: Any) -> None:

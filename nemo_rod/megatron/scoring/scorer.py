@@ -92,7 +92,19 @@ class MegatronScorer:
             Nats per token, float32 `[C, L]`, the same on every rank.
         """
         length = max(lengths)
-        share, size = self._share(block_ids, length)
+        count, replicas = len(block_ids), self.groups.dp.size()
+        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
+            count += -count % (self.micro_batch_size * replicas)
+        size, passes = scoring_passes(
+            count,
+            micro_batch_size=self.micro_batch_size,
+            replicas=replicas,
+            pipeline=self.groups.pp.size(),
+            chunks=len(self.model),
+            share=length / self.store.block_size,
+        )
+        padded = np.resize(block_ids, size * passes * replicas)  # with repeats
+        share = np.split(padded, replicas)[self.groups.dp.rank()]
         if self.batches is not None:
             batches = prefixes(self.batches(share, size), length)
         else:
@@ -114,7 +126,7 @@ class MegatronScorer:
                 cp=self.groups.cp,
                 lengths=lengths,
                 data_iterator=per_chunk if len(per_chunk) > 1 else per_chunk[0],
-                num_microbatches=len(share) // size,
+                num_microbatches=passes,
                 seq_length=length,
                 micro_batch_size=size,
                 pg_collection=self.groups,
@@ -122,23 +134,6 @@ class MegatronScorer:
             )
         gathered = on_every_rank(outputs, len(share), len(lengths), self.groups)
         return gathered.flatten(0, 1)[: len(block_ids)].cpu().numpy()
-
-    def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-        """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
-        count, replicas = len(block_ids), self.groups.dp.size()
-        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
-            count += -count % (self.micro_batch_size * replicas)
-        size, passes = scoring_passes(
-            count,
-            micro_batch_size=self.micro_batch_size,
-            replicas=replicas,
-            pipeline=self.groups.pp.size(),
-            chunks=len(self.model),
-            share=length / self.store.block_size,
-        )
-        padded = np.resize(block_ids, size * passes * replicas)
-        start = self.groups.dp.rank() * size * passes
-        return padded[start : start + size * passes], size
 
 
 def on_every_rank(

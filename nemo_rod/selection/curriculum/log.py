@@ -112,7 +112,13 @@ class Curriculum:
             ValueError: The file is missing, its header differs, a record is damaged, the step
                 before `resume_at` has no record, or a finished arm has done more or fewer steps.
         """
-        log = RecordLog(Path(path), LOG_MAGIC, _record_size, read_only=read_only)
+
+        def record_size(values: dict[str, Any]) -> int:
+            header = CurriculumHeader(**values)
+            header.check()
+            return _record_dtype(header.num_candidates).itemsize + 4
+
+        log = RecordLog(Path(path), LOG_MAGIC, record_size, read_only=read_only)
         path, header = log.path, CurriculumHeader(**log.header)
         if expect is not None:
             refuse_foreign(path, header, expect)
@@ -244,13 +250,6 @@ class Curriculum:
 
     def _records(self) -> Records:
         return self._log.payload().view(self._dtype).reshape(len(self))
-
-
-def _record_size(header: dict[str, Any]) -> int:
-    """Returns the bytes of a record with its checksum; refuses values that no header has."""
-    values = CurriculumHeader(**header)
-    values.check()
-    return _record_dtype(values.num_candidates).itemsize + 4
 
 
 def _record_dtype(num_candidates: int) -> np.dtype[np.void]:

@@ -15,7 +15,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from nemo_rod.selection.arrays import Bytes, Mask
 
 _CRC_BYTES = 4
 _MOST_BYTES = 1 << 32  # of a record
-_SHORT_ROW = 256  # bytes; the tables of crc32_rows stay small up to this size
 _READ_BYTES = 1 << 24
 
 
@@ -120,7 +118,7 @@ class RecordLog:
         for first in range(0, self.count, rows):
             part = np.array(records[first : first + rows])
             stored_N = part[:, -_CRC_BYTES:].copy().view("<u4")[:, 0]
-            valid_N[first : first + rows] = crc32_rows(part[:, :-_CRC_BYTES]) == stored_N
+            valid_N[first : first + rows] = _crc32(part[:, :-_CRC_BYTES]) == stored_N
         whole = np.flatnonzero(valid_N)
         self.truncate(int(whole[-1]) + 1 if whole.size else 0)
         return valid_N[: self.count]
@@ -152,7 +150,7 @@ class RecordLog:
                 f"{self.path} has {size} bytes where this process left {self._end}, so another one "
                 "writes to it: run one job per folder"
             )
-        crc_NB = crc32_rows(payload_NB).astype("<u4").view(np.uint8).reshape(-1, _CRC_BYTES)
+        crc_NB = _crc32(payload_NB).astype("<u4").view(np.uint8).reshape(-1, _CRC_BYTES)
         data = memoryview(np.concatenate([payload_NB, crc_NB], axis=1).tobytes())
         try:
             while data:
@@ -192,27 +190,6 @@ class RecordLog:
         return np.memmap(self.path, np.uint8, mode="r", offset=self._start, shape=shape)
 
 
-def crc32_rows(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
-    """Returns the crc32 of every row, equal to that of `zlib.crc32`, uint32 [N]."""
-    num_rows, num_bytes = bytes_NB.shape
-    if num_bytes > _SHORT_ROW:
-        rows = np.ascontiguousarray(bytes_NB)
-        return np.fromiter((zlib.crc32(row) for row in rows), np.uint32, num_rows)
-    # crc32 is affine over GF(2): every byte changes the crc32 of zeros independently.
-    crc_N = np.full(num_rows, zlib.crc32(bytes(num_bytes)), dtype=np.uint32)
-    for table, column_N in zip(_crc_tables(num_bytes), bytes_NB.T.copy(), strict=True):
-        crc_N ^= table.take(column_N)
-    return crc_N
-
-
-@cache
-def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
-    """Returns how each byte value at each position changes the crc32 of zeros, uint32 [B, 256]."""
-    tables = np.empty((num_bytes, 256), dtype=np.uint32)
-    zeros = bytearray(num_bytes)
-    for at in range(num_bytes):
-        for byte in range(256):
-            zeros[at] = byte
-            tables[at, byte] = zlib.crc32(zeros)
-        zeros[at] = 0
-    return tables ^ np.uint32(zlib.crc32(zeros))
+def _crc32(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
+    rows = np.ascontiguousarray(bytes_NB)
+    return np.fromiter(map(zlib.crc32, rows), np.uint32, len(rows))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from nemo_rod.files import move_whole
 from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader, refuse_other_store
-from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum, StepRecord
+from nemo_rod.selection.curriculum.header import DIFFERENCE, refuse_other_store
+from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
 
 _EXPORT_ROWS = 1 << 18
 
@@ -42,20 +41,43 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = Path(path)
+    path, header, count = Path(path), curriculum.header, curriculum.header.num_candidates
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    names = np.array([row.name for row in header.sources] + [None], dtype=object)
+    roles = np.array([row.role for row in header.sources] + [None], dtype=object)
     word = pa.dictionary(pa.int32(), pa.string())
     types = {"step": pa.int64(), "position": pa.int32(), "block_id": pa.int64()}
     types |= {"role": word, "source": word}
     types |= dict.fromkeys(("score", "loss", "reference"), pa.float32())
     schema = pa.schema(types | {"chosen": pa.bool_(), "threshold": pa.float64()})
-    steps = max(1, _EXPORT_ROWS // curriculum.header.num_candidates)
+    steps = max(1, _EXPORT_ROWS // count)
     try:
         with pq.ParquetWriter(temporary, schema) as writer:
             for first in range(0, len(curriculum), steps):
                 records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
-                columns = _columns(curriculum.header, records)
+                ids = np.concatenate([record.block_ids for record in records])
+                loss = np.concatenate([record.loss for record in records])
+                score = np.concatenate([record.score for record in records])
+                chosen = [np.isin(np.arange(count), record.chosen) for record in records]
+                with np.errstate(invalid="ignore"):
+                    reference = np.where(np.isneginf(score), np.nan, loss - score)
+                # neither estimated scores nor those of another function are differences of losses
+                estimated = np.repeat([np.isnan(record.loss).any() for record in records], count)
+                reference[estimated | (header.score != DIFFERENCE)] = np.nan
+                source = header.source_index(ids)
+                columns = {
+                    "step": np.repeat([record.step for record in records], count),
+                    "position": np.tile(np.arange(count, dtype=np.int32), len(records)),
+                    "block_id": ids,
+                    "role": roles[source],
+                    "source": names[source],
+                    "score": score,
+                    "loss": loss,
+                    "reference": reference.astype(np.float32),
+                    "chosen": np.concatenate(chosen),
+                    "threshold": np.repeat([record.threshold for record in records], count),
+                }
                 arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
                 writer.write_table(pa.table(arrays, schema=schema))
         move_whole(temporary, path)
@@ -112,34 +134,3 @@ def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
         rows.append((shared / max(len(set_a), len(set_b)), *shares, same_pool))
     overlap, share_a, share_b, same = (np.array(column) for column in zip(*rows, strict=True))
     return CurriculumDiff(np.array(steps), overlap, share_a, share_b, same)
-
-
-def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, Any]:
-    """Returns the parquet columns of some steps; NaN and None represent null."""
-    num_candidates = header.num_candidates
-    chosen = np.zeros((len(records), num_candidates), dtype=bool)
-    for row, record in zip(chosen, records, strict=True):
-        row[record.chosen] = True
-    ids = np.concatenate([record.block_ids for record in records])
-    loss = np.concatenate([record.loss for record in records])
-    score = np.concatenate([record.score for record in records])
-    source = header.source_index(ids)
-    names = np.array([row.name for row in header.sources] + [None], dtype=object)
-    roles = np.array([row.role for row in header.sources] + [None], dtype=object)
-    with np.errstate(invalid="ignore"):
-        reference = np.where(np.isneginf(score), np.nan, loss - score).astype(np.float32)
-    estimated = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
-    # neither estimated scores nor those of another function are differences of losses
-    reference[estimated | (header.score != DIFFERENCE)] = np.nan
-    return {
-        "step": np.repeat([record.step for record in records], num_candidates),
-        "position": np.tile(np.arange(num_candidates, dtype=np.int32), len(records)),
-        "block_id": ids,
-        "role": roles[source],
-        "source": names[source],
-        "score": score,
-        "loss": loss,
-        "reference": reference,
-        "chosen": chosen.reshape(-1),
-        "threshold": np.repeat([record.threshold for record in records], num_candidates),
-    }

@@ -142,8 +142,8 @@ class Folder:
     parts: list[Records | None]
 
     @classmethod
-    def open(cls, path: Path, *, unfinished: bool = False) -> Self:
-        """Maps the parts of a folder, and verifies their checksums.
+    def open(cls, path: Path, *, unfinished: bool = False, verified: bool = True) -> Self:
+        """Maps the parts of a folder; verifies their checksums, or leaves that to `verify`.
 
         Raises:
             ValueError: The folder is unfinished (unless accepted), of another version, or damaged.
@@ -168,12 +168,20 @@ class Folder:
                 kind = {"int": int, "str": str}.get(str(field.type), tuple)
                 if type(value := getattr(manifest, field.name)) is not kind:
                     raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
-        return cls(path, manifest, [_part(path, manifest, n) for n in range(manifest.num_parts)])
+        parts = [_part(path, manifest, n, verified) for n in range(manifest.num_parts)]
+        return cls(path, manifest, parts)
 
-    @property
-    def files(self) -> list[Path]:
-        """The files of its parts."""
-        return [_file(self.path, number) for number, p in enumerate(self.parts) if p is not None]
+    def verify(self, on_read: Callable[[str], object] = lambda note: None) -> None:
+        """Reads all parts in order, also into the page cache; `on_read` as for `read_ahead`.
+
+        Raises:
+            ValueError: A part has another checksum.
+        """
+        for number, part in enumerate(self.parts):
+            on_read(f"reads {_file(self.path, number)}")
+            if part is not None:
+                _part(self.path, self.manifest, number)
+        on_read("")
 
     def records(self, block_ids: Ids) -> Records:
         """Returns the records of blocks of its range [C]; their loss is NaN if they have none."""
@@ -269,7 +277,10 @@ class ReferenceWriter:
             self._begun[number]["head"][rows] = hash_heads(self._hashes(ids[here]))
             self._begun[number]["loss"][rows] = losses_CL[here]
             if [number] != next_part:
-                _write_part(_file(self._path, number), self._begun.pop(number))
+                buffer = io.BytesIO()
+                np.lib.format.write_array(buffer, self._begun.pop(number))
+                checksum = hashlib.blake2b(buffer.getvalue(), digest_size=_CHECKSUM_BYTES).digest()
+                write_whole(_file(self._path, number), buffer.getvalue() + checksum)
         self.missing = left
 
     def close(self) -> None:
@@ -322,15 +333,10 @@ def _file(path: Path, number: int) -> Path:
     return path / f"part-{number:05d}.npy"
 
 
-def _write_part(file: Path, records_N: Records) -> None:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, records_N)
-    data = buffer.getvalue()
-    write_whole(file, data + hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest())
-
-
-def _part(path: Path, manifest: ReferenceManifest, number: int) -> Records | None:
-    """Maps a part whose checksum is right; None if there is none."""
+def _part(
+    path: Path, manifest: ReferenceManifest, number: int, verified: bool = True
+) -> Records | None:
+    """Maps a part, if `verified` only one whose checksum is right; None if there is none."""
     file, expected = _file(path, number), manifest.absent(number)
     try:
         size = file.stat().st_size - _CHECKSUM_BYTES
@@ -339,9 +345,9 @@ def _part(path: Path, manifest: ReferenceManifest, number: int) -> Records | Non
     checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     try:
         with open(file, "rb") as stream:
-            while left := max(0, size - stream.tell()):
+            while verified and (left := max(0, size - stream.tell())):
                 checksum.update(stream.read(min(left, 1 << 22)))
-            if stream.read() != checksum.digest():
+            if verified and stream.read() != checksum.digest():
                 raise ValueError("its checksum is another")
         records_N: Records = np.asarray(np.lib.format.open_memmap(file, mode="r"))
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python

@@ -10,7 +10,7 @@ Shape suffixes: C = blocks, N = all blocks of a folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, Self
@@ -28,10 +28,6 @@ class ReferenceLosses(Protocol):
 
     digest: str  # of all of them, hex
     length: int  # tokens of a block, from its start, that a loss covers
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that lookups read at random, each once."""
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Returns reference losses of blocks, nats per token, float32 [C]."""
@@ -67,6 +63,7 @@ class References(ReferenceLosses):
         *,
         length: int | None = None,
         precision: str | None = None,
+        verified: bool = True,
     ) -> Self:
         """Opens one or more complete folders.
 
@@ -76,12 +73,14 @@ class References(ReferenceLosses):
                 only.
             length: Scored tokens of a block; None for whole blocks.
             precision: Arithmetic of the caller's scoring pass; None accepts any.
+            verified: Verify all checksums now, rather than by `verify`.
 
         Raises:
             ValueError: A folder is missing, incomplete, damaged, or of another store,
                 tokenizer or precision; or folders overlap or leave a range of the store uncovered.
         """
-        folders = sorted(map(Folder.open, map(Path, paths)), key=lambda f: f.manifest.start)
+        opened = [Folder.open(Path(path), verified=verified) for path in paths]
+        folders = sorted(opened, key=lambda folder: folder.manifest.start)
         if not folders:
             raise ValueError("no folder of references was given: name at least one")
         first = folders[0].manifest
@@ -132,10 +131,10 @@ class References(ReferenceLosses):
             )
         return cls(folders, store, length or first.block_size)
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that lookups read at random."""
-        return [file for folder in self._folders for file in folder.files]
+    def verify(self, on_read: Callable[[str], object]) -> None:
+        """Verifies the checksums of all folders; see `Folder.verify`."""
+        for folder in self._folders:
+            folder.verify(on_read)
 
     def __len__(self) -> int:
         """Returns the number of blocks with a reference."""
