@@ -57,7 +57,9 @@ class StageLog:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Records the start and the end of an attempt."""
-        slurm = {key: os.environ[name] for key, name in _SLURM.items() if name in os.environ}
+        # an interactive shell may keep variables of an allocation; only srun sets those of a step
+        environment = os.environ if "SLURM_STEP_ID" in os.environ else {}
+        slurm = {key: environment[name] for key, name in _SLURM.items() if name in environment}
         self._write("began", host=platform.node(), pid=os.getpid(), **slurm)
         try:
             yield

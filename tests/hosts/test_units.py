@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ import torch
 
 from nemo_rod.hosts import swap_in
 from nemo_rod.hosts.swap_in.job import SelectingJob, losses_and_mask
+from nemo_rod.hosts.swap_in.job_data import JobData, JobReferences
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
-from nemo_rod.selection import TakeAll
+from nemo_rod.selection import ReferenceManifest, References, ReferenceWriter, TakeAll
 
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
@@ -100,6 +101,46 @@ class Numbers:
 
     def micro_batches(self, ids: np.ndarray, size: int) -> Iterator[dict[str, torch.Tensor]]:
         return ({"tokens": torch.from_numpy(row)} for row in ids.reshape(-1, size))
+
+
+class Samples(list):
+    """A dataset like megatron-core's, which counts its reads."""
+
+    dataset_path = "/data/web"
+    config = SimpleNamespace(
+        sequence_length=3, reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, add_extra_token_to_sequence=True,
+        tokenizer=SimpleNamespace(vocab_size=9),
+    )  # fmt: skip
+    dataset = SimpleNamespace(sequence_lengths=np.array([9]))
+    unique_identifiers: Mapping[str, str] = {}
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        tokens = torch.tensor(super().__getitem__(index))
+        return {"tokens": tokens[:-1], "labels": tokens[1:]}
+
+
+def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path) -> None:
+    samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 0, 1], [1, 1, 1, 1]])
+    data = JobData(samples, {0: "replay"}, num_samples=4)
+    manifest = ReferenceManifest(
+        model="m", tokenizer=data.tokenizer_fingerprint, store=data.digest, block_size=3,
+        lengths=(3,), start=0, stop=4, precision="fp32",
+    )  # fmt: skip
+    writer = ReferenceWriter(tmp_path, manifest, data.hashes)
+    writer.append(range(4), np.ones((4, 1), np.float32))
+    writer.close()
+    references = JobReferences(References.open([tmp_path], data), data)
+    samples.reads = 0
+    first, second = references.checked_batches(np.array([2, 0, 1, 3]), 2)
+    assert samples.reads == 4  # was 8
+    assert first["tokens"].tolist() == [[7, 8, 0], [1, 2, 3]]
+    assert second["labels"].tolist() == [[5, 6, 7], [1, 1, 1]]
+    samples[1] = [4, 5, 6, 0]
+    with pytest.raises(ValueError, match="reference of block 1 is of other content"):
+        list(references.checked_batches(np.array([0, 1]), 1))
 
 
 @pytest.mark.parametrize("consumed", [0, 24])

@@ -16,14 +16,22 @@ import pytest
 from command_line import composed, nemo_rod
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.lab.tasks.held_out_questions import NUM_CHOICES, questions, write_held_out_tasks
+from nemo_rod.lab.tasks.held_out_questions import (
+    NUM_CHOICES,
+    questions,
+    write_held_out_tasks,
+    write_task,
+)
 from nemo_rod.lab.tasks.lm_eval_job import (
     TaskJob,
     capability_accuracy,
     entry_for,
+    evaluate_tasks,
     model_arguments,
     prompts_digest,
     refuse_forgotten_chunks,
+    refuse_unfit,
+    task_manager,
 )
 from nemo_rod.run.base_model import initialise_base
 
@@ -304,10 +312,35 @@ def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @NEEDS_LM_EVAL
 def test_lm_eval_knows_the_papers_tasks() -> None:
-    from nemo_rod.lab.tasks.lm_eval_job import missing_tasks
-
     capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
-    assert missing_tasks({**capabilities, "more": ["no_such_task"]}) == ["no_such_task"]
+    names, manager = (
+        [name for listed in capabilities.values() for name in listed],
+        task_manager(None),
+    )
+    refuse_unfit(names, manager)
+    with pytest.raises(ValueError, match=r"does not know 1 of the 54 tasks .*\(no_such_task\)"):
+        refuse_unfit([*names, "no_such_task"], manager)
+    with pytest.raises(ValueError, match=r"without an accuracy \(gsm8k; bbh, whose task is bbh_"):
+        refuse_unfit([*names, "gsm8k", "bbh"], manager)
+
+
+@NEEDS_LM_EVAL
+def test_a_task_that_generates_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    write_task("choice", [], tmp_path)
+    (tmp_path / "text.yaml").write_text("include: choice.yaml\ntask: text\n"
+        "output_type: generate_until\nmetric_list:\n  - metric: exact_match\n")  # fmt: skip
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [choice, text]\n")
+    manager = task_manager(str(tmp_path))
+    refuse_unfit(["choice"], manager)
+    with pytest.raises(ValueError, match=r"\(text; both, whose task is text\): expected tasks"):
+        refuse_unfit(["choice", "text", "both"], manager)
+    job = TaskJob(
+        name="m", model="/no/model", out=str(tmp_path / "tasks.json"), capabilities={"a": ["both"]},
+        include=str(tmp_path), backend="hf", arguments={}, batch_size=4, few_shot=None, limit=None,
+        seed=1, inputs={},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="whose task is text"):
+        evaluate_tasks(job, lambda done, name: None)
 
 
 @pytest.mark.slow

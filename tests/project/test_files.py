@@ -55,6 +55,23 @@ def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
     assert [event["event"] for event in record.events()] == ["began", "done"] * 2
 
 
+def test_variables_of_an_allocation_count_only_in_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = StageLog(tmp_path, "rod")
+    record.path.parent.mkdir(parents=True)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    left = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "elsewhere[1-2]"}
+    steps: list[dict[str, str]] = [{}, {"SLURM_STEP_ID": "0"}]
+    for number, step in enumerate(steps):
+        for name, value in {**left, **step}.items():
+            monkeypatch.setenv(name, value)
+        with record.attempt():
+            pass
+        began = record.events()[2 * number]
+        assert began.get("nodes") == (left["SLURM_JOB_NODELIST"] if step else None)
+
+
 def test_a_whole_file_or_none(tmp_path: Path) -> None:
     write_whole(tmp_path / "folder" / "file", b"one")
     write_whole(tmp_path / "folder" / "file", b"two")

@@ -18,7 +18,7 @@ Shape suffixes: C = samples, S = tokens per sample.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -161,21 +161,37 @@ class JobData:
 
         A sample's hash covers its source's name and all its S + 1 tokens.
         """
-        hashes = []
-        for row, sample in self._samples(block_ids):
-            text = torch.cat([sample["tokens"], sample["labels"][-1:]])
-            hashes.append(block_hash(self.sources[row].name, np.asarray(text)))
-        return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
+        return self._hashes(self._samples(block_ids))
 
-    def micro_batches(self, block_ids: np.ndarray, size: int) -> Iterator[dict[str, Any]]:
+    def micro_batches(
+        self,
+        block_ids: np.ndarray,
+        size: int,
+        *,
+        compare: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+    ) -> Iterator[dict[str, Any]]:
         """Yields batches of `size` samples in order, as the job's own loader makes them.
 
-        They have neither the number of a sample's dataset nor the keys in `unused`.
+        They have neither the number of a sample's dataset nor the keys in `unused`. `compare` gets
+        the ids of the samples and their hashes, uint8 `[size, 16]`, before a batch is yielded.
         """
         assert len(block_ids) % size == 0, (len(block_ids), size)
         for start in range(0, len(block_ids), size):
-            samples = [sample for _, sample in self._samples(block_ids[start : start + size])]
-            yield torch.utils.data.default_collate(samples)
+            ids = block_ids[start : start + size]
+            read = list(self._samples(ids))
+            if compare is not None:
+                compare(ids, self._hashes(read))
+            yield torch.utils.data.default_collate([sample for _, sample in read])
+
+    def _hashes(self, samples: Iterable[tuple[int, dict[str, Any]]]) -> np.ndarray:
+        hashes = [
+            block_hash(
+                self.sources[row].name,
+                np.asarray(torch.cat([sample["tokens"], sample["labels"][-1:]])),
+            )
+            for row, sample in samples
+        ]
+        return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
     def _samples(self, block_ids: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields the source row of every sample, and the sample."""
@@ -238,5 +254,4 @@ class JobReferences(ReferenceLosses):
         Raises:
             ValueError: a sample is not; the message names it.
         """
-        self.references[block_ids]
-        yield from self.data.micro_batches(block_ids, size)
+        return self.data.micro_batches(block_ids, size, compare=self.references.of_content)

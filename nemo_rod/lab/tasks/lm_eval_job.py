@@ -82,13 +82,53 @@ def check_installed(backend: str) -> None:
             )
 
 
-def missing_tasks(capabilities: Capabilities, include: str | None = None) -> list[str]:
-    """Returns the names that are neither a task nor a group of `include`, or else of lm-eval."""
+def task_manager(include: str | None) -> Any:
+    """Returns lm-eval's manager of the tasks in a folder; None for lm-eval's own tasks."""
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=include, include_defaults=include is None)
+    return TaskManager(include_path=include, include_defaults=include is None)
+
+
+def refuse_unfit(names: Sequence[str], manager: Any) -> None:
+    """Refuses entries that lm-eval does not know or scores otherwise than by accuracy.
+
+    Definitions alone are read: no model, no questions.
+
+    Raises:
+        ValueError: the message names the entries.
+    """
     known = {*manager.all_subtasks, *manager.all_groups}
-    return [name for names in capabilities.values() for name in names if name not in known]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
+            f"({', '.join(unknown)}): correct their names, or install the version that has them."
+        )
+    found = {name: leaf for name in names if (leaf := _without_accuracy(name, manager.task_index))}
+    if found:
+        leaves = [n if n == leaf else f"{n}, whose task is {leaf}" for n, leaf in found.items()]
+        raise ValueError(
+            f"tasks.capabilities has tasks without an accuracy ({'; '.join(leaves)}): expected "
+            f"tasks that report one of {METRICS}, not texts that the model generates; take them "
+            "out."
+        )
+
+
+def _without_accuracy(name: str, index: Mapping[str, Any]) -> str | None:
+    """Returns the first task of a task, group or tag that reports no accuracy, if there is one."""
+    from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    entry = index.get(name)
+    if entry is None or not (entry.yaml_path or entry.tags):  # an unnamed inline task, or Python
+        return None
+    config = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else {}
+    if not isinstance(members := config.get("task", sorted(entry.tags)), str):
+        inner = [str(m.get("task", m.get("group")) if isinstance(m, dict) else m) for m in members]
+        return next(filter(None, (_without_accuracy(member, index) for member in inner)), None)
+    kind = config.get("output_type", "generate_until")
+    listed = config.get("metric_list") or []
+    metrics = [row["metric"] for row in listed] or DEFAULT_METRIC_REGISTRY.get(kind, METRICS)
+    return None if "class" in config or {*METRICS} & {*metrics} else name
 
 
 def main() -> int:
@@ -134,9 +174,9 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     if pending:
         from lm_eval import simple_evaluate
         from lm_eval.api.registry import get_model
-        from lm_eval.tasks import TaskManager
 
-        manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
+        manager = task_manager(job.include)
+        refuse_unfit(pending, manager)
         model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
         if job.backend == "hf":
             refuse_forgotten_chunks(model.model)

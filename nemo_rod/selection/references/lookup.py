@@ -18,7 +18,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Ids, Mask, Nats
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import Folder, hash_heads
 
@@ -155,8 +155,16 @@ class References(ReferenceLosses):
         """
         assert self._store is not None, "opened without a store: use losses"
         block_ids = np.asarray(block_ids, dtype=np.int64)
+        return self.of_content(block_ids, self._store.hashes(block_ids))
+
+    def of_content(self, block_ids: Ids, hashes_C: Bytes) -> Nats:
+        """Returns reference losses of blocks that have been read, with their hashes [C, 16].
+
+        Raises:
+            ValueError: A block has no reference, or one of different content.
+        """
         loss_C, head_C = self._records(block_ids)
-        same_C = hash_heads(self._store.hashes(block_ids)) == head_C
+        same_C = hash_heads(hashes_C) == head_C
         if not same_C.all():
             raise ValueError(
                 f"the reference of block {block_ids[np.argmin(same_C)]} is of other content than "
