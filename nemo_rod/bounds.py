@@ -51,9 +51,8 @@ def one_of(default: str | None, *others: str) -> Any:
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
     names = parts.names(kind)
-    return Bound(
-        f"{', '.join(names)}, or a name that a package registers", names.__contains__, names
-    )
+    expected = f"{', '.join(names)}, or a name that a package registers"
+    return Bound(expected, lambda value: value in parts.names(kind), names)
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:

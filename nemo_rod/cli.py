@@ -35,6 +35,7 @@ A whole recipe:
   nemo-rod run recipe=NAME                        every stage, skipping what is done
   nemo-rod run recipe=NAME dry_run=true           what would run, and what was made with other keys
   nemo-rod run -m recipe=NAME seed=1,2            a sweep: one run folder each
+  nemo-rod known recipe=NAME                      which texts the model knows, and so can forget
   nemo-rod plan recipe=NAME                       what it costs: tokens, time, memory, disk
   nemo-rod rehearse recipe=NAME                   a scaled-down run of everything, in minutes
 

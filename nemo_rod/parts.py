@@ -30,6 +30,7 @@ OURS: dict[str, dict[str, str]] = {
         "huggingface": "nemo_rod.corpus.hub:read_dataset",
         "debian": "nemo_rod.lab.toy.debian:read_packages",
         "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
+        "generated": "nemo_rod.lab.generated.reader:read_generated",
     },
     # subclasses of run.launch.local.Local
     "launchers": {
@@ -66,6 +67,7 @@ OURS: dict[str, dict[str, str]] = {
         "run": "nemo_rod.commands.run_stages:run",
         "plan": "nemo_rod.lab.plan.command:plan",
         "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
+        "known": "nemo_rod.lab.smollm2.known_texts:measure",
     },
     # modules with declare(parser): commands that take paths
     "commands": {

@@ -43,10 +43,10 @@ class SourceSpec:
     files: Sequence[str] = ()  # globs (** for any depth); packages or generators of the toys
     text_field: str = key("text", _TEXT)  # field with the text; dotted if nested
     filter: str | None = None  # condition for keeping a record, such as language == "de"
-    path: str | None = key(None, _TEXT)  # name or folder of a Hugging Face dataset
+    path: str | None = key(None, _TEXT)  # name or folder of a Hugging Face dataset, or model
     subset: str | None = key(None, _TEXT)  # configuration of the dataset
     split: str = key("train", _TEXT)  # split of the dataset; all: every split, by name
-    revision: str | None = key(None, _TEXT)  # commit, branch or tag of the dataset
+    revision: str | None = key(None, _TEXT)  # commit, branch or tag of the dataset, or model
     subsample: float = key(1.0, "in (0, 1]")  # share of the documents, by a hash of their content
     dedup: bool = False  # drop exact duplicates of earlier documents; reads the source twice
     document_holdout: bool = False  # hold out whole documents instead of blocks
@@ -54,7 +54,7 @@ class SourceSpec:
     max_documents: int | None = key(None, ">= 1")  # documents at most
     max_bytes: int | None = key(None, ">= 1")  # UTF-8 bytes at most; the last document is truncated
     max_tokens: int | None = key(None, ">= 1")  # tokens at most, with EODs; the last is truncated
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # another package's keys
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the reader's own keys
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -71,13 +71,11 @@ class SourceSpec:
                 raise ValueError(f"{where}{name}={_yaml(value)} is not valid: {advice}.")
         check_bounds(self, where)
         if self.kind in parts.OURS["readers"]:  # a reader of another package may use any of them
-            required, *unused = ("files", "path", "options")
-            if self.kind == "huggingface":
-                required, *unused = ("path", "files", "options")
+            required = "path" if self.kind in ("huggingface", "generated") else "files"
             if not getattr(self, required):
                 raise ValueError(f"{where}{required} is missing: kind={self.kind} requires it.")
-            for name in unused:
-                if value := getattr(self, name):
+            for name in () if self.kind == "generated" else ("files", "path", "options"):
+                if name != required and (value := getattr(self, name)):
                     raise ValueError(
                         f"{where}{name}={_yaml(value)} is not valid: kind={self.kind} reads "
                         f"{required} instead; remove {name}."

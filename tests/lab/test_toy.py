@@ -68,6 +68,13 @@ Die Übersetzung wurde erstellt.
 last
 """
 
+PAGE_OF_HELP = f"""<html><head><title>Menu</title><script>var p = "<p>";</script></head><body>
+<nav><a>Contents</a></nav><h1 id="x">Save &amp;
+ open</h1><p>A <b>bold</b>
+word<ul><li>one<li><p>two</p></ul>tail<pre>
+  x = 1
+</pre><p>{"words " * 40}</body></html>"""
+
 TEXT = """ÜBERSICHT
 
 ls [OPTION]… — “list”
@@ -129,12 +136,20 @@ def cache(tmp_path: Path) -> Path:
         ),
         "libx-dev/tree/usr/include/x.h": b"/* licence */\n// more\n#define X 1\n"
         + b"int x;\n" * 40,
+        "help-xx/tree/usr/share/help/a.html": PAGE_OF_HELP.encode(),
+        "help-xx/tree/usr/share/doc/help-xx/b.txt": b"plain " * 40,
+        "help-xx/tree/usr/share/doc/help-xx/copyright": b"not a document " * 50,
+        "help-xx/tree/usr/share/common-licenses/GPL": b"licence " * 40,
+        "help-xx/tree/usr/share/games/fortunes/x": b"\n%\n".join(
+            [b"a " * 120, b"short", b"b " * 120, b""]
+        ),
+        "help-xx/tree/usr/share/games/fortunes/x.dat": b"index " * 50,
     }
     for name, data in files.items():
         path = tmp_path / "cache" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    for package in ("manpages-xx", "dict-xx", "libx-dev"):
+    for package in ("manpages-xx", "dict-xx", "libx-dev", "help-xx"):
         label = {"file": f"{package}_1.0_all.deb", "bytes": 1000}
         (tmp_path / "cache" / package / "package.json").write_text(json.dumps(label))
     return tmp_path / "cache"
@@ -142,6 +157,13 @@ def cache(tmp_path: Path) -> Path:
 
 def debian(cache: Path, *packages: str) -> list[str]:
     return [text for text in debian_input(packages, cache).records(None) if text is not None]
+
+
+def test_help_sayings_and_licences_are_documents(cache: Path) -> None:
+    help_text = "Save & open\n\nA bold word\n\none\n\ntwo\n\n  x = 1\n\n" + ("words " * 40).strip()
+    assert sorted(debian(cache, "help-xx")) == sorted(
+        [help_text, "plain " * 40, "licence " * 40, ("a " * 120), ("b " * 120)]
+    )
 
 
 def test_packages_give_documents(cache: Path) -> None:

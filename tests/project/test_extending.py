@@ -182,7 +182,10 @@ ANY = "or a name that a package registers."
         ("selection.score=nope", f"='nope' is not valid: expected reducible_loss, relative, {ANY}"),
         ("launcher.kind=nope", f"expected local, slurm, ray, nemo_rl, timed, {ANY}"),
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, such as"),
-        ("domain.sources.chain_0.kind=nope", f"huggingface, debian, synthetic, csv, {ANY}"),
+        (
+            "domain.sources.chain_0.kind=nope",
+            f"huggingface, debian, synthetic, generated, csv, {ANY}",
+        ),
         ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),
     ],

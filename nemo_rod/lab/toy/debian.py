@@ -3,8 +3,8 @@
 A source of kind ``debian`` names packages in `files`. They are downloaded once into a cache with
 `apt-get`, which uses its own folders there: nothing is installed, the system's package lists stay
 unchanged, and no special permissions are needed. The following contents of a package are used:
-manual pages (without markup), dictionary entries, C headers. ``python-stdlib`` stands for the
-sources of the running Python.
+manual pages and HTML pages (without markup), dictionary entries, fortunes, licences, C headers, and
+plain text of the documentation. ``python-stdlib`` stands for the sources of the running Python.
 
 Documents are ordered by a hash of their names, so that a cap takes a sample of the whole package
 rather than its alphabetical beginning.
@@ -23,6 +23,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
 
 from nemo_rod.corpus.formats import Input
@@ -162,6 +163,15 @@ def _package_texts(tree: Path) -> Iterator[_Named]:
             yield from _dictionary(gzip.decompress(path.read_bytes()))
         elif name.endswith(".h") and path.stat().st_size <= _MAX_FILE_BYTES:
             yield name, partial(_header, path)
+        elif name.startswith("usr/share/games/fortunes/") and not path.suffix:
+            for number, saying in enumerate(_read(path).split("\n%\n")):
+                yield f"{name}:{number:05d}", partial(str, saying.strip("%\n"))
+        elif name.endswith(".html"):
+            yield name, partial(_web_page, path)
+        elif name.startswith("usr/share/common-licenses/") or (
+            name.startswith("usr/share/doc/") and name.endswith(".txt")
+        ):
+            yield name, partial(_plain, path)
 
 
 def _python_texts(stdlib: Path) -> Iterator[_Named]:
@@ -193,6 +203,58 @@ def _entry(data: bytes) -> str:
 
 def _manual_page(path: Path) -> str:
     return strip_roff(_read(path))[:_MAX_FILE_BYTES]
+
+
+def _web_page(path: Path) -> str:
+    """Returns the paragraphs, headings, list items and listings of an HTML page, one a line."""
+    page = _Paragraphs()
+    page.feed(_read(path))
+    page.close()
+    return "\n\n".join(page.paragraphs)[:_MAX_FILE_BYTES]
+
+
+class _Paragraphs(HTMLParser):
+    """Collects the text of elements that hold prose; menus and scripts hold it in others."""
+
+    _HELD = ("p", "h1", "h2", "h3", "h4", "h5", "li", "dt", "dd", "pre")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paragraphs: list[str] = []
+        self._open: str | None = None
+        self._text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        """Begins a paragraph, which also ends the one around it."""
+        if tag in self._HELD:
+            self._end()
+            self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends a paragraph."""
+        if tag in self._HELD:
+            self._end()
+
+    def handle_data(self, data: str) -> None:
+        """Adds text to the open paragraph."""
+        if self._open:
+            self._text.append(data)
+
+    def close(self) -> None:
+        """Ends the last paragraph, which a page may leave open."""
+        super().close()
+        self._end()
+
+    def _end(self) -> None:
+        text = "".join(self._text)
+        text = text.strip("\n") if self._open == "pre" else " ".join(text.split())
+        if text.strip():
+            self.paragraphs.append(text)
+        self._open, self._text = None, []
+
+
+def _plain(path: Path) -> str:
+    return _read(path)[:_MAX_FILE_BYTES]
 
 
 def _header(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""Replay for those who have no pretraining data: text that the base itself writes."""

@@ -1,0 +1,234 @@
+"""Documents sampled from a model, as a source of kind ``generated``.
+
+    own: {role: replay, kind: generated, path: MODEL, max_tokens: 1_000_000, options: {seed: 1}}
+
+Texts are sampled from the end-of-document token alone or, with `files` (JSON Lines), from the first
+tokens of given texts. An end of document begins the next document of the same sequence.
+
+Every batch is a function of the settings and its own number, and is kept as a file in the user's
+cache folder: an interrupted `prepare` goes on with the next batch. ``generated.json`` beside the
+batches says what was sampled, from which weights, and what was dropped: documents of fewer than
+`SHORTEST` tokens; loops, in which less than half of the runs of four tokens are distinct; and
+documents whose mean loss under the model is less than half or more than twice that of the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.bounds import check_bounds, key
+from nemo_rod.corpus.formats import Extract, Input, JsonLines
+from nemo_rod.corpus.input_files import matching_files
+from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
+from nemo_rod.files import digest, digest_files, move_whole, write_json
+from nemo_rod.lab.toy.debian import default_cache_dir
+from nemo_rod.lab.toy.text_list import TextList
+from nemo_rod.progress import Progress
+
+SHORTEST = 16
+_SCORED_TOKENS = 2048  # whose logits are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The `options` of a source of kind ``generated``."""
+
+    seed: int = key(42, ">= 0")  # of the sampling, with the number of the batch
+    temperature: float = key(1.0, "> 0")  # 1: the model's own distribution
+    tokens: int | None = key(None, ">= 2")  # of a sequence; null: the model's context length
+    batch: int = key(32, ">= 1")  # sequences sampled at once
+    first: int = key(16, ">= 1")  # tokens of every text of `files` that the model goes on from
+    eod: int | None = key(None, ">= 0")  # ends documents; null: the EOS of the model's tokenizer
+
+
+def read_generated(spec: SourceSpec) -> list[Input]:
+    """Returns the documents of a source of kind ``generated``, as one input.
+
+    Raises:
+        ValueError: An option is not valid, nothing ends the source, or the model is missing.
+    """
+    where = f"domain.sources.{spec.name}"
+    known = {field.name for field in dataclasses.fields(Sampling)}
+    if unknown := sorted(spec.options.keys() - known):
+        raise ValueError(
+            f"{where}.options has the unknown key {unknown[0]!r}: expected some of "
+            f"{', '.join(sorted(known))}."
+        )
+    for option, value in spec.options.items():
+        expected = int | float | None if option == "temperature" else int | None
+        if isinstance(value, bool) or not isinstance(value, expected):
+            raise ValueError(f"{where}.options.{option}={value!r} is not valid: expected a number.")
+    sampling = Sampling(**spec.options)
+    check_bounds(sampling, f"{where}.options.")
+    if spec.max_tokens is None and spec.max_documents is None and spec.max_bytes is None:
+        raise ValueError(f"{where} has no end: a model writes on for ever; set max_tokens.")
+    if spec.dedup:
+        raise ValueError(f"{where}.dedup=true reads to an end, which {where} lacks: remove it.")
+    folder = _model_folder(spec)
+    weights = digest_files(sorted(folder.glob("*.safetensors")))
+    settings: dict[str, Any] = {"model": spec.path, "revision": spec.revision, "weights": weights}
+    settings |= dataclasses.asdict(sampling)
+    if spec.files:
+        # Sizes, not contents: files may lie on a storage that is read once.
+        settings["files"] = [(name, path.stat().st_size) for path, name in matching_files(spec)]
+    name = digest(json.dumps(settings, sort_keys=True).encode())[:16]
+    batches = default_cache_dir().parent / "generated" / name
+    return [
+        TextList(
+            f"generated-{name}", None, lambda: _texts(spec, sampling, folder, batches, settings)
+        )
+    ]
+
+
+def _model_folder(spec: SourceSpec) -> Path:
+    folder = Path(str(spec.path))
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(str(spec.path), revision=spec.revision))
+        except Exception as error:
+            raise ValueError(
+                f"domain.sources.{spec.name}.path={spec.path} is neither a folder here nor could "
+                f"it be fetched from the hub ({type(error).__name__}): give the base's folder."
+            ) from error
+    if not list(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
+    return folder
+
+
+def _texts(
+    spec: SourceSpec, sampling: Sampling, folder: Path, batches: Path, settings: dict[str, Any]
+) -> Iterator[str]:
+    batches.mkdir(parents=True, exist_ok=True)
+    counts: Counter[str] = Counter()
+    total = spec.max_tokens or 0
+    progress = Progress(f"generate {spec.name}", total, unit="tokens")
+    sampler = None
+    for number in itertools.count():
+        file = batches / f"{number:06d}.json"
+        fresh = not file.exists()
+        if fresh:
+            sampler = sampler or Sampler(spec, sampling, folder)
+            made = file.with_suffix(f".{os.getpid()}")
+            made.write_text(json.dumps(sampler.sample(number)))
+            move_whole(made, file)
+        batch = json.loads(file.read_text())
+        counts.update(batch["counts"])
+        if fresh:
+            write_json(batches / "generated.json", {**settings, "batches": number + 1, **counts})
+            progress.step(min(counts["tokens"], total or counts["tokens"]))
+        else:
+            progress.start(counts["tokens"])
+        if number == 9 and not counts["kept"]:
+            raise ValueError(
+                f"{spec.path} wrote {counts['sampled']} documents in ten batches, and all were "
+                f"dropped ({dict(counts)}): see {batches}; lower domain.sources.{spec.name}."
+                "options.temperature, or give `files` to go on from."
+            )
+        yield from batch["texts"]
+        # A text that was sampled may be fewer tokens when it is encoded again.
+        if total and counts["tokens"] >= 1.1 * total:
+            return
+
+
+class Sampler:
+    """Samples the batches of one source."""
+
+    def __init__(self, spec: SourceSpec, sampling: Sampling, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.sampling = sampling
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.model = model.to(self.device).eval()
+        self.tokenizer: Tokenizer = load_tokenizer(str(folder), eod=sampling.eod)
+        context = self.model.config.get_text_config().max_position_embeddings
+        self.length: int = sampling.tokens or context
+        if self.length > context:
+            raise ValueError(
+                f"domain.sources.{spec.name}.options.tokens={self.length} is longer than the "
+                f"context of {spec.path}, {context}: lower it."
+            )
+        self.starts = []
+        for path, name in matching_files(spec):
+            for text in JsonLines(path, name, Extract(spec)).records(None):
+                if text:
+                    ids = self.tokenizer.encode_batch([text])[0][: sampling.first].tolist()
+                    self.starts.append(ids[: self.length - 2])
+
+    def sample(self, number: int) -> dict[str, Any]:
+        """Returns the documents of one batch, and how many of them were dropped, and why."""
+        import torch
+
+        eod, sampling = self.tokenizer.eod_id, self.sampling
+        first = number * sampling.batch
+        starts = [
+            [eod, *(self.starts[index % len(self.starts)] if self.starts else [])]
+            for index in range(first, first + sampling.batch)
+        ]
+        sequences: list[list[int]] = []
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(sampling.seed * 1_000_003 + number)
+            # One call for every length of start: padding would not be the base's own text.
+            for _, group in itertools.groupby(sorted(starts, key=len), len):
+                ids = torch.tensor(list(group), device=self.device)
+                made = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
+                    temperature=sampling.temperature, eos_token_id=None, pad_token_id=eod,
+                    min_new_tokens=self.length - ids.shape[1],
+                    max_new_tokens=self.length - ids.shape[1],
+                )  # fmt: skip
+                sequences += made.tolist()
+            losses: list[list[float]] = []
+            step = max(1, _SCORED_TOKENS // self.length)
+            for start in range(0, len(sequences), step):
+                ids = torch.tensor(sequences[start : start + step], device=self.device)
+                logits = self.model(ids).logits[:, :-1].float().transpose(1, 2)
+                cost = torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none")
+                losses += cost.tolist()
+        return self.keep(sequences, losses)
+
+    def keep(
+        self, sequences: Sequence[Sequence[int]], losses: Sequence[Sequence[float]]
+    ) -> dict[str, Any]:
+        """Splits sequences into documents, and drops some by the rule that is stated above.
+
+        Args:
+            sequences: token ids; each sequence begins with an end of document.
+            losses: nats, of every token but the first.
+        """
+        eod = self.tokenizer.eod_id
+        mean = sum(map(sum, losses)) / sum(map(len, losses))
+        counts: Counter[str] = Counter()
+        texts = []
+        for ids, costs in zip(sequences, losses, strict=True):
+            pairs = zip(ids[1:], costs, strict=True)
+            for is_end, group in itertools.groupby(pairs, lambda pair: pair[0] == eod):
+                if is_end:
+                    continue
+                document, cost = zip(*group, strict=True)
+                counts["sampled"] += 1
+                runs = list(zip(*(document[i:] for i in range(4)), strict=False))
+                if len(document) < SHORTEST:
+                    counts["short"] += 1
+                elif len(set(runs)) < len(runs) / 2:
+                    counts["loops"] += 1
+                elif not mean / 2 <= sum(cost) / len(cost) <= mean * 2:
+                    counts["far_from_own_loss"] += 1
+                else:
+                    counts["kept"] += 1
+                    counts["tokens"] += len(document)
+                    texts.append(self.tokenizer.decode(document))
+        return {"counts": dict(counts), "loss": mean, "texts": texts}
