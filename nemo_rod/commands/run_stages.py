@@ -33,7 +33,7 @@ _NEEDS = {
     "data": ("tokenizers", "transformers"),
     "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
     "eval": ("torch", "safetensors"),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("jinja2", "matplotlib", "vl_convert"),
 }
 
 

@@ -506,8 +506,12 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     assert not reader.open
     assert len(set(reader.ids)) == len(reader.ids)
     assert not reader.tags & {"script", "link", "img", "iframe", "object"}
-    assert reader.uses.count("curriculum.html") == 1  # a file beside it
-    within = [use for use in reader.uses if use != "curriculum.html"]
+    beside = [use for use in reader.uses if not use.startswith("#")]
+    assert {*beside, "index.html"} == {  # every file of the report
+        str(file.relative_to(fake.folder / "report"))
+        for file in (fake.folder / "report").rglob("*.*")
+    }
+    within = [use for use in reader.uses if use.startswith("#")]
     assert all(use.startswith("#") and use[1:] in reader.ids for use in within)
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
     assert page.count("<svg") == 5
@@ -707,10 +711,9 @@ def test_everything_at_once(tmp_path: Path) -> None:
     results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
     assert [sorted(shown.folder.rglob("*")) for shown in (second, other)] == before
     report = run.folder / "report"
-    drawn = set(FIGURES) - {"under_way"}  # these arms have no training loss
-    assert {file.stem for file in (report / "figures").iterdir()} == drawn
+    assert {file.stem for file in (report / "figures").iterdir()} == set(FIGURES)
     page = (report / "index.html").read_text()
-    assert page.count("<svg") == len(drawn) and "<h2>Cheaper scoring</h2>" in page
+    assert page.count("<svg") == len(FIGURES) and "<h2>Cheaper scoring</h2>" in page
     assert "seeds 7, 8" in page and "F<sub>val</sub>, seed 8" in page
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
     arms = results["arms"]

@@ -9,8 +9,9 @@ import pytest
 from test_build import FakeRun, write_run
 
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.figures.during_training import under_way
-from nemo_rod.lab.report.under_way import has_begun, parts_of
+from nemo_rod.lab.report.curves import charts_of
+from nemo_rod.lab.report.style import arm_colour
+from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 
 
 def write_partial(folder: Path, steps: int, total: int) -> None:
@@ -63,7 +64,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     page = (report / "index.html").read_text()
     assert "Missing from this page: base, no replay, fixed 32 %, RoD." in page
     assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
-    assert page.count("<svg") == 1 and "<script" not in page
+    assert page.count('class="chart"') == 5
     assert not (report / "results.json").exists()
 
 
@@ -81,13 +82,41 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path)
 
 def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     parts = parts_of(begun.folder)
-    figure = under_way(parts)
-    assert figure is not None
-    lines = {
-        axes.texts[0].get_text(): [list(map(tuple, line.get_xydata())) for line in axes.lines]
-        for axes in figure.axes
+    charts = {chart["id"]: chart["spec"] for chart in charts_of(parts)}
+    points = {
+        name: [(row["steps done"], row["value"]) for row in spec["data"]["values"]]
+        for name, spec in charts.items()
     }
-    assert lines["held-out replay loss, sources alike (nats)"] == [[(0, 3), (2, 2.5), (4, 2.5)]]
-    assert lines["share of replay (%)"] == [[(1, 25), (2, 25), (3, 25), (4, 25)]]
-    assert [len(line) for line in lines["training loss (nats)"]] == [4]
-    assert under_way([part for part in parts if part.label == "base"]) is None
+    assert points["curve-held_out_replay"] == [(0, 3), (2, 2.5), (4, 2.5)]
+    assert points["curve-share"] == [(1, 0.25), (2, 0.25), (3, 0.25), (4, 0.25)]
+    assert points["curve-loss"] == [(1, 5), (2, 4.9), (3, 4.8), (4, 4.7)]
+    assert [row["source"] for row in charts["curve-sources"]["data"]["values"]] == [
+        *3 * ["news (adaptation)"], *3 * ["web (replay)"],
+    ]  # fmt: skip
+    assert "curve-hours" not in charts and "curve-base" not in charts  # times are unknown
+    assert charts_of([part for part in parts if part.label == "base"]) == []
+
+
+def test_curves_against_hours_colours_and_scores(tmp_path: Path) -> None:
+    """The base is apart, hours add up, an arm's colour is the frontier's; Vega draws all of it."""
+    import vl_convert
+
+    names = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
+    rows = [
+        {"step": step, "train/loss": 3.0, "timing/train/total": 1800.0}
+        | {f"rod/rho_{role}_{p}": 0.5 for role in ("adaptation", "replay")
+           for p in ("p10", "p50", "p90")}
+        | {"validation/adaptation/news/loss": 2.0}
+        for step in range(500)
+    ]  # fmt: skip
+    parts = [Part(name, name, "evaluated", rows=rows, start=rows[0]) for name in names]
+    charts = {chart["id"]: chart["spec"] for chart in charts_of(parts, names)}
+    hours = [row for row in charts["curve-hours"]["data"]["values"] if row["arm"] == "rod"]
+    assert [row["hours of training"] for row in hours] == [step / 2 for step in range(501)]
+    assert len(charts["curve-loss"]["data"]["values"]) == 4 * 240  # bounded
+    assert {row["arm"] for row in charts["curve-base"]["data"]["values"]} == {"base"}
+    scale = charts["curve-loss"]["encoding"]["color"]["scale"]
+    assert scale["domain"] == list(names[1:])
+    assert scale["range"] == [arm_colour(name, names) for name in names[1:]]
+    for spec in charts.values():
+        assert "<path" in vl_convert.vegalite_to_svg(spec)

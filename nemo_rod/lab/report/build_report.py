@@ -11,9 +11,11 @@ from typing import Any
 
 from nemo_rod.files import interpreting, write_whole
 from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
 from nemo_rod.lab.report.page import render_page, render_under_way
 from nemo_rod.lab.report.paper_tables import PAPER_TABLES
+from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import results_of
 from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
 from nemo_rod.lab.report.table import TABLES
@@ -64,12 +66,11 @@ def build_report(
         run = replace(read_run(run_dir), recipe=name)
     explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        figure = draw("under_way", [], parts)
-        svg = inline_svg(figure, "under_way") if figure else None
-        page = render_under_way(name, parts, svg, explorer=explorer)
+        page = render_under_way(name, parts, charts_of(parts), explorer=explorer)
         write_whole(out / "index.html", page.encode())
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
+    results = {"provenance": provenance_of(run_dir, results)} | results
     for folder in map(Path, replicates):
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
@@ -93,12 +94,13 @@ def build_report(
             stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
     pictures = {}
     for name in FIGURES:
-        if figure := draw(name, shown, parts):
+        if figure := draw(name, shown):
             pictures[name] = inline_svg(figure, name)
             save(figure, out / "figures" / name)
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(out / "results.json", text.encode())
-    page = render_page(results, tables, pictures, parts, explorer=explorer)
+    charts = charts_of(parts, list(results["arms"]))
+    page = render_page(results, tables, pictures, charts, parts, explorer=explorer)
     write_whole(out / "index.html", page.encode())
     return results
 

@@ -8,7 +8,6 @@ Shape suffixes: C = all candidates of a part of the run.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -105,9 +104,4 @@ def _cells(
 
 def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = "") -> str:
     """Returns the page for the data of `explore`; the note is the reason for missing texts."""
-    from markupsafe import Markup
-
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # a text must not close its own element
-    safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return render("explorer.html", data=Markup(safe), recipe=recipe, arm=arm, note=note)
+    return render("explorer.html", data=data, recipe=recipe, arm=arm, note=note)

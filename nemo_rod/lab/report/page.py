@@ -1,4 +1,4 @@
-"""The report as one HTML file, without scripts or requests, figures inlined as SVG.
+"""The report as one HTML file that requests nothing: figures as SVG, curves with their library.
 
 Markup, style and fixed prose are in the Jinja2 templates beside this file; their values are
 prepared here.
@@ -6,6 +6,8 @@ prepared here.
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +15,12 @@ from typing import Any
 
 from nemo_rod.lab.report import table
 from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.curves import Chart, vega_bundle
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
-from nemo_rod.lab.report.verdicts import check_rows
+from nemo_rod.lab.report.verdicts import check_rows, is_calibrated
 
 
 def render(template: str, **values: Any) -> str:
@@ -35,15 +38,26 @@ def render(template: str, **values: Any) -> str:
     )
     subscript = Markup("F<sub>val</sub>")
     environment.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
+    environment.filters["script"] = _script
     for theme, name in enumerate(("light", "dark")):
         values[name] = " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
     return environment.get_template(template).render(values)
+
+
+def _script(data: Any) -> Any:
+    """Returns data as JSON for a `<script>`, which no text in it can close."""
+    from markupsafe import Markup
+
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return Markup(safe)
 
 
 def render_page(
     results: Results,
     tables: Mapping[str, table.Table],
     pictures: Mapping[str, str],
+    charts: Sequence[Chart],
     parts: Sequence[Part],
     *,
     explorer: bool,
@@ -54,6 +68,7 @@ def render_page(
         results: Content of `results.json`, with checks and replicates.
         tables: Tables by name; empty ones are left out.
         pictures: Inline SVGs by figure name; missing figures are left out.
+        charts: Curves of training.
         parts: Parts of the run; shown if one is missing.
         explorer: Whether to link to a curriculum explorer.
     """
@@ -82,7 +97,7 @@ def render_page(
         | {"measured": ", ".join(filter(None, (column.cell(row) for column in numbers)))}
         for row in tables["checks"].rows
     ]
-    return render(
+    page = render(
         "page.html",
         recipe=results["recipe"],
         subtitle=subtitle,
@@ -101,21 +116,31 @@ def render_page(
         ],
         pictures=pictures,
         explorer=explorer,
+        provenance=results["provenance"],
+        is_judged=is_calibrated(results["recipe"])
+        and any(check["verdict"] in ("holds", "fails") for check in results["checks"]),
+        **_curves(charts),
         **_standing(parts),
     )
+    headings = re.findall(r'<section id="([^"]+)">\s*<h2>(.*?)</h2>', page)
+    links = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in headings)
+    return page.replace("<!-- contents -->", links)
 
 
 def render_under_way(
-    recipe: str, parts: Sequence[Part], figure: str | None, *, explorer: bool
+    recipe: str, parts: Sequence[Part], charts: Sequence[Chart], *, explorer: bool
 ) -> str:
-    """Returns the page of a run without an evaluated arm; see `render_page`.
-
-    The figure, an inline SVG, shows the metrics of training; None before the first step.
-    """
+    """Returns the page of a run without an evaluated arm; see `render_page`."""
     return render(
-        "under_way.html", recipe=recipe, figure=figure, explorer=explorer, disagreements=[],
-        **_standing(parts),
+        "under_way.html", recipe=recipe, explorer=explorer, disagreements=[],
+        **_curves(charts), **_standing(parts),
     )  # fmt: skip
+
+
+def _curves(charts: Sequence[Chart]) -> dict[str, Any]:
+    """Returns the template's values on the curves; the libraries only if there are any."""
+    roles = {pair[0]: role for role, pair in COLOURS.items()}
+    return {"charts": charts, "colours": roles, "vega": vega_bundle() if charts else ""}
 
 
 def _standing(parts: Sequence[Part]) -> dict[str, Any]:
@@ -189,6 +214,8 @@ def summarise(results: Results) -> str:
                 f"ends {abs(averages):.3f} nats {side(averages)} it."
             )
 
+    if not is_calibrated(results["recipe"]):
+        return " ".join(text)
     held, failed, open_ = (
         [row["claim"] for row in check_rows(results) if (row["kind"], row["verdict"]) == key]
         for key in (("claim", "holds"), ("claim", "fails"), ("claim", "not judged"))

@@ -22,6 +22,7 @@ class Part:
     """One product of a run.
 
     Attributes:
+        name: Name of the arm, "base", or that of its folder.
         label: Its name for readers.
         state: "evaluated", "trained", "there", "in progress" or "missing".
         done: Steps done; None if it has no training, or that has not begun.
@@ -30,6 +31,7 @@ class Part:
         start: Held-out losses before the first step; empty if unknown.
     """
 
+    name: str
     label: str
     state: str
     done: int | None = None
@@ -85,6 +87,7 @@ def has_begun(run_dir: Path) -> bool:
 
 def _part(folder: Path, label: str, arm: Path | None) -> Part:
     """Reads the part in a folder; `arm` is the folder of its evaluation, for a model."""
+    name = folder.name
     partial = folder.with_name(folder.name + ".partial")
     if arm and is_evaluated(arm):
         state = "evaluated"
@@ -95,8 +98,8 @@ def _part(folder: Path, label: str, arm: Path | None) -> Part:
     names = ("metrics.jsonl", "job.json", "validation_start.json")
     metrics, job, start = (folder / name for name in names)
     if not metrics.is_file():
-        return Part(label, state)
+        return Part(name, label, state)
     rows = read_lines(metrics)
     steps = read_json(job).get("optimisation", {}).get("steps") if job.is_file() else None
     before = read_json(start) if start.is_file() else {}
-    return Part(label, state, len(rows), steps, rows, before)
+    return Part(name, label, state, len(rows), steps, rows, before)

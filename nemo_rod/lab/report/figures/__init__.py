@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.figures import during_training, plane, rows, sources
 from nemo_rod.lab.report.results import Shown
-from nemo_rod.lab.report.under_way import Part
 
 Draw = Callable[[Any], Figure | None]
 _SWEPT: dict[str, Literal["multiplier", "kappa"]] = {
@@ -37,16 +36,11 @@ _OF_SETTINGS: dict[str, Draw] = {
     "sampling_ratio": sources.sampling_ratio,
 }
 # Titles, captions and order are the page's (`page.html`).
-FIGURES = (
-    *{**_OF_RUN, **_OF_SETTINGS, **{f"settings_{name}": None for name in _OF_SETTINGS}},
-    "under_way",
-)
+FIGURES = (*{**_OF_RUN, **_OF_SETTINGS, **{f"settings_{name}": None for name in _OF_SETTINGS}},)
 
 
-def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part]) -> Figure | None:
+def draw(name: str, shown: Sequence[Shown]) -> Figure | None:
     """Returns a figure of the first run, or of all settings; None if its data are missing."""
-    if name == "under_way":
-        return during_training.under_way(parts)
     if name in _SWEPT:
         return plane.swept(*shown[0], key=_SWEPT[name])
     if draw_run := _OF_RUN.get(name):

@@ -1,12 +1,11 @@
-"""Training: the emergent replay share by source, the scores that cause it, and metric curves.
+"""Training: the emergent replay share by source, and the scores that cause it.
 
 Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +19,11 @@ from nemo_rod.lab.report.paper import category_of, category_role, paper, title_o
 from nemo_rod.lab.report.results import Results, Shown
 from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import NUM_SOURCES, light
-from nemo_rod.lab.report.under_way import Part
 
 Floats = npt.NDArray[np.float64]
-Points = tuple[list[float], list[float]]
 
 _MAX_BINS, _MIN_BINS = 80, 20
 _BLOCKS_PER_BIN = 256  # enough for a stable share
-_MAX_POINTS = 200  # of a curve
 
 
 def replay_share(shown: Sequence[Shown]) -> Figure | None:
@@ -203,53 +199,3 @@ def binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tup
     # The line spans the whole run, although the centres of the outer bins do not.
     step_B[0], step_B[-1] = history.step_T[0], history.step_T[-1]
     return step_B, value_BO
-
-
-def under_way(parts: Sequence[Part]) -> Figure | None:
-    """Draws every trained part's metrics over its steps; None if no part has a step."""
-    parts = [part for part in parts if part.rows]
-    curves = {}
-    for title, points_of in _PANELS:
-        by_label = {part.label: points_of(part) for part in parts}
-        if by_label := {label: points for label, points in by_label.items() if points[0]}:
-            curves[title] = by_label
-    if not curves:
-        return None
-    right = label_width([part.label for part in parts])
-    figure, boxes = panels(len(curves), 2.9, right=right)
-    colours = {part.label: light(f"source-{i % 8}") for i, part in enumerate(parts)}
-    for (title, by_label), box in zip(curves.items(), boxes, strict=True):
-        axes = add_axes(figure, box, "steps done", title)
-        for label, (x, y) in by_label.items():
-            mark = "o" if len(x) < 12 else ""
-            axes.plot(x, y, color=colours[label], linewidth=1.5, marker=mark, markersize=3)
-        ends = [y[-1] for _, y in by_label.values()]
-        label_right(axes, list(by_label), ends, [colours[label] for label in by_label])
-    return figure
-
-
-def _smooth(part: Part, key: str, scale: float = 1.0) -> Points:
-    """Returns a metric of a part's steps, as means of neighbouring steps."""
-    known = [(row["step"] + 1, row[key]) for row in part.rows if row.get(key) is not None]
-    bins = np.array_split(np.array(known, dtype=np.float64).reshape(-1, 2), _MAX_POINTS)
-    means = [rows.mean(axis=0) for rows in bins if len(rows)]
-    return [float(m[0]) for m in means], [scale * float(m[1]) for m in means]
-
-
-def _held_out(part: Part, role: str) -> Points:
-    """Returns the held-out losses of a part, as means over a role's sources."""
-    points: Points = ([], [])
-    for row in [part.start | {"step": -1}, *part.rows]:
-        values = [value for key, value in row.items() if key.startswith(f"validation/{role}/")]
-        if values:
-            points[0].append(float(row["step"] + 1))
-            points[1].append(sum(values) / len(values))
-    return points
-
-
-_PANELS: tuple[tuple[str, Callable[[Part], Points]], ...] = (
-    ("training loss (nats)", partial(_smooth, key="train/loss")),
-    ("share of replay (%)", partial(_smooth, key="rod/replay_share", scale=100.0)),
-    ("held-out adaptation loss, sources alike (nats)", partial(_held_out, role="adaptation")),
-    ("held-out replay loss, sources alike (nats)", partial(_held_out, role="replay")),
-)

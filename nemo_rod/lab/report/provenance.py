@@ -1,0 +1,128 @@
+"""Where a report's numbers come from: code, command, configuration, machines, versions and data."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import read_json
+from nemo_rod.lab.report.results import Results
+from nemo_rod.lab.report.run_files import ROLES
+from nemo_rod.run.stage_log import StageLog
+
+_PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-bridge",
+             "nemo-toolkit", "transformers", "lm-eval")  # fmt: skip
+
+
+def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
+    """Returns the key `provenance` of `results.json`; what is unknown is null or empty.
+
+    Args:
+        run_dir: Folder of the run; its latest launch has the resolved configuration.
+        results: Measurements of its arms.
+
+    Returns:
+        Dates are of the stages' logs, in UTC. `hours` sums the arms' training on its machine;
+        `gpu_hours` is null on a CPU. `versions` are those of the machine of the report.
+    """
+    files = sorted(run_dir.glob("launch/*/config.yaml"), key=lambda file: file.stat().st_mtime)
+    text = files[-1].read_text(encoding="utf-8") if files else None
+    config: dict[str, Any] = {}
+    if text:
+        from omegaconf import OmegaConf
+
+        loaded = OmegaConf.to_container(OmegaConf.create(text))
+        config = (
+            {str(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
+        )
+    arms = results["arms"]
+    trained, scored, seconds = (
+        sum(arm[key] or 0 for arm in arms.values())
+        for key in ("trained_tokens", "scored_tokens", "wall_seconds")
+    )
+    logs = sorted(run_dir.glob("launch/stages/*.jsonl"))
+    events = [event for file in logs for event in StageLog(run_dir, file.stem).events()]
+    times = [event["time"] for event in events]
+    cluster: Mapping[str, Any] = config.get("cluster") or {}
+    known = {key: cluster.get(key) for key in ("gpu", "nodes", "gpus_per_node")}
+    gpus = (known["nodes"] or 1) * (known["gpus_per_node"] or 1)
+    command = None
+    if config:
+        names = ",".join(config.get("arms") or [])
+        seed = f" seed={config['seed']}" if "seed" in config else ""
+        command = f"nemo-rod run recipe={config.get('recipe')} 'arms=[{names}]'{seed}"
+    return {
+        "version": sys.modules["nemo_rod"].__version__,
+        "commit": _commit(),
+        "command": command,
+        "configuration": text,
+        "began": _date(min(times, default=None)),
+        "ended": _date(max(times, default=None)),
+        "hosts": sorted({event["host"] for event in events if "host" in event}),
+        "hardware": known
+        | {"machine": platform.machine(), "system": platform.platform(terse=True)},
+        "versions": {"python": platform.python_version()} | _versions(),
+        "data": _data(run_dir),
+        "trained_tokens": trained,
+        "scored_tokens": scored,
+        "hours": seconds / 3600,
+        "gpu_hours": seconds / 3600 * gpus if known["gpu"] else None,
+    }
+
+
+def _commit() -> str | None:
+    """Returns the commit of the installed code: of its checkout, or as pip has recorded it."""
+    with suppress(metadata.PackageNotFoundError):
+        recorded = metadata.distribution("nemo-rod").read_text("direct_url.json")
+        commit = json.loads(recorded or "{}").get("vcs_info", {}).get("commit_id")
+        if isinstance(commit, str):
+            return commit
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--abbrev=40",
+            "--dirty",
+            "--exclude=*",
+        ]
+        return subprocess.run(
+            asked, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
+    return None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _data(run_dir: Path) -> list[dict[str, Any]]:
+    """Returns role, name, blocks, commit and digest of every source."""
+    rows = []
+    for role in ROLES:
+        for file in sorted((run_dir / "blocks" / role).glob("*/manifest.json")):
+            content = read_json(file)
+            source = {"role": role, "source": file.parent.name, "blocks": content.get("count")}
+            rows.append(source | {key: content.get(key) for key in ("commit", "digest")})
+    return rows
+
+
+def _date(time: float | None) -> str | None:
+    return None if time is None else datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
