@@ -86,7 +86,10 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
         "replay_ratio": settings.replay_ratio if spec.role == "replay" else None,
         "blocks_per_shard": settings.blocks_per_shard,
         "reading": reading,
-        "files": [{"name": i.name, "bytes": i.size} for i in inputs],
+        "files": [
+            {"name": i.name, "bytes": i.size, **({"share": i.share} if i.share < 1.0 else {})}
+            for i in inputs
+        ],
         **({"dataset_files": parts} if parts else {}),
     }
 
@@ -122,7 +125,7 @@ def build_source(
                 spec,
                 lambda done: progress(done, total, f"{label}: finding duplicates"),
             )
-        documents = Documents(spec, build.documents, duplicates)
+        documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
         saved, last = time.monotonic(), build.documents
         try:
             for batch, encoded in encoder.encode(batches(documents)) if not build.full else ():

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents
+from nemo_rod.corpus.documents import Documents, encoded
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.files import move_whole
 
@@ -64,7 +64,7 @@ def find_duplicates(
     buffers = [bytearray() for _ in range(_BUCKETS)]
     count = 0
     for document in documents:
-        digest = hashlib.blake2b(document.text.encode("utf-8"), digest_size=16).digest()
+        digest = hashlib.blake2b(encoded(document.text), digest_size=16).digest()
         buffer = buffers[digest[0]]
         buffer += digest + count.to_bytes(8, "little")
         if len(buffer) >= _BUFFER_BYTES:

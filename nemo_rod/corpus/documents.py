@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nemo_rod import parts
 from nemo_rod.corpus.formats import (
     MAX_DOCUMENT_BYTES,
+    Content,
     Extract,
     Input,
     JsonLines,
@@ -27,14 +28,15 @@ from nemo_rod.corpus.formats import (
 )
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL
 
 
 class Document(NamedTuple):
-    """A document in use: the index of its input, its text, and the text's size in UTF-8 bytes."""
+    """A document in use: the index of its input, its content, and its size (text: in UTF-8)."""
 
     input: int
-    text: str
+    text: Content
     bytes: int
 
 
@@ -46,6 +48,7 @@ class Documents:
         state: The `state` of an earlier pass; None starts from the beginning.
         duplicates: uint8, one bit per document that passed filter and subsample (packed by
             ``numpy.packbits``), set if it is to be dropped.
+        tokenizer: The tokenizer whose ids a source of token ids must have.
 
     Attributes:
         inputs: The files to read, in order.
@@ -56,9 +59,10 @@ class Documents:
         spec: SourceSpec,
         state: dict[str, Any] | None = None,
         duplicates: NDArray[np.uint8] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.spec = spec
-        self.inputs = open_inputs(spec)
+        self.inputs = open_inputs(spec, tokenizer)
         self._duplicates = duplicates
         start = {"input": 0, "position": None, "seen": 0, "taken": 0, "bytes": 0}
         self._state: dict[str, Any] = dict(state or start)
@@ -94,7 +98,7 @@ class Documents:
                         )
                     raise ReadError(f"source {self.spec.name}: {reason}") from error
                 number += 1
-                taken = None if text is None else self._take(text, current.name)
+                taken = None if text is None else self._take(text, current)
                 if taken is not None:
                     yield Document(state["input"], *taken)
                 del text, taken  # before the next one is read: they may be long
@@ -116,22 +120,22 @@ class Documents:
         before = sum(item.size or 0 for item in self.inputs[:number])
         return before + (self.inputs[number].consumed() if self._started else 0)
 
-    def _take(self, text: str, where: str) -> tuple[str, int] | None:
+    def _take(self, text: Content, source: Input) -> tuple[Content, int] | None:
         try:
-            data = text.encode("utf-8")
+            data = encoded(text)
         except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in UTF-8
-            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            text = str(text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             data = text.encode("utf-8")
         if len(data) > MAX_DOCUMENT_BYTES:
             raise ReadError(
-                f"source {self.spec.name}: a document of {len(data) >> 20} MiB in {where} is "
+                f"source {self.spec.name}: a document of {len(data) >> 20} MiB in {source.name} is "
                 f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
             )
         if not data:
             return None
-        if self.spec.subsample < 1.0:
+        if (share := self.spec.subsample * source.share) < 1.0:
             digest = hashlib.blake2b(data, digest_size=8, person=b"rod-sub-v1").digest()
-            if int.from_bytes(digest, "little") >= self.spec.subsample * 2.0**64:
+            if int.from_bytes(digest, "little") >= share * 2.0**64:
                 return None
         state, bits = self._state, self._duplicates
         byte, bit = divmod(state["seen"], 8)
@@ -156,11 +160,23 @@ class Documents:
         )
 
 
-def open_inputs(spec: SourceSpec) -> list[Input]:
-    """Returns the inputs of a source, in the order in which they are read."""
+def encoded(text: Content) -> bytes:
+    """Returns a document's content as bytes: UTF-8, or int32 little-endian."""
+    return text.encode("utf-8") if isinstance(text, str) else text.astype("<i4").tobytes()
+
+
+def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[Input]:
+    """Returns the inputs of a source, in the order in which they are read.
+
+    Raises:
+        ValueError: They cannot be read, or hold ids of another tokenizer than this.
+    """
     inputs: list[Input] = parts.load("readers", spec.kind, key=f"domain.sources.{spec.name}.kind")(
         spec
     )
+    if tokenizer is not None:
+        for item in inputs:
+            item.use(tokenizer)
     return inputs
 
 

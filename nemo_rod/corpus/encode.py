@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -30,7 +30,8 @@ PIECE_CHARS = 1 << 20
 _SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 _REACH, _TRIES, _AROUND = 1 << 14, 32, 256  # characters in which to cut, cuts tried, context
 
-Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # concatenated tokens, tokens per document
+# concatenated tokens, tokens per document
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Batch:
     """Consecutive documents and the reading state after them.
 
     Attributes:
-        texts: Texts of the documents.
+        texts: Texts of the documents, or their token ids, int32.
         inputs: Index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
@@ -46,7 +47,7 @@ class Batch:
             the next batch; there is no `state` then.
     """
 
-    texts: list[str] = field(default_factory=list)
+    texts: list[Any] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     consumed: int = 0
@@ -121,14 +122,13 @@ class Encoder:
         Raises:
             BrokenProcessPool: A worker process died.
         """
-        parts = self._parts(source)
-        if self._pool is None:
-            for batch in parts:
-                yield batch, encode(self._tokenizer, batch.texts)
-            return
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
         try:
-            for batch in parts:
+            for batch in self._parts(source):
+                # a source has texts or token ids, so that the order stays
+                if self._pool is None or any(isinstance(text, np.ndarray) for text in batch.texts):
+                    yield batch, encode(self._tokenizer, batch.texts)
+                    continue
                 waiting.append((batch, self._pool.submit(_work, batch.texts)))
                 if len(waiting) > 2 * self._workers:
                     first, future = waiting.popleft()
@@ -142,7 +142,7 @@ class Encoder:
     def _parts(self, source: Iterator[Batch]) -> Iterator[Batch]:
         """Yields batches, in several parts if a document is long, which bounds memory."""
         for batch in source:
-            if all(len(text) <= PIECE_CHARS for text in batch.texts):
+            if not any(_is_long(text) for text in batch.texts):
                 yield batch
                 continue
             texts: list[str] = []
@@ -159,13 +159,16 @@ class Encoder:
             yield last
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
-    """Tokenises texts, a long one in `pieces`.
+def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
+    """Tokenises texts, a long one in `pieces`; token ids stay as they are.
 
     Returns:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
-    if all(len(text) <= PIECE_CHARS for text in texts):
+    arrays: list[NDArray[np.int32]]
+    if any(isinstance(text, np.ndarray) for text in texts):
+        arrays = [*texts]
+    elif not any(_is_long(text) for text in texts):
         arrays = tokenizer.encode_batch(texts)
     else:
         arrays = []
@@ -178,6 +181,10 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
     if len(arrays) == 1:
         return arrays[0], lengths
     return np.concatenate([np.empty(0, dtype=np.int32), *arrays]), lengths
+
+
+def _is_long(text: Any) -> bool:
+    return isinstance(text, str) and len(text) > PIECE_CHARS
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:

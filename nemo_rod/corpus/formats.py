@@ -1,6 +1,7 @@
 """One class per input format: each yields the texts of one file and can start in its middle.
 
-An input yields one item per record: the record's text, or None if the filter drops it. With its
+An input yields one item per record: the record's text (or its token ids, where somebody tokenised
+it), or None if the filter drops it. With its
 `position`, which is plain JSON, `records` resumes after the last record it yielded.
 """
 
@@ -12,11 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nemo_rod.corpus.filters import lookup, parse_filter
 from nemo_rod.corpus.input_files import File
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
 
+Content = str | NDArray[np.int32]  # of a document: its text, or its token ids without EOD
 MAX_DOCUMENT_BYTES = 128 << 20
 _ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
@@ -36,15 +42,21 @@ class Input:
 
     Attributes:
         parts: Names and sizes of the files that it reads, if it stands for several.
+        share: Share of its documents to read, by their content, beside `subsample`.
     """
+
+    share = 1.0
 
     def __init__(self, name: str, size: int | None, place: str | None = None) -> None:
         self.name, self.size, self.place = name, size, place or name
         self.parts: list[tuple[str, int | None]] = []
         self._done = 0
 
-    def records(self, position: Any) -> Iterator[str | None]:
-        """Yields the text of every record from `position` on (None: from the beginning)."""
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Is told the tokenizer before reading; refuses token ids that are not of it."""
+
+    def records(self, position: Any) -> Iterator[Content | None]:
+        """Yields the content of every record from `position` on (None: from the beginning)."""
         raise NotImplementedError
 
     def where(self) -> str:

@@ -134,7 +134,8 @@ class _Preparation:
                 self._listing.unlink(missing_ok=True)
                 self._discard(folder)
         for spec in self.sources:
-            open_inputs(spec)  # refuses what cannot be read at all before hours of work
+            # refuses what cannot be read at all before hours of work
+            open_inputs(spec, self.settings.tokenizer)
         for spec in self.sources:
             self._build(spec)
         if self.settings.replay_ratio is not None:
@@ -288,6 +289,7 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
                 seen[name := file["name"]] += 1
                 number = f" (number {seen[name]})" if seen[name] > 1 else ""
                 flattened[f"size of {name}{number}"] = file["bytes"]
+                flattened[f"share of {name}{number}"] = file.get("share", 1.0)
         return flattened
 
     try:

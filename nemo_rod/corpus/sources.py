@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -40,7 +41,7 @@ class SourceSpec:
     name: str  # name in reports; also a folder's
     role: str = key(_REQUIRED, _ROLE)  # adaptation: the new domain; replay: not to be forgotten
     kind: str = key(_REQUIRED, registered("readers"))  # format of the files, or another reader
-    files: Sequence[str] = ()  # globs (** for any depth); packages or generators of the toys
+    files: Sequence[str] = ()  # globs (** for any depth), or prefixes and weights; see docs/data.md
     text_field: str = key("text", _TEXT)  # field with the text; dotted if nested
     filter: str | None = None  # condition for keeping a record, such as language == "de"
     path: str | None = key(None, _TEXT)  # name or folder of a Hugging Face dataset, or model
@@ -65,6 +66,9 @@ class SourceSpec:
             )
         check_name("source", self.name)
         where = f"domain.sources.{self.name}."
+        if self.kind == "megatron" and isinstance(self.files, list | tuple):  # weights are numbers
+            texts = [str(f) if type(f) in (int, float) else f for f in self.files]
+            object.__setattr__(self, "files", texts)
         for name, kind in get_type_hints(SourceSpec).items():
             if not _has_type(value := getattr(self, name), kind):
                 advice = _advice(name, kind, value)
@@ -74,16 +78,57 @@ class SourceSpec:
             required = "path" if self.kind in ("huggingface", "generated") else "files"
             if not getattr(self, required):
                 raise ValueError(f"{where}{required} is missing: kind={self.kind} requires it.")
-            for name in () if self.kind == "generated" else ("files", "path", "options"):
+            unused = [] if self.kind == "generated" else ["files", "path", "options"]
+            if self.kind == "megatron":
+                unused += ["filter", "max_bytes", *["text_field"] * (self.text_field != "text")]
+            for name in unused:
                 if name != required and (value := getattr(self, name)):
                     raise ValueError(
                         f"{where}{name}={_yaml(value)} is not valid: kind={self.kind} reads "
                         f"{required} instead; remove {name}."
                     )
+        if self.kind == "megatron" and any(weight is not None for weight, _ in blend(self)):
+            for name in ("max_files", "max_documents", "max_tokens"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{where}{name}={getattr(self, name)} would cut the blend of files off in "
+                        "its last prefixes: use subsample, which keeps the blend, or no weights."
+                    )
         try:
             parse_filter(self.filter)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
+
+
+def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
+    """Returns the prefixes of a source of kind megatron and their weights, None if it has none.
+
+    As for Megatron-LM's ``--data-path``, `files` are prefixes, or weight, prefix, weight, prefix.
+
+    Raises:
+        ValueError: Some prefixes have weights and others have not, or a weight is not positive.
+    """
+    weights: list[float | None] = []
+    for item in spec.files:
+        try:
+            weights.append(float(item))
+        except ValueError:
+            weights.append(None)
+    if all(weight is None for weight in weights):
+        return [(None, prefix) for prefix in spec.files]
+    pairs = [*zip(weights[::2], weights[1::2], spec.files[1::2], strict=False)]
+    if len(spec.files) % 2 or any(w is None or no is not None for w, no, _ in pairs):
+        raise ValueError(
+            f"domain.sources.{spec.name}.files={_yaml([*spec.files])} is not valid: expected "
+            "prefixes, or a weight before each prefix, as in [0.3, a, 0.7, b]."
+        )
+    for weight, _, prefix in pairs:
+        if not 0 < (weight or 0) < math.inf:
+            raise ValueError(
+                f"domain.sources.{spec.name}.files gives {prefix} the weight {weight}: expected a "
+                "positive number; leave out a prefix that is not to be read."
+            )
+    return [(weight, prefix) for weight, _, prefix in pairs]
 
 
 def parse_sources(

@@ -40,6 +40,8 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
     changed: dict[str, Any] = {"max_tokens": min(spec.max_tokens or most, most)}
     if spec.kind == "huggingface":
         changed["path"] = str(_dataset(spec, folder))
+    elif spec.kind == "megatron":  # whose ids are of another tokenizer than the rehearsal's
+        changed |= {"kind": "jsonl", "files": [str(folder / spec.name / "*.jsonl")]}
     elif spec.kind in ("text", "jsonl", "parquet"):
         changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
     else:  # a toy's, which makes documents itself
@@ -60,6 +62,9 @@ def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
             listed = _write_dataset(spec, dataset, rows)
             if layout_for(spec).listed:
                 cards.setdefault(dataset, {}).update(listed)
+        elif spec.kind == "megatron":
+            for file in range(2):
+                _write_rows(folder / spec.name / f"{file}.jsonl", rows[file::2], kind="jsonl")
         elif spec.kind in ("text", "jsonl", "parquet"):
             for glob, file in product(spec.files, range(2)):
                 wild = (("**", f"part{file}"), ("*", f"made{file}"), ("?", str(file)))

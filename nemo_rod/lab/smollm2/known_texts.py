@@ -61,6 +61,7 @@ def measure(config: Config) -> None:
     import torch
 
     from nemo_rod.corpus.documents import Documents
+    from nemo_rod.corpus.encode import encode
     from nemo_rod.corpus.tokenizer import load_tokenizer
 
     if not config.model.hf:
@@ -77,8 +78,8 @@ def measure(config: Config) -> None:
         started = time.monotonic()
         # As few pieces of a document as there are documents, so that what is held out is seldom of
         # a page that was trained on; not its beginning, as those are alike.
-        texts = itertools.islice(Documents(spec), HELD_OUT + STEPS)
-        ids = [tokenizer.encode_batch([document.text])[0] for document in texts]
+        texts = itertools.islice(Documents(spec, tokenizer=tokenizer), HELD_OUT + STEPS)
+        ids = [encode(tokenizer, [document.text])[0] for document in texts]
         rounds = range(PIECE, max(map(len, ids), default=0), PIECE)
         pieces = [i[start : start + PIECE] for start in rounds for i in ids]
         pieces = [piece for piece in pieces if len(piece) == PIECE][: HELD_OUT + STEPS]
