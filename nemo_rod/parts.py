@@ -57,7 +57,12 @@ OURS: dict[str, dict[str, str]] = {
         "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
         "report": "nemo_rod.lab.report.stage:report_stages",
     },
-    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.measurements
+    # (run.stages.Stages) -> list[run.handover.Stage]: those of a command on one saved step
+    "saved_steps": {
+        "export": "nemo_rod.lab.exports:export_stages",
+        "evaluate": "nemo_rod.lab.exports:evaluate_stages",
+    },
+    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate
     "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> str: the time that a run still takes, such as "12 min"; "" where it is not known
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
-from nemo_rod.run.exports import evaluate_export_stage, export_stage
 from nemo_rod.run.handover import OtherInputs, Stage, partial
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.launch.render import launch_folder, write_files
@@ -95,10 +94,8 @@ def one_stage(command: str, config: Config) -> None:
             names = [config.arm] if config.arm else config.arms
             trained = [name for name in names if arm_settings(config, name).kind == "trained"]
             chosen = [stages.train(name) for name in trained]
-        case "export":
-            chosen = [export_stage(stages.jobs)]
-        case "evaluate" if config.step is not None:
-            chosen = [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
+        case "export" | "evaluate" if command == "export" or config.step is not None:
+            chosen = parts.load("saved_steps", command)(stages)
         case _:
             chosen = stages.part(command)
     if not chosen:

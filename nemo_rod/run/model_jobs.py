@@ -81,7 +81,13 @@ class ModelJobs:
             changed["retention"] = variant.retention
         if (share := variant.share) is not None:
             if isinstance(share, str):
-                share = self._recorded_share(share) if blocks is None else 0.5
+                if blocks is None:
+                    made_by = f"{self.results.command('train')} arm={share}"
+                    outputs(folder := self.results.arm(share), made_by=made_by)
+                    with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
+                        share = replay_share(curriculum)
+                else:
+                    share = 0.5
             ways = {"adaptation": variant.adaptation, "replay": variant.replay}
             changed |= {"kappa": None, "share": share, **{k: v for k, v in ways.items() if v}}
         elif (file := self.recorded(settings)) is not None:
@@ -105,6 +111,14 @@ class ModelJobs:
                 steps[pools] = max(steps.get(pools, 0), settings.train.steps)
         return _drawn(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
 
+    def references(self, arm: ArmSettings) -> list[Path]:
+        """Returns the folders of the losses that an arm scores with: its run's, or another's."""
+        folders = [self.results.reference(name) for name in arm.own_references]
+        if arm.scores and arm.variant.reference is not None:
+            other = RunFolder(Path(arm.variant.reference), self.results.recipe)
+            folders.append(other.reference("specialist"))
+        return folders
+
     def recorded(self, settings: ArmSettings) -> Path | None:
         """Returns the file of the curriculum that an arm trains on; None if there is none."""
         variant = settings.variant
@@ -116,12 +130,6 @@ class ModelJobs:
         if folder.parent.name == "arms" or (folder / "curriculum.rod").exists():
             return folder / "curriculum.rod"
         return folder / "arms" / "rod" / "curriculum.rod"
-
-    def _recorded_share(self, name: str) -> float:
-        outputs(self.results.arm(name), made_by=f"{self.results.command('train')} arm={name}")
-        file = self.results.arm(name) / "curriculum.rod"
-        with Curriculum.open(file, read_only=True) as curriculum:
-            return replay_share(curriculum)
 
     def convergence(self, arm: Arm) -> Rule | None:
         """Returns the rule by which an arm may end early; None if it does not."""

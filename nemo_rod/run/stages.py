@@ -21,11 +21,10 @@ import numpy as np
 from nemo_rod import parts
 from nemo_rod.config import Config
 from nemo_rod.jobs import ReferenceJob
-from nemo_rod.run.arm_references import ArmReferences
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order
+from nemo_rod.run.evaluate import measured_files
+from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.measurements import measured_files
 from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import REFERENCES, SPECIALIST, scored_lengths, trained_arms
@@ -188,7 +187,18 @@ class Stages:
         )
 
         def is_done() -> bool:
-            return stage.is_done() and self.has_losses(folder, lengths)
+            if not stage.is_done():
+                return False
+            references = Folder.open(folder)
+            manifest = references.manifest
+            if lacking := [n for n in lengths if n not in manifest.lengths]:
+                raise ValueError(
+                    f"{folder} has losses over the first {', '.join(map(str, manifest.lengths))} "
+                    f"tokens of a block, not {lacking[0]}, as scoring.prefix asks for: add "
+                    f"rebuild=[references_{name}] to score again, or choose another run_dir."
+                )
+            wanted = self.jobs.drawn()[manifest.start : manifest.stop]
+            return bool(references.present()[wanted].all())  # of the blocks that arms can draw
 
         def run() -> None:
             if stage.is_there():  # another arm, seed or length of the run draws more
@@ -198,27 +208,10 @@ class Stages:
 
         return dataclasses.replace(stage, is_done=is_done, run=run)
 
-    def has_losses(self, folder: Path, lengths: list[int]) -> bool:
-        """Returns whether references have every block that the arms can draw.
-
-        Raises:
-            ValueError: if they lack a scored length.
-        """
-        references = Folder.open(folder)
-        manifest = references.manifest
-        if lacking := [n for n in lengths if n not in manifest.lengths]:
-            raise ValueError(
-                f"{folder} has losses over the first {', '.join(map(str, manifest.lengths))} "
-                f"tokens of a block, not {lacking[0]}, as scoring.prefix asks for: add "
-                f"rebuild=[references_{folder.name}] to score again, or choose another run_dir."
-            )
-        wanted = self.jobs.drawn()[manifest.start : manifest.stop]
-        return bool(references.present()[wanted].all())
-
     def train(self, name: str) -> Stage:
         """Returns the stage that trains an arm."""
         settings = self.jobs.settings(name)
-        references = ArmReferences(settings, self.results)
+        references = self.jobs.references(settings)
 
         def inputs() -> Inputs:
             made_of = {
@@ -234,12 +227,19 @@ class Stages:
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if settings.scores and settings.scoring.precision is not None:
                 made_of["scoring.precision"] = settings.scoring.precision
-            return made_of | self.launcher.inputs(self.config, scoring=False) | references.inputs()
+            for folder in references:
+                outputs(folder, made_by=self.results.command("reference"))
+            if settings.variant.reference is not None and references:
+                # its name dates from a list, and stays for finished arms
+                made_of["references.0"] = Folder.open(references[-1]).manifest.model
+            elif references:
+                made_of["specialist"] = self.results.weights(SPECIALIST)
+            return made_of | self.launcher.inputs(self.config, scoring=False)
 
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
-            self.jobs.train(folder, start, arm, references.folders)
+            self.jobs.train(folder, start, arm, references)
             self.jobs.describe(folder, arm)
             return {"weights": checkpoint_digest(folder / "hf")}
 

@@ -100,14 +100,29 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     Raises:
         ValueError: if there is no such arm, or its variant is invalid; one sentence.
     """
-    root, variants = _chain(config, name)
+    root, chain = name, dict[str, Variant]()  # from the variant up to an arm of the paper
+    while root in config.variants:
+        if root in chain:
+            raise ValueError(f"variants.{root}.of leads back to itself: {' -> '.join(chain)}.")
+        check_name("variant", root)
+        variant = _variant(root, json.dumps(config.variants[root] or {}, default=str))
+        chain[root] = variant
+        if variant.of in (None, root):
+            break
+        root = str(variant.of)
     if former := former_key(f"arms.{root}"):
         raise ValueError(former)
-    where, merged = f"variants.{name}", _merged(variants)
-    if arm_kind(root, config.variants) != "trained" and variants:
+    where, merged = f"variants.{name}", Variant()
+    for variant in reversed(chain.values()):  # later ones take precedence
+        if any(getattr(variant, key) is not None for key in _BUDGETS):
+            for key in _BUDGETS:
+                setattr(merged, key, getattr(variant, key))
+        for key in _set_keys(variant):
+            value = getattr(variant, key)
+            setattr(merged, key, getattr(merged, key) | value if key in _SECTIONS else value)
+    if arm_kind(root, config.variants) != "trained" and chain:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
-    _check_root(where, root, merged)
-    _check_choices(where, name, merged)
+    _check_keys(where, name, root, merged)
     schedule = config.pretrain if root == "base" and config.pretrain else config.train
     settings = ArmSettings(
         name=name,
@@ -150,39 +165,9 @@ def scored_lengths(config: Config) -> list[int]:
     return sorted((int(size * part) for part in parts), reverse=True)
 
 
-def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
-    """Returns the root arm of the paper, and the variants from it down to `name`."""
-    chain: list[Variant] = []
-    seen: list[str] = []
-    while name in config.variants:
-        if name in seen:
-            raise ValueError(f"variants.{name}.of leads back to itself: {' -> '.join(seen)}.")
-        check_name("variant", name)
-        seen.append(name)
-        variant = _variant(name, json.dumps(config.variants[name] or {}, default=str))
-        chain.insert(0, variant)
-        if variant.of in (None, name):
-            break
-        name = str(variant.of)
-    return name, chain
-
-
 @functools.cache  # every arm of a recipe asks for it, and the check of its types is slow
 def _variant(name: str, text: str) -> Variant:
     return _section(Variant(), json.loads(text), f"variants.{name}")
-
-
-def _merged(variants: list[Variant]) -> Variant:
-    """Returns the union of a chain of variants; later ones take precedence."""
-    merged = Variant()
-    for variant in variants:
-        if any(getattr(variant, key) is not None for key in _BUDGETS):
-            for key in _BUDGETS:
-                setattr(merged, key, getattr(variant, key))
-        for key in _set_keys(variant):
-            value = getattr(variant, key)
-            setattr(merged, key, getattr(merged, key) | value if key in _SECTIONS else value)
-    return merged
 
 
 def _set_keys(variant: Variant) -> list[str]:
@@ -191,8 +176,8 @@ def _set_keys(variant: Variant) -> list[str]:
     return [name for name in names if getattr(variant, name) != getattr(empty, name)]
 
 
-def _check_root(where: str, root: str, variant: Variant) -> None:
-    """Refuses keys that do not apply to the arm of the paper."""
+def _check_keys(where: str, name: str, root: str, variant: Variant) -> None:
+    """Refuses keys that do not apply to the arm of the paper, and that exclude or lack others."""
     for key in _set_keys(variant):
         if key in _OF_ROD and root != "rod":
             raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
@@ -203,10 +188,6 @@ def _check_root(where: str, root: str, variant: Variant) -> None:
         )
     if variant.retention is not None and not root.startswith("fixed_"):
         raise ValueError(f"{where}.retention is of fixed replay: vary fixed_<percent>, not {root}.")
-
-
-def _check_choices(where: str, name: str, variant: Variant) -> None:
-    """Refuses keys that exclude or lack each other."""
     ways = [key for key in ("share", "follow", "curriculum") if getattr(variant, key) is not None]
     if len(ways) > 1:
         raise ValueError(f"{where} sets {' and '.join(ways)}: set one of them.")

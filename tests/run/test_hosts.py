@@ -15,7 +15,6 @@ from command_line import composed
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
 from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
-from nemo_rod.run.arm_references import ArmReferences
 from nemo_rod.run.checks import check
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
@@ -108,7 +107,7 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     jobs = ModelJobs(config, RunFolder(folder, "toy"))
     monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
     monkeypatch.setattr("nemo_rod.run.model_jobs.decided", lambda arm: {})  # no curriculum here
-    used = ArmReferences(jobs.settings("mine"), jobs.results).folders
+    used = jobs.references(jobs.settings("mine"))
     jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), used)
     (job,) = written
     assert isinstance(job, TrainJob)

@@ -22,7 +22,7 @@ from tiny import LAYOUTS, Setting
 
 from nemo_rod import jobs
 from nemo_rod.config import Launcher
-from nemo_rod.run.processes import kernels, pythons, torchrun
+from nemo_rod.run.processes import pythons, torchrun
 from nemo_rod.run.processes.nodes import Nodes
 
 
@@ -140,17 +140,17 @@ def test_tuned_kernels_stay_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     kept = tmp_path / "kernels"
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     for gpu, keep, expected in ((False, True, []), (True, False, []), (True, True, ["one"])):
-        monkeypatch.setattr(kernels, "sees_gpu", lambda gpu=gpu: gpu)
-        with kernels.tuned_kernels(kept, keep=keep) as variables:
+        monkeypatch.setattr(torchrun, "sees_gpu", lambda gpu=gpu: gpu)
+        with torchrun.tuned_kernels(kept, keep=keep) as variables:
             assert bool(variables) == gpu
             if gpu:
                 (Path(variables["TRITON_CACHE_DIR"]) / "folder").mkdir()
                 (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").write_text("tuned")
         assert [file.name for file in kept.rglob("one")] == expected
-    with kernels.tuned_kernels(kept, keep=True) as variables:
+    with torchrun.tuned_kernels(kept, keep=True) as variables:
         assert (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").read_text() == "tuned"
     monkeypatch.setenv("TRITON_CACHE_DIR", "/own")
-    with kernels.tuned_kernels(kept, keep=True) as variables:
+    with torchrun.tuned_kernels(kept, keep=True) as variables:
         assert variables == {}
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nemo_rod.config import Cluster, Config
+from nemo_rod.config import Config
 from nemo_rod.layout import check_nodes
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of, queue
@@ -103,31 +103,28 @@ def _check_cluster(config: Config) -> None:
                 f"cluster.{key}.output is set, but nemo-rod recognises its jobs by their log: "
                 "remove it, and read run_dir/logs/slurm."
             )
-    if cluster.image is not None:
-        _check_image(cluster, cluster.image, must_exist=not config.dry_run)
+    if (image := cluster.image) is not None:
+        file, in_apptainer = Path(image), cluster.container == "apptainer"
+        # otherwise it is a registry's address
+        is_file = in_apptainer or file.suffix == ".sqsh" or file.is_absolute()
+        if is_file and not file.is_absolute():
+            raise ValueError(
+                f"cluster.image={image} is not an absolute path: with cluster.container=apptainer, "
+                "expected that of a .sif file, made by `apptainer build`, or of an unpacked image."
+                if in_apptainer
+                else f"cluster.image={image} is relative, and pyxis takes that for the address of "
+                f"a registry: expected the whole path, such as {file.absolute()}."
+            )
+        is_there = file.exists() if in_apptainer else file.is_file()
+        if is_file and not is_there and not config.dry_run:
+            program = "apptainer build" if in_apptainer else "enroot import"
+            also = "" if in_apptainer else ", or an address of a registry"
+            raise ValueError(
+                f"cluster.image={image} is not there: expected a file that `{program}` made, on a "
+                f"file system that all nodes share{also}."
+            )
     check_nodes(config.parallel, cluster.gpus_per_node)
     launcher_of(config).check_cluster(config)
-
-
-def _check_image(cluster: Cluster, image: str, *, must_exist: bool) -> None:
-    """Refuses a missing file, and a path that every node would take for an address."""
-    file, in_apptainer = Path(image), cluster.container == "apptainer"
-    if not in_apptainer and file.suffix != ".sqsh" and not file.is_absolute():
-        return  # a registry's address
-    if not file.is_absolute():
-        raise ValueError(
-            f"cluster.image={image} is not an absolute path: with cluster.container=apptainer, "
-            "expected that of a .sif file, made by `apptainer build`, or of an unpacked image."
-            if in_apptainer
-            else f"cluster.image={image} is relative, and pyxis takes that for the address of a "
-            f"registry: expected the whole path, such as {file.absolute()}."
-        )
-    if must_exist and not (file.exists() if in_apptainer else file.is_file()):
-        program = "apptainer build" if in_apptainer else "enroot import"
-        raise ValueError(
-            f"cluster.image={image} is not there: expected a file that `{program}` made, on a file "
-            f"system that all nodes share{'' if in_apptainer else ', or an address of a registry'}."
-        )
 
 
 def _say(text: str) -> None:

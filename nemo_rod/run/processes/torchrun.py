@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import TextIO
 
 from nemo_rod.config import Launcher
+from nemo_rod.files import write_whole
 from nemo_rod.progress import PREFIX
-from nemo_rod.run.processes.kernels import tuned_kernels
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.run.processes.pythons import python_with_megatron
+from nemo_rod.run.processes.pythons import python_with_megatron, sees_gpu
 from nemo_rod.signals import KEPT_OPEN, STOP_SIGNALS, HeartbeatFile, Stopped, end_with_parent
 
 # How processes ended: messages by kind; empty on success.
@@ -124,7 +125,15 @@ def run_process(
             # in a thread of its own: a process that outlives the job may keep the pipe open
             reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
             reader.start()
-            _wait(process, is_over, heartbeat, ending)
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=1)
+                if heartbeat.kill_if_frozen():
+                    why = f"rank 0: had no heartbeat for {heartbeat.patience} s"
+                    ending.setdefault("killed", why)
+                if is_over():
+                    process.terminate()
+                    process.wait()
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
@@ -133,6 +142,34 @@ def run_process(
         cause = ending.get("killed") or ending.get("error") or ending["ended"]
         ending["stopped"] = f"it was asked to stop, and ended ({cause}): run it again to resume"
     return ending
+
+
+@contextmanager
+def tuned_kernels(kept: Path, *, keep: bool) -> Iterator[dict[str, str]]:
+    """Yields variables that give Triton a folder on this node with the kernels kept so far.
+
+    Triton picks a kernel by timing several, and sums of Gated DeltaNet and Mamba-2 depend on the
+    pick: a job that resumes should not pick again. A TRITON_CACHE_DIR of the user's is left alone.
+
+    Args:
+        kept: folder of the run.
+        keep: whether this node adds its new kernels to it; one node of a job does.
+    """
+    if not sees_gpu() or "TRITON_CACHE_DIR" in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="triton-") as folder:
+        if kept.exists():
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
+        try:
+            switches = {"TRITON_CACHE_AUTOTUNING": "1", "FLA_CACHE_RESULTS": "1"}
+            yield {"TRITON_CACHE_DIR": folder, **switches}
+        finally:
+            with suppress(OSError):  # they can be tuned again
+                for file in Path(folder).rglob("*") if keep else ():
+                    goal = kept / file.relative_to(folder)
+                    if file.is_file() and not goal.exists():
+                        write_whole(goal, file.read_bytes())
 
 
 def refuse_bad_ending(ending: Ending, log: Path) -> None:
@@ -161,20 +198,6 @@ def _before_program() -> None:
     # Slurm signals the time limit to every process. The ranks handle the signal; torchrun would
     # die from it and take their store along.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _wait(
-    process: Running, is_over: Callable[[], bool], heartbeat: HeartbeatFile, ending: Ending
-) -> None:
-    """Waits for the end, and enforces it if rank 0 is frozen or the first node's command over."""
-    while process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        if heartbeat.kill_if_frozen():
-            ending.setdefault("killed", f"rank 0: had no heartbeat for {heartbeat.patience} s")
-        if is_over():
-            process.terminate()
-            process.wait()
 
 
 def _follow(process: Running, log: TextIO, ending: Ending) -> None:

@@ -19,10 +19,12 @@ from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, rec
 from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.stages import Stages
 
 
-def export_stage(jobs: ModelJobs) -> Stage:
+def export_stages(stages: Stages) -> list[Stage]:
     """Returns the stage that exports `step` of `arm`, which must both be set."""
+    jobs = stages.jobs
     name, step, folder = _exported(jobs)
 
     def inputs() -> Inputs:
@@ -41,13 +43,15 @@ def export_stage(jobs: ModelJobs) -> Stage:
         jobs.run(job, into)
         return {"weights": checkpoint_digest(into / "hf")}
 
-    return HandOver(f"export_{name}_{step}", folder, inputs, make).stage(
+    stage = HandOver(f"export_{name}_{step}", folder, inputs, make).stage(
         f"export arm={name} step={step}", f"export {name} at step {step}", needs=(name,)
     )
+    return [stage]
 
 
-def evaluate_export_stage(jobs: ModelJobs) -> Stage:
-    """Returns the stage that measures the held-out losses of the exported step."""
+def evaluate_stages(stages: Stages) -> list[Stage]:
+    """Returns the stages that export a step and measure its held-out losses."""
+    jobs = stages.jobs
     name, step, folder = _exported(jobs)
     file, stage = folder / FILE, f"evaluate_{name}_{step}"
 
@@ -61,7 +65,7 @@ def evaluate_export_stage(jobs: ModelJobs) -> Stage:
         with measured(jobs, {name: folder / "hf"}, folder, {name: current}) as losses:
             write_json(file, losses[name] | {"arm": name, "step": step, "inputs": current})
 
-    return Stage(
+    measuring = Stage(
         name=stage,
         command=f"evaluate arm={name} step={step}",
         title=f"evaluate {name} at step {step}",
@@ -72,6 +76,7 @@ def evaluate_export_stage(jobs: ModelJobs) -> Stage:
         results=(file, partial_folder(folder)),
         needs=(f"export_{name}_{step}",),
     )
+    return [*export_stages(stages), measuring]
 
 
 def find_checkpoint(trained: Path, step: int) -> Path:

@@ -9,8 +9,7 @@ import pytest
 from command_line import composed, nemo_rod
 
 from nemo_rod.commands.run_stages import _NEEDS, check_packages
-from nemo_rod.run.exports import evaluate_export_stage, export_stage, find_checkpoint
-from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.lab.exports import evaluate_stages, export_stages, find_checkpoint
 from nemo_rod.run.stages import Stages
 
 
@@ -36,21 +35,18 @@ def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> ModelJobs:
+def stages(tmp_path: Path) -> Stages:
     """Those of a run of which step 20 of RoD is to be exported."""
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
-    return Stages(config).jobs
+    return Stages(config)
 
 
-def test_an_arm_in_training_is_exported_from_where_it_works(
-    jobs: ModelJobs, tmp_path: Path
-) -> None:
-    stage = export_stage(jobs)
+def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_path: Path) -> None:
+    stage, looked = evaluate_stages(stages)
     assert (stage.name, stage.command) == ("export_rod_20", "export arm=rod step=20")
     assert stage.folder == tmp_path / "exports/rod/step_20"
     save(tmp_path / "arms" / "rod.partial", 20)
     assert not stage.is_done()
-    looked = evaluate_export_stage(jobs)
     assert looked.needs == (stage.name,) and not looked.is_done()
     stage.folder.mkdir(parents=True)
     inputs = {"arm": "c", "seed": 42, "step": 20}
@@ -63,11 +59,11 @@ def test_an_arm_in_training_is_exported_from_where_it_works(
         stage.is_done()
 
 
-def test_an_export_is_of_the_arm_as_it_was_made(jobs: ModelJobs, tmp_path: Path) -> None:
+def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) -> None:
     arm = tmp_path / "arms" / "rod"
     save(arm, 20)
     (arm / "manifest.json").write_text(json.dumps({"inputs": {"base": "b", "blocks": "d"}}))
-    stage, looked = export_stage(jobs), evaluate_export_stage(jobs)
+    stage, looked = evaluate_stages(stages)
     stage.folder.mkdir(parents=True)
     inputs = {"arm": "c", "seed": 42, "step": 20, "rod.base": "b", "rod.blocks": "d"}
     manifest = {"inputs": inputs, "outputs": {"weights": "w"}}
@@ -104,23 +100,18 @@ def test_what_names_no_checkpoint_is_refused(
 ) -> None:
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
     with pytest.raises(ValueError, match=expected):
-        export_stage(Stages(config).jobs)
+        export_stages(Stages(config))
 
 
-def test_an_arm_that_has_not_begun_is_refused(jobs: ModelJobs, tmp_path: Path) -> None:
+def test_an_arm_that_has_not_begun_is_refused(stages: Stages, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
-        export_stage(jobs).run()
+        export_stages(stages)[0].run()
     assert not (tmp_path / "exports" / "rod" / "step_20").exists()
 
 
 def test_every_stage_says_what_it_needs() -> None:
     config = composed("recipe=toy", "arm=rod", "step=20")
-    stages = Stages(config)
-    known = [
-        *Stages(composed("recipe=toy")).all(),
-        export_stage(stages.jobs),
-        evaluate_export_stage(stages.jobs),
-    ]
+    known = [*Stages(composed("recipe=toy")).all(), *evaluate_stages(Stages(config))]
     check_packages(known, config)
     assert {stage.extra for stage in known} == {*_NEEDS} - {""}
 
