@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 
@@ -254,6 +256,63 @@ def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> 
     for role, name in (("adaptation", "refs_new"), ("replay", "refs_old")):
         one, other = (References.open([folder]) for folder in (tmp_path / role, jobs.root / name))
         assert one.digest == other.digest
+
+
+@pytest.mark.swap_in
+def test_a_base_may_be_a_hugging_face_folder(
+    tmp_path: Path, torchrun: Callable[..., list[str]]
+) -> None:
+    """Its references are the losses that transformers itself computes on the job's samples."""
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "hf")
+    script = tmp_path / "of_hf.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
+        "from pathlib import Path\n"
+        "import numpy as np, torch\n"
+        "from before import make_config\n"
+        "from megatron.bridge import AutoBridge\n"
+        "from megatron.bridge.training.gpt_step import forward_step\n"
+        "from nemo_rod import swap_in\n"
+        "from nemo_rod.hosts.swap_in.job_references import HostReferenceJob\n"
+        f"root = Path({str(tmp_path)!r})\n"
+        f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
+        "model = AutoBridge.from_hf_pretrained(str(root / 'hf')).to_megatron_provider(False)\n"
+        "for key in ('seq_length', 'params_dtype', 'pipeline_dtype', 'transformer_layer_spec',\n"
+        "    'gradient_accumulation_fusion', 'apply_rope_fusion', 'persist_layer_norm',\n"
+        "    'masked_softmax_fusion', 'bias_dropout_fusion', 'bias_activation_fusion',\n"
+        "    'cross_entropy_loss_fusion'):\n"
+        "    setattr(model, key, getattr(cfg.model, key))\n"
+        "model.bf16 = model.fp16 = False\n"
+        "model.autocast_dtype, model.vocab_size = torch.float32, 256\n"
+        "cfg.model = model\n"
+        "cfg.checkpoint.pretrained_checkpoint = str(root / 'hf')\n"
+        "write = HostReferenceJob.write\n"
+        "def write_and_keep(job, *args, **options):\n"
+        "    write(job, *args, **options)\n"
+        f"    ids = np.arange({HALF}, {HALF} + 8)\n"
+        "    torch.save(next(job.data.micro_batches(ids, 8)), root / 'samples.pt')\n"
+        "HostReferenceJob.write = write_and_keep\n"
+        "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"
+        "swap_in.reference('megatron_bridge', cfg, forward_step, role='replay', roles=roles,\n"
+        "    out=root / 'refs')\n"
+    )
+    jobs = Jobs(tmp_path, torchrun)
+    jobs.make_data()
+    jobs.on_cpu(1, "megatron_bridge", script, path=str(ROOT), timeout=600)
+    samples = torch.load(tmp_path / "samples.pt")
+    with torch.no_grad():
+        logits = model(input_ids=samples["tokens"]).logits
+    loss = torch.nn.functional.cross_entropy(logits.mT, samples["labels"], reduction="none")
+    mask = samples["loss_mask"]
+    expected = (loss * mask).sum(1) / mask.sum(1)
+    found = References.open([tmp_path / "refs"]).losses(np.arange(HALF, HALF + 8))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.swap_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,24 @@ def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -
     config.dry_run = True
     submit(Stages(config), Stages(config).all())
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
+
+
+def test_jobs_inherit_nothing_of_an_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "dry_run=true")
+    submit(Stages(config), Stages(config).all()[:1])
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/bash\necho 7\nenv > {tmp_path}/environment\n")
+    sbatch.chmod(0o755)
+    left = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "9", "SLURM_NTASKS": "2"}
+    kept = {"SLURM_CONF": "/conf", "SLURM_JWT": "token", "PATH": f"{sbatch.parent}:/usr/bin:/bin"}
+    script = Path(config.run_dir) / "launch" / "slurm" / "submit.sh"
+    subprocess.run(["bash", script], env={**left, **kept}, check=True)
+    found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
+    assert {key: found[key] for key in kept} == kept
+    assert not left.keys() & found.keys()
 
 
 def test_image_must_be_there_when_jobs_are_submitted(

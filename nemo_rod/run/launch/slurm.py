@@ -33,6 +33,9 @@ _SUBMIT = """\
 set -Eeuo pipefail
 folder={folder}
 cd {cwd} # where the jobs work
+# those of an allocation around this shell would reach the jobs, whose srun refuses some
+unset "${{!SLURM_JOB@}}" "${{!SLURM_STEP@}}" "${{!SLURM_TASK@}}" "${{!SLURM_N@}}"
+unset "${{!SLURM_MEM@}}" "${{!SLURM_CPU@}}" "${{!SLURM_GPU@}}" "${{!SLURM_TRES@}}"
 mkdir -p {logs}
 if [[ -e $folder/jobs.tsv ]]; then
   echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
