@@ -112,7 +112,7 @@ class Bench:
         self,
         micro_batch: int | None = None,
         *,
-        eighths: int = 8,
+        share: float = 1,
         precision: str | None = None,
     ) -> MegatronScorer:
         return MegatronScorer(
@@ -120,21 +120,21 @@ class Bench:
             self.store,
             self.groups,
             micro_batch_size=micro_batch or self.s.scoring_micro_batch,
-            length=self.s.seq * eighths // 8,
+            length=int(self.s.seq * share),
             precision=precision,
         )
 
-    def selector(self, eighths: int = 8) -> RoDSelector:
+    def selector(self, share: float = 1) -> RoDSelector:
         counts = (self.store.num_adaptation, self.store.num_replay)
         arm = make_arm(
             "rod", num_adaptation=counts[0], num_replay=counts[1], batch_size=self.s.batch,
             seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0,
-            prefix=str(Fraction(eighths, 8)),
+            prefix=str(Fraction(share)),
         )  # fmt: skip
         chooses = Selector.for_arm(
             arm,
             self.store,
-            References.open(self.references, self.store, length=self.s.seq * eighths // 8),
+            References.open(self.references, self.store, length=int(self.s.seq * share)),
         )
         size = self.s.scoring_micro_batch
         return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
@@ -189,28 +189,28 @@ def steps(bench: Bench) -> None:
         flops = passes * trained * forward
         point = _point(name, bench, seconds, tokens=trained, flops=flops, passes=passes * reads)
         bench.points.append(point)
-    for eighths in (8, 4, 2, 1):
-        tokens = MULTIPLIER * trained * eighths / 8
-        flops = tokens * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
-        scorer = bench.scorer(eighths=eighths)
+    for share in (1, 1 / 2, 1 / 4, 1 / 8):
+        tokens = MULTIPLIER * trained * share
+        flops = tokens * s.shape.forward_flops(s.vocab, int(s.seq * share))
+        scorer = bench.scorer(share=share)
 
         def score(scorer: MegatronScorer = scorer) -> object:
             return scorer.losses(bench.pool)
 
-        name = f"scoring {eighths}/8"
-        beside = [pass_alone] if eighths == 8 else []
+        name = f"scoring {8 * share:g}/8"
+        beside = [pass_alone] if share == 1 else []
         seconds, *others = bench.time(name, score, tokens, flops, *beside)
         _, passes = scoring_passes(
-            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, share=eighths / 8
+            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, share=share
         )
         point = _point(name, bench, seconds, tokens=tokens, flops=flops, passes=passes)
         bench.points.append(point)
-        if eighths == 8:
+        if share == 1:
             speed = MULTIPLIER * others[0] / seconds
             bench.add(over("scoring_over_forward", speed, "x", 1.0))
             _fp8(bench, score, tokens, flops)
-    for eighths in (8, 4, 2, 1):
-        _rod(bench, eighths, step, pass_alone)
+    for share in (1, 1 / 2, 1 / 4, 1 / 8):
+        _rod(bench, share, step, pass_alone)
     _without_scoring(bench, ids, step)
 
 
@@ -242,24 +242,24 @@ def _fp8(bench: Bench, score: Callable[[], object], tokens: float, flops: float)
 
 
 def _rod(
-    bench: Bench, eighths: int, plain: Callable[[], object], forward: Callable[[], object]
+    bench: Bench, share: float, plain: Callable[[], object], forward: Callable[[], object]
 ) -> None:
     """RoD's whole step: pool, references, scoring, choice, update."""
-    s, selector = bench.s, bench.selector(eighths)
+    s, selector = bench.s, bench.selector(share)
     step, numbers = selector.wrap(bench.training.train_step), iter(range(10**6))
     trained = s.batch * s.seq
-    scored = MULTIPLIER * trained * eighths / 8
+    scored = MULTIPLIER * trained * share
     flops = 3 * trained * bench.forward_flops
-    flops += scored * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
+    flops += scored * s.shape.forward_flops(s.vocab, int(s.seq * share))
 
     def rod() -> None:
         bench.training.rod(step, next(numbers), s.batch)
 
-    beside = [plain, forward] if eighths == 8 else [plain]
+    beside = [plain, forward] if share == 1 else [plain]
     seconds, of_plain, *of_forward = bench.time(
-        f"rod step {eighths}/8", rod, trained, flops, *beside
+        f"rod step {8 * share:g}/8", rod, trained, flops, *beside
     )
-    bench.add(Row(f"rod_over_plain {eighths}/8", seconds / of_plain, "x"))
+    bench.add(Row(f"rod_over_plain {8 * share:g}/8", seconds / of_plain, "x"))
     if of_forward:
         limit = 1 + MULTIPLIER * of_forward[0] / of_plain
         bench.add(Row("limit", limit, "x"))
@@ -300,11 +300,11 @@ def exactness(bench: Bench) -> None:
         other = bench.scorer(size).losses(bench.pool)
         moved = np.abs(other - base).max()
         bench.add(Row(f"score moves: micro-batch {s.scoring_micro_batch} -> {size}", moved, "nats"))
-    for eighths in (4, 2, 1):
-        part = bench.scorer(eighths=eighths).losses(bench.pool)
-        cut = bench.scorer().losses_at(bench.pool, [s.seq, s.seq * eighths // 8])[:, 1]
+    for share in (1 / 2, 1 / 4, 1 / 8):
+        part = bench.scorer(share=share).losses(bench.pool)
+        cut = bench.scorer().losses_at(bench.pool, [s.seq, int(s.seq * share)])[:, 1]
         moved = np.abs(part - cut).max()
-        bench.add(Row(f"score moves: {eighths}/8 alone or in the whole", moved, "nats"))
+        bench.add(Row(f"score moves: {8 * share:g}/8 alone or in the whole", moved, "nats"))
 
 
 def slices(bench: Bench) -> None:

@@ -30,8 +30,7 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Joint, reducible_loss
 from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.choice import choose
-from nemo_rod.selection.fidelity import fidelity
+from nemo_rod.selection.choice import choose, fidelity
 
 SEEDS = (0, 1, 2)
 LENGTH, VOCABULARY, BATCH = 64, 256, 16

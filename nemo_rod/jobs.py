@@ -66,7 +66,7 @@ class TrainJob(ModelJob):
     validation_every: int = 0
     validation_blocks: int = 64
     config_digest: str = ""  # digest of the configuration, for the curriculum's header
-    # rule for an early stop (`selection.convergence.Rule`), or None
+    # rule for an early stop (`selection.held_out.Rule`), or None
     convergence: dict[str, Any] | None = None
     # names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`)
     loggers: list[str] = field(default_factory=list)
@@ -153,10 +153,7 @@ def read_job(path: Path) -> Job:
 def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     """Returns a connection to the key-value store of a job, which its torchrun keeps.
 
-    Args:
-        address: host and port.
-        name: torchrun's `--rdzv-id`.
-        seconds: to wait for it, and for its values.
+    `name` is torchrun's `--rdzv-id`; it waits so many seconds for the store, and for values.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -187,8 +184,7 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
 
 def _refuse_other_types(section: Any) -> None:
     for name, hint in get_type_hints(type(section)).items():
-        found = getattr(section, name)
-        if dataclasses.is_dataclass(found):
+        if dataclasses.is_dataclass(found := getattr(section, name)):
             _refuse_other_types(found)
         elif not _has_type(found, hint):
             raise ValueError(f"{name} is {found!r}, expected {getattr(hint, '__name__', hint)}")

@@ -116,10 +116,6 @@ def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
     Must be called before the host starts its loggers, in the process that logs. Without an account,
     W&B writes to files, which `wandb sync` uploads later.
 
-    Args:
-        names: The loggers.
-        folder: Folder of the run.
-
     Returns:
         The changes in this process; to be ended before it begins another run.
     """
@@ -166,13 +162,8 @@ def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict
 
     W&B holds the newest metrics in memory; after a resume they are logged again from here.
 
-    Args:
-        folder: Folder of the run.
-        first: First number of steps done.
-        last: Last number of steps done.
-
     Yields:
-        The number of steps done, and metrics by name.
+        The number of steps done, from `first` to `last`, and metrics by name.
     """
     start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
     if start.exists() and first <= 0:
@@ -188,13 +179,7 @@ def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
-    """Shows metrics in every logger of Megatron-Bridge.
-
-    Args:
-        state: Its GlobalState, on the rank that logs.
-        done: Number of steps done.
-        metrics: Metrics by name.
-    """
+    """Shows metrics after `done` steps in every logger of Megatron-Bridge's GlobalState `state`."""
     known = known_metrics(metrics)
     if writer := state.tensorboard_logger:
         write_scalars(writer, known, done)

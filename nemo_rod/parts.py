@@ -111,10 +111,7 @@ def names(kind: str) -> list[str]:
 def load(kind: str, name: str, *, key: str = "") -> Any:
     """Imports a part and returns it.
 
-    Args:
-        kind: kind of the part, a key of `OURS`.
-        name: its name.
-        key: configuration key that names it, for the error.
+    The error names the configuration key.
 
     Raises:
         ValueError: if no part has the name, or the package that registered it cannot provide it.

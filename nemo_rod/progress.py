@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import KW_ONLY, dataclass
 
 # Marks output lines for users: a launcher shows only these, the log keeps all.
 PREFIX = "progress: "
 
 
+@dataclass(eq=False)
 class Progress:
-    """Prints a progress line at intervals.
+    """Prints a progress line at intervals."""
 
-    Args:
-        name: Label of the work.
-        total: Total amount of work; 0 if unknown.
-        unit: Counted unit, such as "blocks"; if given, lines also show the pace.
-        tokens: Tokens of a counted unit; if given, lines also show tokens per second.
-        prefix: Start of every line.
-        every_seconds: Minimum time between two lines; the last one is always shown.
-    """
+    name: str  # label of the work
+    total: float  # amount of work; 0 if unknown
+    _: KW_ONLY
+    unit: str = ""  # counted unit, such as "blocks"; if given, lines also show the pace
+    tokens: int = 0  # of a counted unit; if given, lines also show tokens per second
+    prefix: str = PREFIX  # start of every line
+    every_seconds: float = 2.0  # between two lines at least; the last one is always shown
 
-    def __init__(
-        self,
-        name: str,
-        total: float,
-        *,
-        unit: str = "",
-        tokens: int = 0,
-        prefix: str = PREFIX,
-        every_seconds: float = 2.0,
-    ) -> None:
-        self.name, self.total, self.unit, self.tokens = name, total, unit, tokens
-        self.prefix = prefix
-        self.every_seconds = every_seconds
+    def __post_init__(self) -> None:
         self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()
 
     def start(self, done: float) -> None:

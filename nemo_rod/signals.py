@@ -60,11 +60,7 @@ class HeartbeatFile:
         self.path.unlink(missing_ok=True)
 
     def kill_if_frozen(self) -> bool:
-        """Kills the process if the file has been unchanged for `patience` checks.
-
-        Returns:
-            Whether it was killed.
-        """
+        """Kills the process if the file is unchanged for `patience` checks; returns whether."""
         try:
             beat, number = self.path.stat().st_mtime_ns, int(self.path.read_text() or 0)
         except FileNotFoundError:  # not yet, or no more
@@ -81,14 +77,11 @@ class HeartbeatFile:
 
 
 def leave_ray(status: int) -> None:
-    """Ends this process at once if it has used Ray; otherwise does nothing.
+    """Ends this process at once, with an exit status, if it has used Ray.
 
     At the end of a process, Ray's library joins the threads of its own pool and may wait for ever:
     a finished job would hold its nodes until its time limit. Python's own exit handlers run, Ray's
     among them.
-
-    Args:
-        status: exit status of the process.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

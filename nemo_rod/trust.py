@@ -10,11 +10,7 @@ from pathlib import Path
 
 
 def name_and_revision(name: str) -> tuple[str, str | None]:
-    """Splits the name of a model or tokenizer on the hub, NAME or NAME@REVISION.
-
-    Returns:
-        The name, and the commit, branch or tag; None without one, and for a folder.
-    """
+    """Splits NAME@REVISION on the hub; the revision is None without one, and for a folder."""
     match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([\w./-]+)", name)
     return (name, None) if match is None or Path(name).exists() else (match[1], match[2])
 
@@ -30,10 +26,7 @@ class UntrustedCodeError(ValueError):
 
 @contextmanager
 def explain_own_code(subject: str) -> Iterator[None]:
-    """Re-raises a library's refusal to run third-party code, with the key that allows it.
-
-    Args:
-        subject: The checkpoint or tokenizer that the block loads.
+    """Re-raises a library's refusal to run code of `subject`, with the key that allows it.
 
     Raises:
         UntrustedCodeError: A library refused to run its code.
@@ -52,10 +45,7 @@ def explain_own_code(subject: str) -> Iterator[None]:
 def refuse_own_code(checkpoint: str, host: str, *, key: str) -> None:
     """Refuses a checkpoint, or tokenizer, with its own code for a host that always runs it.
 
-    Args:
-        checkpoint: Folder, or name on the hub.
-        host: Name of the host.
-        key: Configuration key that allows the code.
+    It is a folder, or a name on the hub; `key` is the configuration key that allows the code.
 
     Raises:
         UntrustedCodeError: Its config.json or tokenizer_config.json names such code.

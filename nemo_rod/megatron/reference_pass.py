@@ -31,14 +31,13 @@ def write_references(
 
     Args:
         scorer: the scorer, whose store has the blocks.
-        out: folder of the references.
-        manifest: the range of blocks and how their losses are computed.
+        out: folder of the references; it and the next are as those of `ReferenceWriter`.
+        manifest: provenance of the losses.
         name: title of the progress line.
         wanted: blocks of the range that must have a reference; None for all.
 
     Raises:
-        ValueError: the folder has references of another model or other data, or a loss is not
-            finite.
+        ValueError: as `ReferenceWriter`, or a loss is not finite.
     """
     writer = all_or_none(
         lambda: (

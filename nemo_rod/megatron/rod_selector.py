@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,65 +30,44 @@ from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import deal
 
 
+@dataclass(eq=False)
 class RoDSelector:
     """Makes a trainer train on the blocks that a `Selector` chooses at every step.
 
     Example:
         >>> with RoDSelector(Selector.for_arm(arm, store, references), store).installed():
         ...     pretrain(config, forward_step)
-
-    Args:
-        selector: chooses the blocks of a step.
-        store: store that holds the blocks.
-        scoring_micro_batch_size: blocks in one forward-only pass of one replica; 0 for as many
-            as in training.
-        scoring_precision: "fp8" scores in FP8, None in the model's precision.
-        beat: heartbeat, called whenever this rank makes progress.
-        batches: function from block ids and a micro-batch size to the micro-batches to score, and
-        checked_batches: to those to train on, of blocks that were compared with their hashes; by
-            default the `micro_batches` of a `BlockStore`.
-        scoring_step: function that turns the trainer's forward step into one that scores; by
-            default plain causal language modelling scores.
-        around_scoring: returns a context in which the trainer keeps state that scoring changes.
-
-    Attributes:
-        choice: the choice of the last step.
-        on_choice: callback for every choice, called before it is trained on.
-        step_seconds: duration of the last step in seconds.
     """
 
-    def __init__(
-        self,
-        selector: Selector,
-        store: BlockStore | HashedBlocks,
-        *,
-        scoring_micro_batch_size: int = 1,
-        scoring_precision: str | None = None,
-        beat: Callable[[], None] = lambda: None,
-        batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
-        checked_batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
-        scoring_step: Callable[[Callable], ForwardStep] | None = None,
-        around_scoring: Callable[[], AbstractContextManager] = nullcontext,
-    ) -> None:
-        self.selector, self.store, self.batches = selector, store, batches
-        if checked_batches is None:
-            assert isinstance(store, BlockStore), "other blocks come with their batches"
-            checked_batches = partial(checked_micro_batches, store)
-        self.checked_batches = checked_batches
-        self.scoring_step, self.around_scoring = scoring_step, around_scoring
-        self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
-        self.scoring_precision = scoring_precision
-        self.choice: Choice | None = None
-        self.on_choice: Callable[[Choice], None] = lambda choice: None
-        self.step_seconds = 0.0
-        self._captured: Callable[[], np.ndarray] | None = None
+    selector: Selector  # chooses the blocks of a step
+    store: BlockStore | HashedBlocks  # holds them
+    _: KW_ONLY
+    scoring_micro_batch_size: int = 1  # as `MegatronScorer`'s; 0 for that of training
+    scoring_precision: str | None = None  # as `MegatronScorer`'s `precision`
+    beat: Callable[[], None] = lambda: None  # called whenever this rank makes progress
+    batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None  # as `MegatronScorer`'s
+    # as `batches`, to train on, of blocks that were compared with their hashes; by default those of
+    # a `BlockStore`
+    checked_batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None
+    # turns the trainer's forward step into one that scores; by default plain causal modelling does
+    scoring_step: Callable[[Callable], ForwardStep] | None = None
+    # returns a context in which the trainer keeps state that scoring changes
+    around_scoring: Callable[[], AbstractContextManager] = nullcontext
+    choice: Choice | None = field(default=None, init=False)  # of the last step
+    # called with every choice before it is trained on
+    on_choice: Callable[[Choice], None] = field(
+        default_factory=lambda: lambda choice: None, init=False
+    )
+    step_seconds: float = field(default=0.0, init=False)  # duration of the last step
+    _captured: Callable[[], np.ndarray] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.checked_batches is None:
+            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
+            self.checked_batches = partial(checked_micro_batches, self.store)
 
     def wrap(self, train_step: Callable) -> Callable:
-        """Wraps the selector around a trainer's `train_step`.
-
-        The choice is made where the trainer would run forward-backward: after it has zeroed the
-        gradients, because some optimizers share one buffer between gradients and weights.
-        """
+        """Wraps the selector around a trainer's `train_step`; see `around`."""
         signature = inspect.signature(train_step)
 
         def rod_train_step(*args: Any, **kwargs: Any) -> Any:
@@ -122,10 +102,11 @@ class RoDSelector:
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """Returns the replacement for the schedule of one training step.
 
+        The choice is made where the trainer would run forward-backward: after it has zeroed the
+        gradients, because some optimizers share one buffer between gradients and weights.
+
         Args:
-            schedule: the trainer's forward-backward function, called by keyword. It runs after
-                gradients are zeroed, because some optimizers share one buffer between gradients
-                and weights.
+            schedule: the trainer's forward-backward function, called by keyword.
             step: number of the training step, from 0.
             groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
 
@@ -140,7 +121,7 @@ class RoDSelector:
             if options["forward_only"]:
                 return schedule(**options)
             model, micro_batch_size = options["model"], options["micro_batch_size"]
-            if choice is None:  # a rerun of the same step trains on the same winners
+            if choice is None:
                 make = self.scoring_step
                 scorer = MegatronScorer(
                     model,
@@ -161,6 +142,7 @@ class RoDSelector:
             shares = deal(
                 choice.block_ids, micro_batch_size=micro_batch_size, replicas=groups.dp.size()
             )
+            assert self.checked_batches is not None
             winners = self.checked_batches(shares[groups.dp.rank()], micro_batch_size)
             batches = for_each(winners, len(model))
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
@@ -173,8 +155,7 @@ class RoDSelector:
                     num_blocks = len(choice.block_ids)
                     self._captured = partial(capture_losses.gathered, num_blocks, micro_batch_size)
                 return result
-            # scoring has gathered every parameter; gathering again would read a buffer that the
-            # optimizer may share with gradients and that has since been zeroed
+            # scoring has gathered every parameter; the buffer may have been zeroed since
             with replaced(get_model_config(model[0]), "param_sync_func", None):
                 return schedule(**options)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import multiprocessing.dummy
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
@@ -38,7 +38,7 @@ from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_confi
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
-from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.held_out import Rule
 from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
@@ -188,11 +188,11 @@ class _SignalHandler(Callback):
         context.state.signal_handler.release()
 
 
+@dataclass(eq=False)
 class _Exporter(Callback):
     """Writes the trained weights as a Hugging Face checkpoint."""
 
-    def __init__(self, save: Any) -> None:
-        self.save = save
+    save: Callable[[list], None]
 
     def on_train_end(self, context: CallbackContext) -> None:
         self.save(context.model)

@@ -21,7 +21,7 @@ from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection import Candidates, Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.arrays import Mask
-from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.held_out import Rule
 
 _OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 

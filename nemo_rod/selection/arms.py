@@ -146,9 +146,8 @@ class Arm:
     @property
     def scored_share(self) -> float:
         """Fraction of the steps, not counting the first, that have a scoring pass."""
-        if self.scored_every is None:
-            return 1.0
-        return 1 / self.scored_every if self.scored_every else 0.0
+        every = 1 if self.scored_every is None else self.scored_every
+        return 1 / every if every else 0.0
 
     @property
     def candidates(self) -> Candidates:

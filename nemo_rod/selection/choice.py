@@ -1,5 +1,7 @@
 """Selection at one step, given the losses of the candidates (paper, algorithm 1).
 
+`fidelity` compares a choice with the one that cheaper scores would have made.
+
 Shape suffixes: C = candidates, K = chosen.
 """
 
@@ -7,12 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from nemo_rod.selection.arrays import Ids, Nats
+from nemo_rod.selection.arrays import Floats, Ids, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import Policy, Score, reducible_loss, threshold
 
@@ -36,7 +38,7 @@ class Choice:
     is_estimated: bool = False  # without a model (`estimates.py`)
     excluded: int = 0  # number of candidates whose score was not finite
     reference: Nats | None = None  # float32 `[C]`; None without a scoring pass
-    # Metrics of the choices that cheaper scores would have made (`fidelity.py`).
+    # Metrics of the choices that cheaper scores would have made (`fidelity`).
     compared: dict[str, float | None] = field(default_factory=dict)
 
     @property
@@ -72,8 +74,8 @@ def choose(
         ValueError: A score is not finite and not excluded, or too few candidates remain.
     """
     if not policy.needs_scores:
-        chosen = _selected(policy, None, pool, batch_size)
-        return Choice(pool, None, None, chosen, seconds={"scoring": 0.0, "selection": 0.0})
+        chosen, tau = _selected(policy, None, pool, batch_size)
+        return Choice(pool, None, None, chosen, tau, seconds={"scoring": 0.0, "selection": 0.0})
     assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
     score_C = np.array(score(loss_C, reference_C), dtype=np.float32)  # perhaps loss_C itself
@@ -96,8 +98,7 @@ def choose(
                 "resume from an earlier checkpoint with a lower train.lr."
             )
         score_C[bad_C] = -np.inf
-    chosen = _selected(policy, score_C, pool, batch_size)
-    tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
+    chosen, tau = _selected(policy, score_C, pool, batch_size)
     seconds, num_bad = {"selection": time.perf_counter() - start}, int(bad_C.sum())
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, False, num_bad, reference_C)
 
@@ -105,15 +106,14 @@ def choose(
 def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:
     """Selects by estimated, finite scores, float32 `[C]`, nats; see `choose`."""
     start = time.perf_counter()
-    chosen = _selected(policy, score_C, pool, batch_size)
-    tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
+    chosen, tau = _selected(policy, score_C, pool, batch_size)
     unknown_C = np.full(len(score_C), np.nan, dtype=np.float32)
     seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
     return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
 
 
-def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> Ids:
-    """Returns the policy's choice, which may be that of another package."""
+def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
+    """Returns the choice of a policy, which may be another package's, and tau."""
     chosen: Ids = np.asarray(policy.select(score_C, pool.is_replay, k))
     ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())
     if not (len(chosen) == k and ascends and chosen[-1] < len(pool.block_ids)):
@@ -121,4 +121,46 @@ def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> Ids:
             f"step {pool.step}: {type(policy).__name__}.select returned {chosen}, expected {k} "
             f"ascending positions below {len(pool.block_ids)}: correct the policy."
         )
-    return chosen
+    weighted_C = None if score_C is None else policy.weigh(score_C, pool.is_replay)
+    return chosen, threshold(weighted_C, chosen)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """A choice by other scores, compared with the choice that was made."""
+
+    overlap: float  # fraction of the chosen blocks that both choices share
+    share_drift: float  # replay share of the other choice minus that of the choice that was made
+    rank_correlation: float  # Spearman's, over all candidates; NaN if either score is constant
+
+
+def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
+    """Compares a scored choice with the one that other scores [C] make by the same policy."""
+    assert choice.score is not None
+    is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
+    score_C = np.where(padding_C, -np.inf, score_C)
+    chosen = policy.select(score_C, is_replay_C, len(choice.chosen))
+    shared = len(np.intersect1d(chosen, choice.chosen))
+    drift = is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()
+    correlation = rank_correlation(choice.score[~padding_C], score_C[~padding_C])
+    return Fidelity(shared / len(chosen), float(drift), correlation)
+
+
+def fidelity_metrics(name: str, result: Fidelity) -> dict[str, float | None]:
+    """Returns a comparison as metrics `rod/<name>/<measure>`; None for non-finite values."""
+    return {
+        f"rod/{name}/{measure}": value if math.isfinite(value) else None
+        for measure, value in asdict(result).items()
+    }
+
+
+def rank_correlation(a_N: Floats, b_N: Floats) -> float:
+    """Returns Spearman's rank correlation; equal values share their mean rank."""
+    ranks = []
+    for values_N in (a_N, b_N):
+        _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+        rank_N = (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
+        ranks.append(rank_N - rank_N.mean())
+    a, b = ranks
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale else math.nan

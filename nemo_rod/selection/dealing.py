@@ -71,19 +71,13 @@ def scoring_passes(
 def whole_micro_batches(
     missing: Ids, manifest: ReferenceManifest, size: int, replicas: int
 ) -> Iterator[Ids]:
-    """Yields ids of missing blocks in whole micro-batches, some for every replica at a time.
+    """Yields ids of missing blocks, ascending, in micro-batches of `size`, some for every replica.
 
     No micro-batch reaches into the next part: what is missing of a part is scored with the same
     neighbours after any interruption and with any number of replicas, so that its losses are
     bit-identical even where neighbours matter in the last bits, as with FP8 or experts. The last
     micro-batch of a part is padded with repeats of its last block, and the last group with repeats
     of a micro-batch, so that all replicas have equally many.
-
-    Args:
-        missing: ids of the blocks that are still to be scored, ascending.
-        manifest: the parts of the references.
-        size: blocks in a micro-batch.
-        replicas: data-parallel size.
     """
     ends = np.searchsorted(manifest.part_of(missing), np.arange(manifest.num_parts), side="right")
     parts = [part for part in np.split(missing, ends[:-1]) if len(part)]

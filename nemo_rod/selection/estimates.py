@@ -16,6 +16,7 @@ Shape suffixes: C = candidates, N = blocks observed, M = sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,32 +34,24 @@ MEMORY_BLOCKS = 8
 MIN_DEVIATION = 1e-3
 
 
+@dataclass(eq=False)
 class SourceAverages:
     """Estimates scores from the sources of blocks.
-
-    Args:
-        source_index: Returns the source of every block, int64 [N] -> int64 [N] below M.
-        num_sources: Number of sources (M).
-        every: Steps between two scoring passes; 0 for none after the first.
-        seed: Seed of the draws.
-        score: Turns losses and reference losses into scores.
 
     Attributes:
         mean: Mean reducible loss of each source's recent blocks, nats, float64 [M]; NaN before any.
         variance: Variance of the same losses, float64 [M].
     """
 
-    def __init__(
-        self,
-        source_index: Callable[[Ids], Ids],
-        num_sources: int,
-        *,
-        every: int,
-        seed: int,
-        score: Score = reducible_loss,
-    ) -> None:
-        self._source_index, self._every, self._seed = source_index, every, seed
-        self._score = score
+    source_index: Callable[[Ids], Ids]  # of blocks, int64 [N] -> int64 [N] below M
+    num_sources: int  # M
+    _: KW_ONLY
+    every: int  # steps between two scoring passes; 0 for none after the first
+    seed: int  # of the draws
+    score: Score = reducible_loss
+
+    def __post_init__(self) -> None:
+        num_sources = self.num_sources
         self.mean = np.full(num_sources, np.nan)
         self.variance = np.zeros(num_sources)
         self._blocks = np.zeros(num_sources, dtype=np.int64)  # roughly, blocks in the mean
@@ -71,7 +64,7 @@ class SourceAverages:
 
     def is_due(self, step: int) -> bool:
         """Whether a step has a scoring pass: the first one, then one every `every` steps."""
-        return not self.has_seen or (self._every > 0 and step % self._every == 0)
+        return not self.has_seen or (self.every > 0 and step % self.every == 0)
 
     def estimate(self, pool: Pool) -> Nats:
         """Returns a score for every candidate, nats, float32 [C].
@@ -80,9 +73,9 @@ class SourceAverages:
         recently observed source was last seen more steps ago than there are sources, one of its
         candidates therefore outranks all others: at most one block per batch.
         """
-        source_C = self._source_index(pool.block_ids)
+        source_C = self.source_index(pool.block_ids)
         mean = np.where(np.isnan(self.mean), np.nanmean(self.mean), self.mean)
-        draws = np.random.default_rng((derive_key(self._seed, "averages"), pool.step))
+        draws = np.random.default_rng((derive_key(self.seed, "averages"), pool.step))
         normal_C = draws.standard_normal(len(source_C))
         deviation = np.maximum(np.sqrt(self.variance), MIN_DEVIATION)
         estimate_C = mean[source_C] + deviation[source_C] * normal_C
@@ -101,7 +94,7 @@ class SourceAverages:
             rho: Reducible losses, nats per token, float32 [N]; non-finite values are ignored.
         """
         known = np.isfinite(rho)
-        source_N, rho_N = self._source_index(block_ids[known]), rho[known].astype(np.float64)
+        source_N, rho_N = self.source_index(block_ids[known]), rho[known].astype(np.float64)
         for source in np.unique(source_N):
             new = rho_N[source_N == source]
             self._blocks[source] = min(self._blocks[source], MEMORY_BLOCKS) + len(new)
@@ -115,7 +108,7 @@ class SourceAverages:
     def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
         """Rebuilds the averages from a run's records, from its first step on."""
         for record in records:
-            rho_C = self._score(record.loss, references[record.block_ids])
+            rho_C = self.score(record.loss, references[record.block_ids])
             self.observe(record.step, record.block_ids, rho_C)
 
     @property

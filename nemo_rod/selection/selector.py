@@ -22,9 +22,15 @@ from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
+from nemo_rod.selection.choice import (
+    Choice,
+    OnNonfinite,
+    choose,
+    choose_by_estimates,
+    fidelity,
+    fidelity_metrics,
+)
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.fidelity import fidelity, fidelity_metrics
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
 from nemo_rod.selection.references import ReferenceLosses
 

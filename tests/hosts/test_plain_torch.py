@@ -119,7 +119,7 @@ def test_replay_scores_zero_at_the_base(runs: Runs) -> None:
     np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("script", ["loop.py", "trainer.py"])
+@pytest.mark.parametrize("script", ["loop.py", pytest.param("trainer.py", marks=pytest.mark.slow)])
 def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> None:
     """The second call, in two processes, continues from the checkpoint of the first."""
     inputs = (runs.tiny.base, runs.tiny.blocks, *runs.tiny.references, tmp_path)

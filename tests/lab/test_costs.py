@@ -142,45 +142,45 @@ LAYOUTS = [(1, 1, 1), (4, 1, 1), (1, 4, 1), (3, 2, 1), (2, 2, 2), (1, 4, 3)]
 
 @pytest.mark.parametrize(("replicas", "pipeline", "chunks"), LAYOUTS)
 def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, chunks: int) -> None:
-    for blocks, most, eighths in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):
+    for blocks, most, parts in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):  # 1/parts
         per_pass, passes = scoring_passes(
             blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
-            share=eighths / 8,
+            share=1 / parts,
         )  # fmt: skip
         unit = pipeline if chunks > 1 else 1
         assert passes % unit == 0
         assert per_pass * passes * replicas >= blocks
         assert per_pass * (passes - unit) * replicas < blocks  # one round fewer does not
         # no pass has more tokens than one of whole blocks
-        assert per_pass * eighths <= most * 8
+        assert per_pass <= most * parts
         # nor does any have more blocks than the fewest passes need
-        whole = most * 8 // eighths if pipeline == 1 else most
+        whole = most * parts if pipeline == 1 else most
         fewest = next(p for p in range(1, blocks + 1) if whole * p * replicas >= blocks)
         assert per_pass == ceil(ceil(blocks / replicas) / fewest)
 
 
 @pytest.mark.parametrize(
-    ("layout", "size", "eighths", "blocks", "expected"),
+    ("layout", "size", "part", "blocks", "expected"),
     [
-        ({"data": 4}, 4, 8, 64, (64.0, 4)),
-        ({"data": 4}, 4, 8, 65, (80.0, 5)),
-        ({"data": 4}, 4, 8, 0, (0.0, 0)),
-        ({"data": 4}, 32, 8, 64, (64.0, 1)),
-        ({"data": 1000}, 4, 8, 2048, (3000.0, 1)),  # not 4 on each of them
+        ({"data": 4}, 4, 1, 64, (64.0, 4)),
+        ({"data": 4}, 4, 1, 65, (80.0, 5)),
+        ({"data": 4}, 4, 1, 0, (0.0, 0)),
+        ({"data": 4}, 32, 1, 64, (64.0, 1)),
+        ({"data": 1000}, 4, 1, 2048, (3000.0, 1)),  # not 4 on each of them
         # 20 blocks on 3 replicas in fours: 7 each, 2 passes, 24 in all
-        ({"data": 3}, 4, 8, 20, (24.0, 2)),
+        ({"data": 3}, 4, 1, 20, (24.0, 2)),
         # quarters of them: up to 16 in a pass, so 7 in one
-        ({"data": 3}, 4, 2, 20, (21.0, 1)),
+        ({"data": 3}, 4, 1 / 4, 20, (21.0, 1)),
         # but a pipeline keeps its micro-batches, and an interleaved one needs pairs of them
-        ({"pipeline": 2}, 4, 2, 20, (20.0, 5)),
-        ({"pipeline": 2, "virtual_pipeline": 2}, 4, 8, 20, (24.0, 6)),
+        ({"pipeline": 2}, 4, 1 / 4, 20, (20.0, 5)),
+        ({"pipeline": 2, "virtual_pipeline": 2}, 4, 1, 20, (24.0, 6)),
     ],
 )
 def test_the_plan_counts_the_passes_that_run(
-    layout: dict[str, int], size: int, eighths: int, blocks: int, expected: tuple[float, int]
+    layout: dict[str, int], size: int, part: float, blocks: int, expected: tuple[float, int]
 ) -> None:
     setup = replace(
-        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, scored_part=eighths / 8
+        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, scored_part=part
     )
     assert setup.padded(blocks) == expected
 

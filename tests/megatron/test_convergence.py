@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from test_resume import kill_after, rows
 from tiny import LAYOUTS, Setting, metric
 
-from nemo_rod.selection.convergence import Rule, adaptation_loss
+from nemo_rod.selection.held_out import Rule, adaptation_loss
 
 
 def slow_converged_at(losses, tolerance, patience):

@@ -8,7 +8,7 @@ import numpy as np
 from places import ROOT
 
 from nemo_rod.selection import Joint, Pool, choose, selection_metrics
-from nemo_rod.selection.fidelity import Fidelity, fidelity_metrics
+from nemo_rod.selection.choice import Fidelity, fidelity_metrics
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nemo_rod.selection import Candidates, Joint, Pool, Selector
-from nemo_rod.selection.fidelity import fidelity, rank_correlation
+from nemo_rod.selection.choice import fidelity, rank_correlation
 from nemo_rod.selection.selector import Ahead
 
 SIZE, CANDIDATES, CHOSEN = 64, 40, 20

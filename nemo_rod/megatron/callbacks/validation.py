@@ -13,9 +13,8 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection.convergence import Rule, adaptation_loss
 from nemo_rod.selection.curriculum.journal import read_rows
-from nemo_rod.selection.held_out import START_FILE, source_losses
+from nemo_rod.selection.held_out import START_FILE, Rule, adaptation_loss, source_losses
 
 
 @dataclass(eq=False)
@@ -28,8 +27,6 @@ class Validation(Callback):
     Attributes:
         every: steps between two validations; 0 for never.
         num_blocks: maximum number of blocks per source.
-        micro_batch_size: blocks in one forward pass.
-        beat: heartbeat, called whenever this rank makes progress.
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
             ended, or of the initial weights before the first; empty if there was no validation.
     """

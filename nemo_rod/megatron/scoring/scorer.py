@@ -6,6 +6,7 @@ Shapes: C blocks, S tokens per block, L scored lengths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -29,50 +30,35 @@ from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import scoring_passes
 
 
+@dataclass(eq=False)
 class MegatronScorer:
     """Scores blocks of a store with a Megatron model.
-
-    Args:
-        model: the model's chunks on this rank, wrapped for data parallelism or not.
-        store: the store that holds the blocks.
-        groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
-        length: leading tokens of a block that are scored; None for all, S.
-        micro_batch_size: blocks in one forward pass of one replica; it may differ from training's.
-            A pass holds more prefixes, up to the same number of tokens.
-        beat: heartbeat, called after every micro-batch.
-        batches: function from block ids int64 `[c]` and a micro-batch size to the micro-batches, in
-            order; by default `micro_batches`.
-        forward_step: function that reads a micro-batch and runs the model on it; by default plain
-            causal language modelling.
-        precision: "fp8" for a pass in FP8 (`low_precision.py`), None for one in the model's own.
 
     Raises:
         ValueError: the model uses a feature that breaks scoring, or has layers without FP8.
     """
 
-    def __init__(
-        self,
-        model: list,
-        store: BlockStore | HashedBlocks,
-        groups: Any,
-        *,
-        micro_batch_size: int,
-        length: int | None = None,
-        beat: Callable[[], None] = lambda: None,
-        batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
-        forward_step: ForwardStep | None = None,
-        precision: str | None = None,
-    ) -> None:
-        self.model, self.store, self.groups = model, store, groups
-        self.micro_batch_size, self.beat = micro_batch_size, beat
-        self.length = length or store.block_size
-        self.batches = batches
-        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp)
-        self.config = get_model_config(model[0])
-        ddp_config = getattr(model[0], "ddp_config", None)
+    model: list  # its chunks on this rank, wrapped for data parallelism or not
+    store: BlockStore | HashedBlocks  # holds the blocks
+    groups: Any  # Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used)
+    _: KW_ONLY
+    # blocks in one forward pass of one replica, which may differ from training's; of prefixes more,
+    # up to the same number of tokens
+    micro_batch_size: int
+    length: int | None = None  # leading tokens of a block that are scored; None for all, S
+    beat: Callable[[], None] = lambda: None  # heartbeat, called after every micro-batch
+    # from block ids int64 `[c]` and a micro-batch size to the micro-batches, in order; by default
+    # `micro_batches`
+    batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None
+    # reads a micro-batch and runs the model on it; by default plain causal language modelling
+    forward_step: ForwardStep | None = None
+    precision: str | None = None  # "fp8" (`low_precision.py`), None for the model's own
+
+    def __post_init__(self) -> None:
+        self.config = get_model_config(self.model[0])
+        ddp_config = getattr(self.model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
-        refuse_unfit(model, precision)
-        self.precision = precision
+        refuse_unfit(self.model, self.precision)
 
     def losses(self, block_ids: np.ndarray) -> np.ndarray:
         """Returns the losses of blocks over the scored length. Collective over all ranks.
@@ -83,7 +69,7 @@ class MegatronScorer:
         Returns:
             Nats per token, float32 `[C]`, the same on every rank.
         """
-        return self.losses_at(block_ids, [self.length])[:, 0]
+        return self.losses_at(block_ids, [self.length or self.store.block_size])[:, 0]
 
     def losses_at(self, block_ids: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Returns the losses of blocks over several lengths, cut from one pass; see `losses`.
@@ -92,19 +78,7 @@ class MegatronScorer:
             Nats per token, float32 `[C, L]`, the same on every rank.
         """
         length = max(lengths)
-        count, replicas = len(block_ids), self.groups.dp.size()
-        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
-            count += -count % (self.micro_batch_size * replicas)
-        size, passes = scoring_passes(
-            count,
-            micro_batch_size=self.micro_batch_size,
-            replicas=replicas,
-            pipeline=self.groups.pp.size(),
-            chunks=len(self.model),
-            share=length / self.store.block_size,
-        )
-        padded = np.resize(block_ids, size * passes * replicas)  # with repeats
-        share = np.split(padded, replicas)[self.groups.dp.rank()]
+        share, size = self._share(block_ids, length)
         if self.batches is not None:
             batches = prefixes(self.batches(share, size), length)
         else:
@@ -121,12 +95,12 @@ class MegatronScorer:
             outputs = scoring_pass(
                 get_forward_backward_func(),
                 self.model,
-                self.forward_step,
+                self.forward_step or partial(plain_forward_step, cp=self.groups.cp),
                 beat=self.beat,
                 cp=self.groups.cp,
                 lengths=lengths,
                 data_iterator=per_chunk if len(per_chunk) > 1 else per_chunk[0],
-                num_microbatches=passes,
+                num_microbatches=len(share) // size,
                 seq_length=length,
                 micro_batch_size=size,
                 pg_collection=self.groups,
@@ -134,6 +108,22 @@ class MegatronScorer:
             )
         gathered = on_every_rank(outputs, len(share), len(lengths), self.groups)
         return gathered.flatten(0, 1)[: len(block_ids)].cpu().numpy()
+
+    def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
+        """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
+        count, replicas = len(block_ids), self.groups.dp.size()
+        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
+            count += -count % (self.micro_batch_size * replicas)
+        size, passes = scoring_passes(
+            count,
+            micro_batch_size=self.micro_batch_size,
+            replicas=replicas,
+            pipeline=self.groups.pp.size(),
+            chunks=len(self.model),
+            share=length / self.store.block_size,
+        )
+        padded = np.resize(block_ids, size * passes * replicas)
+        return np.split(padded, replicas)[self.groups.dp.rank()], size
 
 
 def on_every_rank(

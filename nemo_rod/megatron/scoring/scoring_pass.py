@@ -38,7 +38,7 @@ def scoring_pass(
         schedule: the trainer's forward-backward function.
         model: the model's chunks on this rank.
         forward_step: function that runs the model on a micro-batch.
-        beat: heartbeat, called after every micro-batch.
+        beat: called after every micro-batch.
         cp: the context-parallel group, if `forward_step` returns only this rank's positions.
         lengths: leading positions of every sample that are averaged, one loss for each; by default
             all positions.

@@ -87,7 +87,7 @@ class Journal:
             The step's row of metrics, including those of the choice.
 
         Raises:
-            OSError: The disk write failed, of this step or of the metrics of the one before.
+            OSError: A disk write failed, of this step or of the metrics of the one before.
         """
         if step == self._curriculum.next_step:
             self.begin(choice)

@@ -155,11 +155,7 @@ class Curriculum:
         return self.header.first_step + len(self)
 
     def append(self, choice: Choice, *, sync: bool = True) -> None:
-        """Adds a step.
-
-        Args:
-            choice: The choice of the step after the last one.
-            sync: Wait until the record is on disk.
+        """Adds the choice of the step after the last one; `sync` waits until it is on disk.
 
         Raises:
             ValueError: The step is out of order, or another process wrote the file.

@@ -132,11 +132,9 @@ class RecordLog:
             os.fsync(self._fd)
 
     def append(self, payload_NB: Bytes, *, sync: bool) -> None:
-        """Appends records; a partial write is rolled back.
+        """Appends records without their checksums; a partial write is rolled back.
 
-        Args:
-            payload_NB: Records without their checksums, uint8 [N, B].
-            sync: Wait until they are on disk.
+        `sync` waits until they are on disk.
 
         Raises:
             ValueError: Another process has changed the file.
@@ -163,11 +161,7 @@ class RecordLog:
         self.count += len(payload_NB)
 
     def sync(self) -> None:
-        """Waits until everything appended is on disk.
-
-        Raises:
-            OSError: The write failed, e.g. on a full disk.
-        """
+        """Waits until everything appended is on disk; errors as of `append`."""
         try:
             os.fsync(self._fd)
         except OSError as error:

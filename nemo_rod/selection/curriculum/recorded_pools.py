@@ -66,11 +66,8 @@ class FollowedPools(RecordedPools):
     With `TakeAll` these are controls for the component ablation: they preserve how much is replayed
     and when (by source, also how much of each source), but not which blocks.
 
-    Args:
-        pools: Pools to draw from; those of the recorded run always hold enough blocks.
-        curriculum: See `RecordedPools`, also for the errors.
-        by: Whether to match the counts per "role" or per "source".
-        store: See `RecordedPools`.
+    Those of the recorded run's `pools` always hold enough blocks. The other arguments, and the
+    errors, are those of `RecordedPools`.
     """
 
     def __init__(
@@ -92,10 +89,8 @@ class FollowedPools(RecordedPools):
         for group, count in enumerate(counts):
             members = np.flatnonzero(group_C == group)
             if len(members) < count:
-                if self._by == "role":
-                    name = ("adaptation", "replay")[group]
-                else:
-                    name = f"source {self._header.sources[group].name}"
+                sources = [f"source {row.name}" for row in self._header.sources]
+                name = (sources if self._by == "source" else ("adaptation", "replay"))[group]
                 raise ValueError(
                     f"step {step} of {self._curriculum.path} trained on {count} blocks of {name}, "
                     f"but the pool to draw from holds {len(members)}: draw from the same pools, "

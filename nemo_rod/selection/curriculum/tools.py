@@ -23,7 +23,7 @@ _EXPORT_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class CurriculumDiff:
-    """How two curricula differ, over the steps that both have; all arrays are [N]."""
+    """How two curricula differ, over the N steps that both have."""
 
     step: Ids
     overlap: npt.NDArray[np.float64]  # blocks trained on in both, as a fraction of the larger set
