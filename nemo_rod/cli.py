@@ -37,6 +37,7 @@ A whole recipe:
   nemo-rod run -m recipe=NAME seed=1,2            a sweep: one run folder each
   nemo-rod known recipe=NAME                      which texts the model knows, and so can forget
   nemo-rod plan recipe=NAME                       what it costs: tokens, time, memory, disk
+  nemo-rod probe recipe=NAME                      some steps: forgetting by source, RoD's share
   nemo-rod rehearse recipe=NAME                   a scaled-down run of everything, in minutes
 
 One stage at a time:

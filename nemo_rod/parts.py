@@ -73,6 +73,7 @@ OURS: dict[str, dict[str, str]] = {
         "run": "nemo_rod.commands.run_stages:run",
         "plan": "nemo_rod.lab.plan.command:plan",
         "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
+        "probe": "nemo_rod.lab.probe.command:probe",
         "known": "nemo_rod.lab.smollm2.known_texts:measure",
     },
     # modules with declare(parser): commands that take paths
@@ -98,6 +99,7 @@ OURS: dict[str, dict[str, str]] = {
         "report": "nemo_rod.lab.report.section:Report",
         "plan": "nemo_rod.lab.plan.section:Plan",
         "rehearsal": "nemo_rod.lab.rehearsal.section:Rehearsal",
+        "probe": "nemo_rod.lab.probe.section:Probe",
         "nemo_rl": "builtins:dict",  # keys of NeMo-RL itself
     },
 }

@@ -57,7 +57,7 @@ def recipe(run_dir: Path, *more: str) -> Config:
 
 def make_run(run_dir: Path) -> None:
     """Makes a finished run, what a second launch of it on Slurm left, and interrupted stages."""
-    with _made_up_training():
+    with made_up_training():
         run_stages.run(recipe(run_dir))
     config = recipe(run_dir, *ON_A_CLUSTER)
     stages = Stages(config).all()
@@ -93,7 +93,7 @@ def make_texts(folder: Path) -> None:
 
 
 @contextmanager
-def _made_up_training() -> Iterator[None]:
+def made_up_training() -> Iterator[None]:
     with (
         patch.object(ModelJobs, "run", _run),
         patch.object(base_model, "initialise_base", lambda *_, **__: None),
