@@ -59,6 +59,7 @@ On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
 Without a recipe:
   nemo-rod status RUN_DIR [--watch]               what ran, where, its progress and its end
   nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, updated
+  nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM]   what the models of a run write after a prompt
   nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared

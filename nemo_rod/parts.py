@@ -83,6 +83,7 @@ OURS: dict[str, dict[str, str]] = {
         "completion": "nemo_rod.lab.completion",
         "status": "nemo_rod.lab.status",
         "serve": "nemo_rod.lab.report.serve",
+        "sample": "nemo_rod.lab.sample",
         "cancel": "nemo_rod.commands.cancel",
         "inspect": "nemo_rod.lab.inspect.command",
         "curriculum": "nemo_rod.lab.curricula",

@@ -104,6 +104,14 @@ def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str)
         assert steps in page.inner_text("#found")
     page.select_option("#from", index=7)  # beyond the last step chosen
     assert page.input_value("#to") == "7"
+    page.fill("#find", "BLOCK 4")
+    texts = page.locator("pre").all_inner_texts()
+    assert all("block 4" in text for text in texts)
+    shared = page.url
+    assert "find=" in shared and page.locator("#pool rect").count() == 80
+    page.goto("about:blank")
+    page.goto(shared)  # a link shows the same
+    assert page.input_value("#find") == "BLOCK 4" and page.input_value("#to") == "7"
     assert fits(page) and page.failures == []
     keep_picture(page, f"explorer_of_a_source_{size}")
     page.close()
@@ -114,8 +122,13 @@ def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any,
     page = open_page(browser, size, (run.folder / "report" / "index.html").as_uri())
     assert "Missing from this page: fixed 32 %." in page.inner_text(".standing")
     assert page.locator("progress").evaluate_all("all => all.map(one => one.value)").count(0.4) == 1
+    page.wait_for_selector("#curve-loss svg.marks")
+    page.check("#log-y")
+    page.click("#curve-loss .role-legend-symbol path >> nth=0", force=True)
+    page.wait_for_selector("#curve-sources svg.marks")
     assert fits(page) and page.failures == []
     keep_picture(page, f"during_a_run_{size}")
+    assert page.locator("nav a").count() == page.locator("section[id] > h2").count()
     page.click("a[href='curriculum.html']")
     page.wait_for_selector(".chosen li")
     assert page.title() == "Curriculum of small, RoD"

@@ -36,8 +36,9 @@ def build_report(
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
-    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and
-    `curriculum.html` if a curriculum has scores; for a run without an evaluated arm, only pages.
+    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and a
+    `curriculum*.html` for each curriculum with scores; for a run without an evaluated arm, only
+    pages.
     Figures without data are left out; checks that cannot be judged have the reason as a note.
 
     Args:
@@ -64,9 +65,9 @@ def build_report(
     is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
     if is_evaluated_yet or not has_begun(run_dir):
         run = replace(read_run(run_dir), recipe=name)
-    explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
+    explorers = write_explorers(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        page = render_under_way(name, parts, charts_of(parts), explorer=explorer)
+        page = render_under_way(name, parts, charts_of(parts), explorers=explorers)
         write_whole(out / "index.html", page.encode())
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
@@ -100,33 +101,40 @@ def build_report(
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(out / "results.json", text.encode())
     charts = charts_of(parts, list(results["arms"]))
-    page = render_page(results, tables, pictures, charts, parts, explorer=explorer)
+    page = render_page(results, tables, pictures, charts, parts, explorers=explorers)
     write_whole(out / "index.html", page.encode())
     return results
 
 
-def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None) -> bool:
-    """Writes `curriculum.html` for RoD's curriculum, or that of another arm with scores.
+def write_explorers(
+    run_dir: Path, out: Path, *, recipe: str, texts: Texts | None
+) -> list[tuple[str, str]]:
+    """Writes a page for every curriculum with scores: `curriculum.html` for RoD, or the first arm.
 
     Returns:
-        Whether there is such a curriculum.
+        Files and labels of their arms.
     """
     folders = {folder.name: folder for folder in arm_folders(run_dir)}
+    found: list[tuple[str, str, dict[str, Any], str]] = []
     for name in sorted(folders, key=lambda name: ("rod" not in name, len(name), name)):
-        file, note = folders[name] / "curriculum.rod", ""
-        if not file.exists():
+        path, note = folders[name] / "curriculum.rod", ""
+        if not path.exists():
             continue
         try:
-            data = explore(file, texts)
+            data = explore(path, texts)
         except ValueError as error:
-            data, note = explore(file), f"Texts are not available: {error}"
+            data, note = explore(path), f"Texts are not available: {error}"
         if data is not None:
-            arm = parse_arm(name.removesuffix(".partial")).label
-            page = render_explorer(data, recipe=recipe, arm=arm, note=note)
-            write_whole(out / "curriculum.html", page.encode())
-            return True
-    (out / "curriculum.html").unlink(missing_ok=True)
-    return False
+            arm = name.removesuffix(".partial")
+            file = f"curriculum-{arm}.html" if found else "curriculum.html"
+            found.append((file, parse_arm(arm).label, data, note))
+    for old in out.glob("curriculum*.html"):  # may be of removed arms
+        old.unlink()
+    pages = [(file, label) for file, label, _, _ in found]
+    for file, label, data, note in found:
+        page = render_explorer(data, recipe=recipe, arm=label, note=note, pages=pages)
+        write_whole(out / file, page.encode())
+    return pages
 
 
 def judged(run: Run, *, is_smoke_test: bool = False) -> dict[str, Any]:

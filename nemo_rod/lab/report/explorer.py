@@ -24,6 +24,7 @@ MAX_RANGES = 12  # parts of the run that can be selected
 MAX_BLOCKS = 1200  # blocks with their text on the page
 MAX_OF_A_KIND = 5  # chosen or dropped blocks of a source in one part of the run
 MAX_CHARACTERS = 400  # of a block's text
+NUM_BINS = 40  # of a histogram of scores
 
 Texts = Callable[[str, Sequence[int]], list[str]]
 Numbers = dict[str, Any]
@@ -49,9 +50,11 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
         arrays = curriculum.arrays()
         ranges: list[list[int]] = []
         cells: list[Numbers] = []
+        pools: list[Numbers] = []
         for part in np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps)):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             cells += _cells(header, arrays, rows, part=len(ranges), some=some)
+            pools.append(_pool(header, arrays, int(part[0])))
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
     groups = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
     ids = sorted({block[1] for group in groups for block in group["blocks"]})
@@ -63,8 +66,28 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
         "sources": [[row.role, row.name] for row in header.sources],
         "ranges": ranges,
         "cells": cells,
+        "pools": pools,
         "texts": by_id,
     }
+
+
+def _pool(header: CurriculumHeader, arrays: CurriculumArrays, place: int) -> Numbers:
+    """Returns one step's whole pool as a histogram of scores by role, with tau."""
+    score_C = np.asarray(arrays.score[place], dtype=np.float64)
+    source_C = header.source_index(arrays.block_ids[place])
+    is_scored_C = np.isfinite(score_C) & (source_C >= 0)
+    tau = float(arrays.threshold[place])
+    known = score_C[is_scored_C]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    counts = {}
+    for role in ("adaptation", "replay"):
+        is_role_O = np.array([row.role == role for row in header.sources])
+        scores = score_C[is_scored_C & is_role_O[source_C]]
+        counts[role] = np.histogram(scores, NUM_BINS, (low, max(high, low + 1e-6)))[0].tolist()
+    return {
+        "step": int(arrays.step[place]), "low": round(low, 4), "high": round(high, 4),
+        "tau": round(tau, 4) if math.isfinite(tau) else None, **counts,
+    }  # fmt: skip
 
 
 def _cells(
@@ -102,6 +125,21 @@ def _cells(
             yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
 
 
-def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = "") -> str:
-    """Returns the page for the data of `explore`; the note is the reason for missing texts."""
-    return render("explorer.html", data=data, recipe=recipe, arm=arm, note=note)
+def render_explorer(
+    data: dict[str, Any],
+    *,
+    recipe: str,
+    arm: str,
+    note: str = "",
+    pages: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Returns the page for the data of `explore`; the note is the reason for missing texts.
+
+    Args:
+        data: What the page shows.
+        recipe: Name of the recipe.
+        arm: Label of the arm.
+        note: The reason for missing texts.
+        pages: Files and labels of all arms that have such a page.
+    """
+    return render("explorer.html", data=data, recipe=recipe, arm=arm, note=note, pages=pages)

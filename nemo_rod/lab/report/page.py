@@ -60,7 +60,7 @@ def render_page(
     charts: Sequence[Chart],
     parts: Sequence[Part],
     *,
-    explorer: bool,
+    explorers: Sequence[tuple[str, str]],
 ) -> str:
     """Returns the whole page.
 
@@ -70,7 +70,7 @@ def render_page(
         pictures: Inline SVGs by figure name; missing figures are left out.
         charts: Curves of training.
         parts: Parts of the run; shown if one is missing.
-        explorer: Whether to link to a curriculum explorer.
+        explorers: Files and arms of the curriculum explorers to link to.
     """
     runs = [results, *results["replicates"]]
     base = results["arms"].get("base") or {"adapt_loss": None}
@@ -115,7 +115,7 @@ def render_page(
             text for run in [*runs, *results["settings"]] for text in run["disagreements"]
         ],
         pictures=pictures,
-        explorer=explorer,
+        explorers=explorers,
         provenance=results["provenance"],
         is_judged=is_calibrated(results["recipe"])
         and any(check["verdict"] in ("holds", "fails") for check in results["checks"]),
@@ -128,11 +128,15 @@ def render_page(
 
 
 def render_under_way(
-    recipe: str, parts: Sequence[Part], charts: Sequence[Chart], *, explorer: bool
+    recipe: str,
+    parts: Sequence[Part],
+    charts: Sequence[Chart],
+    *,
+    explorers: Sequence[tuple[str, str]],
 ) -> str:
     """Returns the page of a run without an evaluated arm; see `render_page`."""
     return render(
-        "under_way.html", recipe=recipe, explorer=explorer, disagreements=[],
+        "under_way.html", recipe=recipe, explorers=explorers, disagreements=[],
         **_curves(charts), **_standing(parts),
     )  # fmt: skip
 
@@ -228,7 +232,10 @@ def summarise(results: Results) -> str:
         text.append(f"Of the {judged} claims that could be judged, {len(held)} hold{in_runs}.")
         text.append("These fail: " + "; ".join(failed) + ".")
     else:
-        text.append(f"All {judged} claims that could be judged hold{in_runs}.")
+        all_hold = f"All {judged} claims that could be judged hold"
+        text.append(
+            (all_hold if judged > 1 else "The claim that could be judged holds") + f"{in_runs}."
+        )
     if open_:
         text.append("Not judged: " + "; ".join(open_) + ".")
     return " ".join(text)

@@ -1,0 +1,127 @@
+"""`nemo-rod sample`: what the models of a run write after a prompt."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemo_rod.commands.arguments import Arguments, Key, whole_number
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.lab.block_text import find_tokenizer
+from nemo_rod.parts import did_you_mean
+from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from nemo_rod.corpus.tokenizer import Tokenizer
+
+_TOKENS, _SEED = 64, 42
+_DESCRIPTION = """\
+Continues a prompt with an arm of a run, or with several side by side: base, no_replay (the
+specialist), rod. On a GPU where there is one. The same seed gives the same text."""
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod sample`."""
+    parser.usage = (
+        "nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N]"
+    )
+    parser.description = _DESCRIPTION
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.add_keys(
+        Key(name="prompt", value="TEXT", help="text to continue", required=True),
+        Key(name="arm", value="ARM,...", help="arms, rod by default; base for the base model"),
+        Key(
+            name="tokens", value="N", help=f"tokens to write, {_TOKENS} by default",
+            expected="a whole number, 1 or more", read=partial(whole_number, least=1),
+        ),
+        Key(
+            name="temperature", value="T", help="0, the default, takes the likeliest token",
+            expected="a number, 0 or more", read=_temperature,
+        ),
+        Key(
+            name="seed", value="N", help=f"random seed, {_SEED} by default",
+            expected="a whole number", read=whole_number,
+        ),
+    )  # fmt: skip
+    parser.set_defaults(main=main)
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def main(options: Namespace) -> None:
+    """Prints the continuation of every arm.
+
+    Raises:
+        ValueError: if the folder is not that of a run, an arm has no checkpoint, or the prompt has
+            no token.
+    """
+    _, config = read_launch(options.run_dir)
+    run = RunFolder(options.run_dir, config.recipe)
+    made = {path.parent.name for path in options.run_dir.glob("arms/*/hf")} | {"base"}
+    arms = (options.arm or "rod").split(",")
+    for arm in arms:
+        if arm not in made or not (run.checkpoint(arm) / "config.json").is_file():
+            raise ValueError(
+                f"arm={arm} has no checkpoint in {options.run_dir}{did_you_mean(arm, made)}: "
+                f"expected one of {', '.join(sorted(made))}; run `nemo-rod "
+                f"{run.command('run')}` to make it."
+            )
+    tokenizer = find_tokenizer(BlockStore(run.blocks))
+    for arm in arms:
+        text = continuation(
+            run.checkpoint(arm),
+            tokenizer,
+            options.prompt,
+            tokens=options.tokens or _TOKENS,
+            temperature=options.temperature or 0.0,
+            seed=_SEED if options.seed is None else options.seed,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        print(f"--- {arm}\n{options.prompt}{text}", flush=True)
+
+
+def continuation(
+    checkpoint: Path,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    trust_remote_code: bool = False,
+) -> str:
+    """Returns what a Hugging Face checkpoint writes after a prompt, up to its end of document.
+
+    Raises:
+        ValueError: if the prompt has no token.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = tokenizer.encode_batch([prompt])[0].tolist()
+    if not ids:
+        raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = AutoModelForCausalLM.from_pretrained(
+        checkpoint, torch_dtype="auto", trust_remote_code=trust_remote_code
+    )
+    model = loaded.to(device).eval()
+    given = torch.tensor([ids], device=device)
+    how = {"temperature": temperature, "top_k": 0} if temperature else {}
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
+        torch.manual_seed(seed)
+        written = model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens,
+            do_sample=temperature > 0, eos_token_id=tokenizer.eod_id,
+            pad_token_id=tokenizer.eod_id, **how,
+        )  # fmt: skip
+    new = written[0, len(ids) :].tolist()
+    return tokenizer.decode([token for token in new if token != tokenizer.eod_id])

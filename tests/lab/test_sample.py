@@ -1,0 +1,55 @@
+"""`nemo-rod sample`, on a small checkpoint in a run's folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from made_up_run import make_run
+
+from nemo_rod import cli
+
+
+def test_a_prompt_is_continued_by_the_likeliest_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    run = tmp_path / "run"
+    make_run(run)
+    config = transformers.Qwen3Config(
+        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    shutil.rmtree(run / "arms" / "rod" / "hf")
+    model.save_pretrained(run / "arms" / "rod" / "hf")
+    ids = list(b"a b")
+    for _ in range(6):  # the oracle: one token at a time, without a cache
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == 0:
+            break
+    capsys.readouterr()
+
+    def sample(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["nemo-rod", "sample", str(run), *words])
+        cli.main()
+        return capsys.readouterr().out
+
+    expected = bytes(i for i in ids if i).decode(errors="replace")
+    assert sample("prompt=a b", "tokens=6") == f"--- rod\n{expected}\n"
+    warm = ("prompt=a b", "arm=rod", "temperature=2", "tokens=12")
+    assert sample(*warm, "seed=1") == sample(*warm, "seed=1") != sample(*warm, "seed=2")
+    for words, error in (
+        (("prompt=a", "arm=rdo"), r"arm=rdo has no checkpoint in .* \(did you mean rod\?\)"),
+        (("prompt=",), "prompt='' has no token"),
+        (("prompt=a", "temperature=-1"), "temperature=-1 is not valid"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            sample(*words)
+        assert end.value.code == 2
+        shown = capsys.readouterr().err
+        assert re.search(error, shown), shown
