@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from command_line import composed
 from places import ROOT
+from transformers import AutoModelForCausalLM
 
 from nemo_rod.config import Parallel
-from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.generated.engines import VLLM
 from nemo_rod.lab.generated.reader import Sampler, Sampling, read_generated
+from nemo_rod.lab.generated.real_forgetting import real_forgetting
 from nemo_rod.lab.smollm2 import known_texts
 from nemo_rod.lab.smollm2.package_model import write_model
 from nemo_rod.run.base_model import initialise_base
@@ -176,6 +180,38 @@ def test_scores_of_replay_begin_at_exactly_zero(
     assert is_replay.any() and not first.score[is_replay].any()
     assert first.score[~is_replay].any()
     assert second.score[curriculum.header.is_replay(second.block_ids)].any()
+
+
+def test_forgetting_of_real_text_is_that_of_held_out_losses(model: Path, tmp_path: Path) -> None:
+    prepare(
+        tmp_path / "real" / "blocks", tiny.sources()[:3], tokenizer=load_tokenizer("byte"),
+        block_size=32, holdout_fraction=0.02,
+    )  # fmt: skip
+    shutil.copytree(model, tmp_path / "real" / "base" / "hf")
+    with pytest.raises(ValueError, match="generated has no arm with hf/"):
+        real_forgetting(tmp_path / "generated", tmp_path / "real")
+    shutil.copytree(model, tmp_path / "generated" / "arms" / "same" / "hf")
+    initialise_base(
+        tiny.ARCHITECTURE, tmp_path / "generated" / "arms" / "rod" / "hf", tokenizer="byte", seed=2
+    )
+    found = real_forgetting(tmp_path / "generated", tmp_path / "real")
+    assert found["same"] == {"": 0.0, "chain_0": 0.0, "chain_1": 0.0}
+    store = BlockStore(tmp_path / "real" / "blocks", split="holdout")
+    lost = {}
+    for index, item in enumerate(store.sources):
+        blocks = np.flatnonzero(store.source_index(np.arange(len(store))) == index)
+        ids = torch.from_numpy(np.asarray(store.tokens(blocks)).astype(np.int64))
+        after, before = (
+            AutoModelForCausalLM.from_pretrained(path)(ids, labels=ids).loss.item()
+            for path in (tmp_path / "generated" / "arms" / "rod" / "hf", model)
+        )
+        lost[item.name] = after - before
+    assert found["rod"] == pytest.approx(
+        {"": found["rod"][""], **{name: lost[name] for name in ("chain_0", "chain_1")}}, abs=1e-5
+    )
+    count = {item.name: item.count for item in BlockStore(tmp_path / "real" / "blocks").sources}
+    mean = sum(count[name] * max(0.0, lost[name]) for name in ("chain_0", "chain_1"))
+    assert found["rod"][""] == pytest.approx(mean / (count["chain_0"] + count["chain_1"]), abs=1e-5)
 
 
 def test_make_demo_llm_composes() -> None:

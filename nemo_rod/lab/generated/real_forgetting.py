@@ -1,0 +1,73 @@
+r"""What arms that replayed generated text forgot of real text, which their own run lacks.
+
+    python -m nemo_rod.lab.generated.real_forgetting runs/toy_generated runs/toy
+
+The first run folder has the arms; the second has real text, of which the held-out blocks count, and
+the base that both began from.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
+
+_MICRO_BATCH = 64
+
+
+def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
+    """Returns `F_val` (nats; key "") and forgetting by source of the real text, for every arm.
+
+    Args:
+        run: run folder with the arms.
+        real: run folder with the blocks and the base.
+
+    Raises:
+        ValueError: A folder lacks its part, or the arms have another tokenizer than the blocks.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+
+    base, arms = real / "base" / "hf", sorted(run.glob("arms/*/hf"))
+    if not base.is_dir():
+        raise ValueError(f"{base} is missing: expected a run whose base is trained.")
+    if not arms:
+        raise ValueError(f"{run} has no arm with hf/: run `nemo-rod run` of its recipe first.")
+    store = BlockStore(real / "blocks", split="holdout")
+    source = store.source_index(np.arange(len(store)))
+    replay = [item for item in BlockStore(real / "blocks").sources if item.role == "replay"]
+    prevalence = {item.name: item.count for item in replay}
+
+    def losses(checkpoint: Path) -> dict[str, float]:
+        store.check_tokenizer(load_tokenizer(str(checkpoint)))
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
+        scorer = TorchScorer(model, store, micro_batch_size=_MICRO_BATCH)
+        return {
+            item.name: float(scorer.losses(np.flatnonzero(source == index)).mean(dtype=np.float64))
+            for index, item in enumerate(store.sources)
+            if item.name in prevalence
+        }
+
+    before, found = losses(base), {}
+    for arm in arms:
+        after = losses(arm)
+        by_source = forgetting_by_source(after, before)
+        found[arm.parent.name] = {"": validation_forgetting(after, before, prevalence), **by_source}
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m nemo_rod.lab.generated.real_forgetting RUN REAL_RUN")
+    try:
+        rows = real_forgetting(Path(sys.argv[1]), Path(sys.argv[2]))
+    except ValueError as error:
+        sys.exit(str(error))
+    for name, row in rows.items():
+        parts = [f"{source} {value:.3f}" for source, value in row.items() if source]
+        print(f"{name:16} F_val {row['']:.3f}  {'  '.join(parts)}")
