@@ -71,5 +71,6 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         if bound and not (bound.accepts(found) if found is not None else optional):
             expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
             expected += ", or null" if optional else ""
-            near = parts.did_you_mean(found, bound.names) if type(found) is str else ""
+            named = type(found) is str and found[:1].isalpha()  # no number is a mistyped number
+            near = parts.did_you_mean(found, bound.names) if named else ""
             raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")

@@ -70,6 +70,7 @@ def test_an_interrupted_source_goes_on_with_the_same_text(model: Path, cache: Pa
     assert some(source(model, options={"temperature": 0.5}), 12) != whole
     about = json.loads((batches[0].parent / "generated.json").read_text())
     assert about["model"] == str(model) and about["seed"] == 3 and about["temperature"] == 1.0
+    assert about["tokens"] is None and about["kept_tokens"] > 0
     dropped = sum(about.get(why, 0) for why in ("short", "loops", "far_from_own_loss"))
     assert about["sampled"] == about["kept"] + dropped
 
@@ -109,7 +110,7 @@ def test_short_documents_loops_and_strange_ones_are_dropped(model: Path) -> None
     ]  # fmt: skip
     kept = sampler.keep([[0, *ids] for ids, _ in rows], [[loss] * len(ids) for ids, loss in rows])
     assert kept["counts"] == {
-        "sampled": 9, "short": 1, "loops": 1, "far_from_own_loss": 2, "kept": 5, "tokens": 150,
+        "sampled": 9, "short": 1, "loops": 1, "far_from_own_loss": 2, "kept": 5, "kept_tokens": 150,
     }  # fmt: skip
     assert kept["texts"][:2] == [bytes(good).decode(), bytes(good[::-1]).decode()]
 

@@ -136,9 +136,9 @@ def _texts(
         if fresh:
             about = {**settings, "version": version(settings["engine"]), "batches": number + 1}
             write_json(batches / "generated.json", {**about, **counts})
-            progress.step(min(counts["tokens"], total or counts["tokens"]))
+            progress.step(min(counts["kept_tokens"], total or counts["kept_tokens"]))
         else:
-            progress.start(counts["tokens"])
+            progress.start(counts["kept_tokens"])
         if number == 9 and not counts["kept"]:
             raise ValueError(
                 f"{spec.path} wrote {counts['sampled']} documents in ten batches, and all were "
@@ -147,7 +147,7 @@ def _texts(
             )
         yield from batch["texts"]
         # A text that was sampled may be fewer tokens when it is encoded again.
-        if total and counts["tokens"] >= 1.1 * total:
+        if total and counts["kept_tokens"] >= 1.1 * total:
             return
 
 
@@ -217,6 +217,6 @@ class Sampler:
                     counts["far_from_own_loss"] += 1
                 else:
                     counts["kept"] += 1
-                    counts["tokens"] += len(document)
+                    counts["kept_tokens"] += len(document)
                     texts.append(self.tokenizer.decode(document))
         return {"counts": dict(counts), "loss": mean, "texts": texts}
