@@ -16,7 +16,7 @@ from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter
 from nemo_rod.selection.arrays import Mask
-from nemo_rod.selection.dealing import whole_micro_batches
+from nemo_rod.selection.dealing import scored_blocks
 
 
 def write_references(
@@ -57,15 +57,16 @@ def write_references(
     missing = manifest.start + np.flatnonzero(np.unpackbits(bits, count=manifest.num_blocks))
     done = num_wanted - len(missing)
     progress.start(done)
-    replicas = scorer.groups.dp.size()
-    for ids in whole_micro_batches(missing, manifest, scorer.micro_batch_size, replicas):
-        losses = scorer.losses_at(ids, manifest.lengths)
-        own_ids, first = np.unique(ids, return_index=True)
+    for ids, losses in scored_blocks(
+        missing,
+        manifest,
+        scorer.losses_at,
+        micro_batch_size=scorer.micro_batch_size,
+        replicas=scorer.groups.dp.size(),
+    ):
         if writer is not None:
-            # a sample without targets is never chosen
-            found = np.where(np.isneginf(losses), np.float32(0), losses)
-            writer.append(own_ids, found[first])
-            progress.step(done := done + len(own_ids))
+            writer.append(ids, losses)
+            progress.step(done := done + len(ids))
     if writer is not None:
         writer.close()
     dist.barrier()

@@ -99,6 +99,45 @@ class RoDSelector:
         finally:
             loop.train_step = train_step
 
+    def choose(
+        self,
+        step: int,
+        model: list,
+        groups: Any,
+        micro_batch_size: int,
+        forward_step: ForwardStep | None = None,
+    ) -> Choice:
+        """Chooses the blocks of a step (paper, algorithm 1, up to the update). Collective.
+
+        Args:
+            step: number of the training step, from 0.
+            model: the model's chunks on this rank.
+            groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
+            micro_batch_size: blocks in one pass of one replica in training.
+            forward_step: see `MegatronScorer`.
+
+        Raises:
+            ValueError: a score is not finite and such candidates are not excluded, or the ranks
+                have made different choices.
+        """
+        scorer = MegatronScorer(
+            model,
+            self.store,
+            groups,
+            batches=self.batches,
+            forward_step=forward_step,
+            micro_batch_size=self.scoring_micro_batch_size or micro_batch_size,
+            length=self.selector.length,
+            beat=self.beat,
+            precision=self.scoring_precision,
+        )
+        with self.around_scoring():
+            choice = self.choice = self.selector.choose(step, scorer)
+        refuse_different_choices(choice)
+        self.on_choice(choice)
+        self.beat()
+        return choice
+
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """Returns the replacement for the schedule of one training step.
 
@@ -123,27 +162,11 @@ class RoDSelector:
             model, micro_batch_size = options["model"], options["micro_batch_size"]
             if choice is None:
                 make = self.scoring_step
-                scorer = MegatronScorer(
-                    model,
-                    self.store,
-                    groups,
-                    batches=self.batches,
-                    forward_step=make and make(options["forward_step_func"]),
-                    micro_batch_size=self.scoring_micro_batch_size or micro_batch_size,
-                    length=self.selector.length,
-                    beat=self.beat,
-                    precision=self.scoring_precision,
-                )
-                with self.around_scoring():
-                    choice = self.choice = self.selector.choose(step, scorer)
-                refuse_different_choices(choice)
-                self.on_choice(choice)
-                self.beat()
-            shares = deal(
-                choice.block_ids, micro_batch_size=micro_batch_size, replicas=groups.dp.size()
-            )
+                forward_step = make and make(options["forward_step_func"])
+                choice = self.choose(step, model, groups, micro_batch_size, forward_step)
+            own_ids = own_share(choice, micro_batch_size, groups)
             assert self.checked_batches is not None
-            winners = self.checked_batches(shares[groups.dp.rank()], micro_batch_size)
+            winners = self.checked_batches(own_ids, micro_batch_size)
             batches = for_each(winners, len(model))
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
@@ -160,3 +183,10 @@ class RoDSelector:
                 return schedule(**options)
 
         return on_winners
+
+
+def own_share(choice: Choice, micro_batch_size: int, groups: Any) -> np.ndarray:
+    """Returns the ids of the chosen blocks that this replica trains on, int64 `[K / replicas]`."""
+    replicas = groups.dp.size()
+    shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
+    return shares[groups.dp.rank()]

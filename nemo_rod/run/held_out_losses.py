@@ -68,24 +68,29 @@ def measured(
     """
     work = partial_folder(folder)
     work.mkdir(exist_ok=True)
-    record, valid = work / _INPUTS, dict[str, dict[str, Any]]()
-    earlier = read_json(record) if record.exists() else {}
     precision = {"model.precision": jobs.config.model.precision}
-    current = {name: inputs[name] | precision for name in models}
-    for name in models:
-        file = work / f"{name}.json"
-        # an arm named "job" shares its file with the job
-        is_same = file.exists() and earlier.get(name) == current[name]
-        if is_same and "loss" in (losses := read_json(file)):
-            valid[name] = losses
-        else:
-            file.unlink(missing_ok=True)
-    write_json(record, earlier | current)
+    valid = valid_losses(work, {name: inputs[name] | precision for name in models})
     paths = {name: str(path) for name, path in models.items() if name not in valid}
     if paths:
         jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=paths), work)
     yield {name: valid.get(name) or read_json(work / f"{name}.json", "loss") for name in models}
     shutil.rmtree(work)
+
+
+def valid_losses(work: Path, inputs: dict[str, Inputs]) -> dict[str, dict[str, Any]]:
+    """Returns the losses of an interrupted attempt whose inputs are the same; removes others."""
+    record, valid = work / _INPUTS, dict[str, dict[str, Any]]()
+    earlier = read_json(record) if record.exists() else {}
+    for name in inputs:
+        file = work / f"{name}.json"
+        # an arm named "job" shares its file with the job
+        is_same = file.exists() and earlier.get(name) == inputs[name]
+        if is_same and "loss" in (losses := read_json(file)):
+            valid[name] = losses
+        else:
+            file.unlink(missing_ok=True)
+    write_json(record, earlier | inputs)
+    return valid
 
 
 def missing(jobs: ModelJobs, names: list[str]) -> list[str]:

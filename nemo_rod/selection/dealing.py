@@ -1,12 +1,12 @@
-"""Which replica trains on which of the chosen blocks, and in which passes candidates are scored."""
+"""Which replica trains on which chosen blocks, and in which passes blocks are scored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nemo_rod.selection.arrays import Ids
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.references import ReferenceManifest
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica in one call for reference losses
@@ -87,3 +87,30 @@ def whole_micro_batches(
         for start in range(0, len(batches), _BATCHES_PER_CALL * replicas):
             group = batches[start : start + _BATCHES_PER_CALL * replicas]
             yield np.pad(group, ((0, -len(group) % replicas), (0, 0)), mode="edge").ravel()
+
+
+def scored_blocks(
+    missing: Ids,
+    manifest: ReferenceManifest,
+    losses_at: Callable[[Ids, tuple[int, ...]], Nats],
+    *,
+    micro_batch_size: int,
+    replicas: int,
+) -> Iterator[tuple[Ids, Nats]]:
+    """Scores the missing blocks of references and yields what `ReferenceWriter.append` takes.
+
+    Args:
+        missing: Ids of the blocks that are still to be scored, int64, ascending.
+        manifest: The parts and the scored lengths of the references.
+        losses_at: Scores blocks over several lengths, nats per token, float32 [C, L].
+        micro_batch_size: Blocks in one forward pass of one replica.
+        replicas: Data-parallel size.
+
+    Yields:
+        Ids of blocks, int64 [C], and their losses, float32 [C, L]; 0 for a sample without targets,
+        which is never chosen.
+    """
+    for padded_ids in whole_micro_batches(missing, manifest, micro_batch_size, replicas):
+        losses = losses_at(padded_ids, manifest.lengths)
+        own_ids, first = np.unique(padded_ids, return_index=True)
+        yield own_ids, np.where(np.isneginf(losses), np.float32(0), losses)[first]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from nemo_rod.selection import ReferenceManifest
 from nemo_rod.selection.arrays import Ids
-from nemo_rod.selection.dealing import scoring_passes, whole_micro_batches
+from nemo_rod.selection.dealing import scored_blocks, scoring_passes, whole_micro_batches
 
 
 def passes(missing: Ids, m: ReferenceManifest, size: int, replicas: int) -> list[tuple[int, ...]]:
@@ -40,3 +41,22 @@ def test_what_is_missing_of_a_part_keeps_its_neighbours(size: int, replicas: int
             for done in range(m.num_parts + 1):
                 left = missing[m.part_of(missing) >= done]
                 assert set(passes(left, m, size, replicas)) <= alone
+
+
+def test_missing_blocks_are_scored_once_each_and_samples_without_targets_become_zero() -> None:
+    m = ReferenceManifest(
+        model="m", tokenizer="t", store="s", block_size=8, lengths=(8, 2), start=5, stop=300,
+        precision="fp32",
+    )  # fmt: skip
+    missing = np.array([5, 7, 8, 260, 299])
+
+    def losses_at(ids: Ids, lengths: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        losses = ids[:, None] / np.float32(lengths)
+        losses[ids == 8] = -np.inf
+        return losses.astype(np.float32)
+
+    scored = [*scored_blocks(missing, m, losses_at, micro_batch_size=2, replicas=2)]
+    ids, losses = map(np.concatenate, zip(*scored, strict=True))
+    assert ids.tolist() == missing.tolist()
+    expected = np.where(missing == 8, 0, missing)[:, None] / np.array([8, 2])
+    assert np.array_equal(losses, expected.astype(np.float32))

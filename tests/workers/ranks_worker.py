@@ -63,26 +63,27 @@ def never(**_: Any) -> None:
     raise AssertionError("trained on it all the same")
 
 
-def own_job(groups: Any) -> None:
+def selector() -> Any:
     from nemo_rod.corpus import BlockStore
     from nemo_rod.megatron.rod_selector import RoDSelector
     from nemo_rod.selection import Selector
 
     store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
     store.block_size = BLOCK_SIZE
-    chooses = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1)
-    rod = RoDSelector(chooses, store)
-    schedule = rod.around(never, step=STEP, groups=groups)
+    return RoDSelector(Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1), store)
+
+
+def own_job(groups: Any) -> None:
+    schedule = selector().around(never, step=STEP, groups=groups)
     schedule(forward_only=False, model=[model()], micro_batch_size=1)
 
 
 def nemo_rl_worker(groups: Any) -> None:
     from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
-    from nemo_rod.selection import Selector
 
     worker: Any = RoDWorkerMixin()
-    worker._rod_store, worker._rod_scorer, worker.train = None, lambda *_: None, never
-    worker._rod_selector = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1)
+    worker.model, worker.train = model(), never
+    worker.cfg, worker._rod_selector = {"train_micro_batch_size": 1}, selector()
     worker.rod_step(step=STEP)
 
 

@@ -14,7 +14,7 @@ from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.hosts.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceWriter
-from nemo_rod.selection.dealing import whole_micro_batches
+from nemo_rod.selection.dealing import scored_blocks
 from nemo_rod.selection.references.folder import holds, role_manifest
 
 
@@ -52,13 +52,18 @@ def write_reference(config: dict[str, Any]) -> None:
         task = Task(blocks=rod["blocks"], scoring_micro_batch_size=scoring.micro_batch_size)
         workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
         replicas = policy.sharding_annotations.get_axis_size("data_parallel")
-        size, done = scoring.micro_batch_size, 0
+        done = 0
         progress = Progress("reference", len(writer.missing), unit="blocks", prefix="")
         progress.start(done)
-        for ids in whole_micro_batches(writer.missing, writer.manifest, size, replicas):
-            own_ids, first = np.unique(ids, return_index=True)
-            writer.append(own_ids, workers.losses_at(ids, writer.manifest.lengths)[first])
-            progress.step(done := done + len(own_ids))
+        for ids, losses in scored_blocks(
+            writer.missing,
+            writer.manifest,
+            workers.losses_at,
+            micro_batch_size=scoring.micro_batch_size,
+            replicas=replicas,
+        ):
+            writer.append(ids, losses)
+            progress.step(done := done + len(ids))
         writer.close()
     finally:
         policy.worker_group.shutdown(force=True)

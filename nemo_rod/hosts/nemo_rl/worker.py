@@ -1,8 +1,7 @@
 """The extension of a Megatron policy worker, which makes it choose the blocks of its training.
 
-The driver calls these methods on all ranks at once. Each rank scores its share of the pool, gathers
-all losses over the data parallel group, makes the same choice, and passes its share of the winners
-to the stock `train`.
+The driver calls these methods on all ranks at once. `RoDSelector.choose` makes the choice, as in
+any other job, and each replica passes its share of the winners to the stock `train`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.selection import OnNonfinite, References, Selector
 from nemo_rod.selection.arms import Arm
-from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.upstream import functions
 
@@ -64,6 +62,7 @@ class RoDWorkerMixin:
             from megatron.core.utils import get_model_config
 
             from nemo_rod.megatron.objective import refuse_other_losses
+            from nemo_rod.megatron.rod_selector import RoDSelector
             from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
 
             refuse_other_losses(self._rod_chunks())
@@ -76,7 +75,11 @@ class RoDWorkerMixin:
             folders, store = task.references, self._rod_store
             length = task.arm.scored_length(store.block_size)
             references = References.open(folders, store, length=length) if folders else None
-            self._rod_selector = Selector.for_arm(task.arm, store, references, task.on_nonfinite)
+            self._rod_selector = RoDSelector(
+                Selector.for_arm(task.arm, store, references, task.on_nonfinite),
+                store,
+                scoring_micro_batch_size=task.scoring_micro_batch_size,
+            )
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
         """Chooses and trains one step (paper, algorithm 1).
@@ -87,19 +90,17 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
-        from nemo_rod.megatron.ranks import peak_memory, refuse_different_choices
+        from nemo_rod.megatron.ranks import peak_memory
+        from nemo_rod.megatron.rod_selector import own_share
 
-        store, selector = self._rod_store, self._rod_selector
-        choice = selector.choose(step, self._rod_scorer(store, selector.length))
-        refuse_different_choices(choice)
-        group = self._rod_groups().dp
-        size = self.cfg["train_micro_batch_size"]
-        mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]
+        groups, size = self._rod_groups(), self.cfg["train_micro_batch_size"]
+        choice = self._rod_selector.choose(step, self._rod_chunks(), groups, size)
+        own_ids = own_share(choice, size, groups)
         start = time.perf_counter()
         trained = self.train(
-            train_batch(store.checked_tokens(mine)),
+            train_batch(self._rod_store.checked_tokens(own_ids)),
             self._rod_loss,
-            gbs=selector.batch_size,
+            gbs=len(choice.block_ids),
             mbs=size,
         )
         seconds = time.perf_counter() - start
@@ -137,7 +138,7 @@ class RoDWorkerMixin:
         gather_weights(self._rod_chunks(), no_pass_follows=True)
         save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
 
-    def _rod_scorer(self, store: BlockStore, length: int | None = None) -> Any:
+    def _rod_scorer(self, store: BlockStore) -> Any:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
         return MegatronScorer(
@@ -145,7 +146,6 @@ class RoDWorkerMixin:
             store,
             self._rod_groups(),
             micro_batch_size=self._rod_task.scoring_micro_batch_size,
-            length=length,
         )
 
     def _rod_chunks(self) -> list[Any]:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection import ReferenceWriter
-from nemo_rod.selection.dealing import whole_micro_batches
+from nemo_rod.selection.dealing import scored_blocks
 from nemo_rod.selection.references.folder import holds, role_manifest
 
 
@@ -76,11 +76,15 @@ def write_references(
     if scorer.replicas > 1:
         dist.broadcast_object_list(missing, group=group, group_src=0)
     assert missing[0] is not None
-    for ids in whole_micro_batches(missing[0], manifest, micro_batch_size, scorer.replicas):
-        loss_C = scorer.losses(ids)
-        own_ids, first = np.unique(ids, return_index=True)  # without padding
+    for ids, losses in scored_blocks(
+        missing[0],
+        manifest,
+        lambda block_ids, _: scorer.losses(block_ids)[:, None],
+        micro_batch_size=micro_batch_size,
+        replicas=scorer.replicas,
+    ):
         if writer is not None:
-            writer.append(own_ids, loss_C[first, None])
+            writer.append(ids, losses)
     scorer.on_all_ranks(lambda: writer.close() if writer else None)
 
 

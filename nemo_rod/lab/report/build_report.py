@@ -38,8 +38,7 @@ def build_report(
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and a
     `curriculum*.html` for each curriculum with scores; for a run without an evaluated arm, only
-    pages.
-    Figures without data are left out; checks that cannot be judged have the reason as a note.
+    pages. Figures without data are left out; checks that cannot be judged note the reason.
 
     Args:
         run_dir: Folder `runs/<recipe>` of a run.

@@ -173,9 +173,7 @@ def summarise(results: Results) -> str:
             f"forgetting F_val of {rod['val_forgetting']:.3f} nats per token."
         ]
 
-    def side(value: float) -> str:
-        return "below" if value < 0 else "above"
-
+    side = {True: "below", False: "above"}
     against_fixed = []
     if (ratio := measured["forgetting_ratio"]) is not None:
         less = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}".replace("%", " %")
@@ -183,7 +181,7 @@ def summarise(results: Results) -> str:
         against_fixed.append(f"at equal trained tokens it forgets {less} than {reference}")
     if (gap := measured["chord_gap"]) is not None:
         against_fixed.append(
-            f"its adaptation loss is {abs(gap):.3f} nats {side(gap)} fixed replay of equal "
+            f"its adaptation loss is {abs(gap):.3f} nats {side[gap < 0]} fixed replay of equal "
             "forgetting"
             + (" (extrapolated beyond the fixed arms)" if comparison["extrapolated"] else "")
         )
@@ -215,7 +213,7 @@ def summarise(results: Results) -> str:
         if averages is not None:
             text.append(
                 "With scores estimated from averages by source, which need no scoring pass, it "
-                f"ends {abs(averages):.3f} nats {side(averages)} it."
+                f"ends {abs(averages):.3f} nats {side[averages < 0]} it."
             )
 
     if not is_calibrated(results["recipe"]):
