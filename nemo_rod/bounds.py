@@ -45,7 +45,8 @@ def one_of(default: str | None, *others: str) -> Any:
     names = [name for name in (default, *others) if name is not None]
     *others_names, last = names
     expected = f"{', '.join(others_names)} or {last}" if others_names else last
-    return key(default, Bound(expected, names.__contains__, names))
+    words = [name for name in names if name[:1].isalpha()]  # no share is a mistyped share
+    return key(default, Bound(expected, names.__contains__, words))
 
 
 def registered(kind: str) -> Bound:
@@ -71,6 +72,5 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         if bound and not (bound.accepts(found) if found is not None else optional):
             expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
             expected += ", or null" if optional else ""
-            named = type(found) is str and found[:1].isalpha()  # no number is a mistyped number
-            near = parts.did_you_mean(found, bound.names) if named else ""
+            near = parts.did_you_mean(found, bound.names) if type(found) is str else ""
             raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")

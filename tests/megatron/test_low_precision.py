@@ -18,6 +18,7 @@ import pytest
 import torch
 from command_line import composed
 
+import nemo_rod.megatron  # noqa: F401  Megatron looks for TransformerEngine before its stand-in is there
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.jobs import ReferenceJob, TrainJob, arithmetic
 from nemo_rod.selection import References, ReferenceWriter

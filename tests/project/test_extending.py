@@ -184,7 +184,7 @@ ANY = "or a name that a package registers."
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, such as"),
         (
             "domain.sources.chain_0.kind=nope",
-            f"huggingface, debian, synthetic, generated, csv, {ANY}",
+            f"huggingface, megatron, debian, synthetic, generated, csv, {ANY}",
         ),
         ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),

@@ -20,6 +20,8 @@ from nemo_rod.selection.arms import arm_kind
 
 LINES = (ROOT / "docs" / "paper-map.md").read_text().splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if "|" in line]
+TEMPLATES = (ROOT / "nemo_rod/lab/report").glob("*.html")
+SECTIONS = "".join(template.read_text() for template in TEMPLATES)
 TABLES = {
     "arms", "sources", "checks", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
     "capabilities", "cheaper",
@@ -65,6 +67,8 @@ def check_file(file: str) -> None:
     kind, name = Path(file).parent.name, Path(file).stem
     if not file.startswith("report/"):
         assert (ROOT / file).is_file(), file
+    elif file.startswith("report/index.html#"):
+        assert f'id="{file.partition("#")[2]}"' in SECTIONS, file
     else:
         assert name in {"figures": set(FIGURES), "tables": TABLES}[kind], file
 

@@ -49,6 +49,9 @@ ON_RAY = {
     "toy": ["arms=[base,no_replay,fixed_32,merge_0.6,rod]"],
     "toy_long_blocks": ["arms=[base,no_replay,rod]"],
     "toy_paper": ["arms=[base,no_replay,rod]"],
+    "toy_generated": ["arms=[base,no_replay,rod]"],
+    "german_smollm2_135m": ["arms=[base,no_replay,rod]"],
+    "german_smollm2_135m_debian": ["arms=[base,no_replay,rod]"],
 }
 
 
