@@ -30,8 +30,7 @@ PIECE_CHARS = 1 << 20
 _SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 _REACH, _TRIES, _AROUND = 1 << 14, 32, 256  # characters in which to cut, cuts tried, context
 
-# concatenated tokens, tokens per document
-Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # concatenated tokens, tokens per document
 
 
 @dataclass
@@ -125,8 +124,8 @@ class Encoder:
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
         try:
             for batch in self._parts(source):
-                # a source has texts or token ids, so that the order stays
-                if self._pool is None or any(isinstance(text, np.ndarray) for text in batch.texts):
+                # no batch of texts is waiting then, so that the order stays
+                if self._pool is None or _are_ids(batch.texts):
                     yield batch, encode(self._tokenizer, batch.texts)
                     continue
                 waiting.append((batch, self._pool.submit(_work, batch.texts)))
@@ -166,7 +165,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
     arrays: list[NDArray[np.int32]]
-    if any(isinstance(text, np.ndarray) for text in texts):
+    if _are_ids(texts):
         arrays = [*texts]
     elif not any(_is_long(text) for text in texts):
         arrays = tokenizer.encode_batch(texts)
@@ -181,6 +180,10 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
     if len(arrays) == 1:
         return arrays[0], lengths
     return np.concatenate([np.empty(0, dtype=np.int32), *arrays]), lengths
+
+
+def _are_ids(texts: Sequence[Any]) -> bool:
+    return len(texts) > 0 and isinstance(texts[0], np.ndarray)  # a source has one or the other
 
 
 def _is_long(text: Any) -> bool:

@@ -1,8 +1,8 @@
 """One class per input format: each yields the texts of one file and can start in its middle.
 
 An input yields one item per record: the record's text (or its token ids, where somebody tokenised
-it), or None if the filter drops it. With its
-`position`, which is plain JSON, `records` resumes after the last record it yielded.
+it), or None if the filter drops it. With its `position`, which is plain JSON, `records` resumes
+after the last record it yielded.
 """
 
 from __future__ import annotations

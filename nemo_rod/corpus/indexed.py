@@ -26,27 +26,28 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
     With weights, each prefix keeps the `share` of its documents that makes its part of the tokens
     that of its weight, without a document being read twice: the scarcest keeps all.
     """
-    if any("://" in prefix for _, prefix in blend(spec)):
+    pairs = blend(spec)
+    if any("://" in prefix for _, prefix in pairs):
         raise ValueError(
             f"source {spec.name}: kind=megatron reads local files: copy the .bin and .idx files, "
             "and name their prefix"
         )
     groups = []
-    weighted = [pair for pair in blend(spec) if pair[0] is not None]
-    for prefixes in [[p] for _, p in weighted] or [[p for _, p in blend(spec)]]:
+    weights = [weight for weight, _ in pairs if weight is not None]  # of all prefixes, or of none
+    all_prefixes = [prefix for _, prefix in pairs]
+    for prefixes in [[prefix] for prefix in all_prefixes] if weights else [all_prefixes]:
         patterns = [f"{prefix.removesuffix('.bin')}.bin" for prefix in prefixes]
         found = matching_files(dataclasses.replace(spec, files=patterns))
         groups.append([IndexedFile(Path(str(file)), name) for file, name in found])
     inputs = [item for group in groups for item in group]
-    if weighted:
+    if weights:
         places = [item.place for item in inputs]
         if twice := {place for place in places if places.count(place) > 1}:
             raise ValueError(
                 f"source {spec.name}: {min(twice)} has two weights in files: give it one"
             )
         tokens = [sum(item.tokens for item in group) for group in groups]
-        pairs = zip(weighted, tokens, strict=True)
-        wanted = [float(weight or 0) / max(1, count) for (weight, _), count in pairs]
+        wanted = [w / max(1, count) for w, count in zip(weights, tokens, strict=True)]
         for group, part in zip(groups, wanted, strict=True):
             for item in group:
                 item.share = part / max(wanted)
@@ -66,7 +67,6 @@ class IndexedFile(Input):
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(name, path.stat().st_size, str(path))
-        prefix = path.with_suffix("")
         index = path.with_suffix(".idx")
         if not index.is_file():
             raise ValueError(f"{path} has no index: {index} is missing, put it beside the .bin")
@@ -93,11 +93,9 @@ class IndexedFile(Input):
             raise ValueError(f"{path} is empty: leave it out")
         from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-        self._dataset = IndexedDataset(str(prefix))
-        lengths, starts = (
-            self._dataset.index.sequence_lengths,
-            self._dataset.index.sequence_pointers,
-        )
+        self._dataset = IndexedDataset(str(path.with_suffix("")))
+        lengths = self._dataset.index.sequence_lengths
+        starts = self._dataset.index.sequence_pointers
         self._ends = self._dataset.document_indices
         self._width = np.dtype(self._dataset.index.dtype).itemsize
         end = int(starts[-1]) + self._width * int(lengths[-1]) if sequences else 0
@@ -156,8 +154,5 @@ class IndexedFile(Input):
 
     def _document(self, number: int) -> NDArray[Any]:
         first, end = int(self._ends[number]), int(self._ends[number + 1])
-        if end - first == 1:
-            return np.asarray(self._dataset[first])
-        return np.concatenate(
-            [np.empty(0, np.int32), *(self._dataset[i] for i in range(first, end))]
-        )
+        parts = [np.asarray(self._dataset[i]) for i in range(first, end)]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])

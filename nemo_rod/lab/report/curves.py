@@ -49,21 +49,22 @@ def charts_of(parts: Sequence[Part], names: Sequence[str] = ()) -> list[Chart]:
     colours = {part.label: arm_colour(part.name, known) for part in trained}
     loss, share = ("train/loss", "training loss"), ("rod/replay_share", "share of replay")
     base = [part for part in trained if part.name == "base"]
+    roles = ("adaptation", "replay")
+    alike = {role: list(_held_out(arms, role, by_source=False)) for role in roles}
     made = [
         _lines("loss", "Training loss", _metric(arms, *loss), colours, smooth=True),
         _lines("share", "Share of replay", _metric(arms, *share), colours, smooth=True),
         *(
             _lines(f"held_out_{role}", f"Held-out {role} loss, sources alike", rows, colours)
-            for role in ("adaptation", "replay")
-            for rows in [list(_held_out(arms, role, by_source=False))]
+            for role, rows in alike.items()
         ),
         _lines(
-            "hours", "Held-out adaptation loss against time",
-            list(_held_out(arms, "adaptation", by_source=False)), colours, x=_HOURS,
+            "hours", "Held-out adaptation loss against time", alike["adaptation"], colours,
+            x=_HOURS,
         ),
         _lines(
             "sources", "Held-out loss by source",
-            [row for role in ("adaptation", "replay") for row in _held_out(arms, role)],
+            [row for role in roles for row in _held_out(arms, role)],
             colours, facet="source",
         ),
         _quantiles(arms),

@@ -16,6 +16,7 @@ from typing import Any
 from nemo_rod.files import read_json
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.run_files import ROLES
+from nemo_rod.run.launch.render import latest_config
 from nemo_rod.run.stage_log import StageLog
 
 _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-bridge",
@@ -33,8 +34,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         Dates are of the stages' logs, in UTC. `hours` sums the arms' training on its machine;
         `gpu_hours` is null on a CPU. `versions` are those of the machine of the report.
     """
-    files = sorted(run_dir.glob("launch/*/config.yaml"), key=lambda file: file.stat().st_mtime)
-    text = files[-1].read_text(encoding="utf-8") if files else None
+    file = latest_config(run_dir)
+    text = file.read_text(encoding="utf-8") if file else None
     config: dict[str, Any] = {}
     if text:
         from omegaconf import OmegaConf
@@ -89,18 +90,9 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     with suppress(OSError, subprocess.SubprocessError):
-        asked = [
-            "git",
-            "-C",
-            str(root),
-            "describe",
-            "--always",
-            "--abbrev=40",
-            "--dirty",
-            "--exclude=*",
-        ]
+        words = ("git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
         return subprocess.run(
-            asked, capture_output=True, text=True, timeout=20, check=True
+            words, cwd=root, capture_output=True, text=True, timeout=20, check=True
         ).stdout.strip()
     return None
 

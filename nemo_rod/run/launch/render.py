@@ -83,29 +83,34 @@ def stage_command(config: Config, stage: Stage) -> str:
     return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
 
 
+def latest_config(run_dir: Path) -> Path | None:
+    """Returns the configuration of the latest launch of a run folder; None without one."""
+    files = run_dir.glob("launch/*/config.yaml")
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+
 def read_launch(run_dir: Path) -> tuple[str, Config]:
     """Returns the latest launch of a run folder: the launcher's name and its configuration.
 
     Raises:
         ValueError: if nothing was launched there, or its configuration is damaged.
     """
-    files = sorted(run_dir.glob("launch/*/config.yaml"), key=lambda file: file.stat().st_mtime)
-    if not files:
+    if (file := latest_config(run_dir)) is None:
         raise ValueError(
             f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
         )
     try:
-        values: Any = OmegaConf.load(files[-1])
+        values: Any = OmegaConf.load(file)
         for key in ("defaults", "hydra"):
             del values[key]
         composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
     except Exception as error:  # YAML's and OmegaConf's have no class in common
         reason = "".join(str(error).splitlines()[:1])
         raise ValueError(
-            f"{files[-1]} is damaged ({reason}): restore it from a copy, or launch the run again."
+            f"{file} is damaged ({reason}): restore it from a copy, or launch the run again."
         ) from None
     assert isinstance(composed, DictConfig)
     try:
-        return files[-1].parent.name, to_config(composed)
+        return file.parent.name, to_config(composed)
     except ValueError as error:
-        raise ValueError(f"{files[-1]} was changed since the launch: {error}") from None
+        raise ValueError(f"{file} was changed since the launch: {error}") from None
