@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,28 +39,3 @@ def explain_own_code(subject: str) -> Iterator[None]:
             f"{subject} comes with code of its own, which would run here: read that code and set "
             "model.trust_remote_code=true, or install a transformers that has its class."
         ) from error
-
-
-def refuse_own_code(checkpoint: str, host: str, *, key: str) -> None:
-    """Refuses a checkpoint, or tokenizer, with its own code for a host that always runs it.
-
-    It is a folder, or a name on the hub; `key` is the configuration key that allows the code.
-
-    Raises:
-        UntrustedCodeError: Its config.json or tokenizer_config.json names such code.
-    """
-    for name in ("config.json", "tokenizer_config.json"):
-        file = Path(checkpoint, name)
-        if not Path(checkpoint).is_dir():
-            from transformers.utils import cached_file
-
-            repository, revision = name_and_revision(checkpoint)
-            try:
-                file = Path(str(cached_file(repository, name, revision=revision)))
-            except OSError:  # the checkpoint has no such file
-                continue
-        if file.is_file() and json.loads(file.read_text("utf-8")).get("auto_map"):
-            raise UntrustedCodeError(
-                f"{name} of {checkpoint} names code of its own, which {host} would run: read that "
-                f"code and set {key}=true, or take a checkpoint without it."
-            )

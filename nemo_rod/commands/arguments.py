@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 from nemo_rod.commands.text import table
@@ -121,25 +119,3 @@ class Arguments(argparse.ArgumentParser):
         usage = " or ".join(line.strip() for line in (self.usage or self.prog).splitlines())
         line = " ".join([self.prog, *self._words])
         raise ValueError(f"'{line}' is not understood: expected {usage} ({message}).")
-
-
-def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
-    """Converts a number of digits only.
-
-    Raises:
-        ValueError: if there is another character, or the number lies outside [least, most].
-    """
-    if not (text.isdecimal() and least <= int(text) <= most):
-        raise ValueError(text)
-    return int(text)
-
-
-def every_key(explanation: str) -> Key:
-    """Returns the key for the time between two updates of a command, with its `explanation`."""
-    return Key(
-        name="every",
-        value="SECONDS",
-        help=explanation,
-        expected="a whole number of seconds, 1 or more",
-        read=partial(whole_number, least=1),
-    )

@@ -75,8 +75,8 @@ def declare(parser: Arguments) -> None:
 
 
 def _export(options: Namespace) -> None:
+    from nemo_rod.lab.curriculum_tools import export
     from nemo_rod.selection import Curriculum
-    from nemo_rod.selection.curriculum.tools import export
 
     path, authors = options.curriculum, options.format == "authors"
     out = options.out or path.with_suffix(".jsonl" if authors else ".parquet")
@@ -95,8 +95,8 @@ def _export(options: Namespace) -> None:
 
 def _verify(options: Namespace) -> None:
     from nemo_rod.corpus import BlockStore
+    from nemo_rod.lab.curriculum_tools import verify
     from nemo_rod.selection import Curriculum
-    from nemo_rod.selection.curriculum.tools import verify
 
     path = options.curriculum
     root = options.store or _blocks_of(path)
@@ -138,8 +138,8 @@ def _blocks_of(curriculum: Path) -> Path:
 
 
 def _diff(options: Namespace) -> None:
+    from nemo_rod.lab.curriculum_tools import diff
     from nemo_rod.selection import Curriculum
-    from nemo_rod.selection.curriculum.tools import diff
 
     with (
         Curriculum.open(options.curriculum, read_only=True) as a,

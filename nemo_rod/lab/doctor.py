@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
-from nemo_rod.upstream.functions import ROADS, TESTED
+from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
 _USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
 _DESCRIPTION = """\
@@ -36,7 +37,7 @@ _SUM = (
     "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
 )
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
-_FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
+_FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.lab import doctor; "
 _TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
 _IN_WORKERS = "NeMo-RL's workers have it, see below; `nemo-rod evaluate` needs it here"
 
@@ -65,7 +66,7 @@ def declare(parser: Arguments) -> None:
 def main(options: Namespace) -> None:
     """Prints a line for every check; exits with status 1 if a required part is missing."""
     if options.functions is not None:
-        rows = json.loads(_evaluate(f"functions.rows({options.functions!r})"))
+        rows = json.loads(_evaluate(f"doctor.function_rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
     workers, all_fine = worker_python(), True
@@ -112,7 +113,7 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
         advice = "nemo-rod doctor functions=all shows all of them"
-        count = lambda: str(json.loads(_evaluate("functions.counts()")))  # noqa: E731
+        count = lambda: str(json.loads(_evaluate("doctor.function_counts()")))  # noqa: E731
         yield _attempt("megatron functions", count, advice)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
@@ -228,3 +229,43 @@ def _verify(blocks: Path) -> str:
     store = BlockStore(blocks)
     store.verify()
     return f"{len(store):,} blocks, all as they were written"
+
+
+def function_counts() -> str:
+    """Returns the number of functions of each road available on this machine, as text.
+
+    Raises:
+        ValueError: one of the functions differs from the tested one.
+    """
+    import torch
+
+    roads = ["scoring", "trainer", "swap_in/megatron_bridge"]
+    if not torch.cuda.is_available():
+        roads += ["cpu", "cpu/megatron_bridge"]
+    if importlib.util.find_spec("transformer_engine") is None:
+        roads += ["plain", "plain/megatron_bridge"]
+    check(*roads)
+    return ", ".join(f"{road} {len(for_road(road))}" for road in roads)
+
+
+def function_rows(road: str) -> list[list[str]]:
+    """Returns function, use, roads, tested and installed parameters of a road, or of "all"."""
+
+    def installed(function: Function) -> str:
+        try:
+            signature, problem = function.installed(), function.problem()
+        except ImportError:  # the package or one of its dependencies is missing
+            return "-"
+        text = "not there" if signature is None else f"({', '.join(signature.parameters)})"
+        return text if problem is None else f"NO: {text}"
+
+    return [
+        [
+            function.where,
+            function.use,
+            " ".join(function.roads),
+            " or ".join(f"({text})" for text in function.signatures),
+            installed(function),
+        ]
+        for function in (FUNCTIONS if road == "all" else for_road(road))
+    ]

@@ -24,8 +24,8 @@ import numpy as np
 from nemo_rod.corpus.shards import index_bytes
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import digest, move_whole, read_json, sync, write_json, write_whole
+from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection.curriculum.log import Curriculum
-from nemo_rod.selection.curriculum.tools import verify
 
 PART_TOKENS = 1 << 27  # half a GB, which an interruption costs at most
 

@@ -13,7 +13,6 @@ from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST
-from nemo_rod.selection.arms import merge_weight
 
 MARKS = {"lambda"}  # keys that identify the form with two folders
 
@@ -99,3 +98,8 @@ def _stage(stages: Stages, name: str) -> Stage:
         runs_model=False,
         extra="eval",
     )
+
+
+def merge_weight(name: str) -> float:
+    """Returns the weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
+    return float(name.removeprefix("merge_"))

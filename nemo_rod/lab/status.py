@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.commands.arguments import Arguments, every_key
+from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_json, read_lines
+from nemo_rod.lab.text import every_key
 from nemo_rod.progress import PREFIX
 
 if TYPE_CHECKING:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.commands.arguments import Key
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import read_json
 
@@ -36,3 +39,25 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: if the file holds something else.
     """
     return read_json(path) if path.is_file() else {}
+
+
+def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
+    """Converts a number of digits only.
+
+    Raises:
+        ValueError: if there is another character, or the number lies outside [least, most].
+    """
+    if not (text.isdecimal() and least <= int(text) <= most):
+        raise ValueError(text)
+    return int(text)
+
+
+def every_key(explanation: str) -> Key:
+    """Returns the key for the time between two updates of a command, with its `explanation`."""
+    return Key(
+        name="every",
+        value="SECONDS",
+        help=explanation,
+        expected="a whole number of seconds, 1 or more",
+        read=partial(whole_number, least=1),
+    )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from megatron.core.utils import get_model_config
 from safetensors import safe_open
 
 from nemo_rod.files import read_json, write_json
-from nemo_rod.megatron.objective import next_token_alone
 from nemo_rod.megatron.ranks import all_or_none, from_all_ranks, on_all_ranks
 
 # A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
@@ -73,31 +69,6 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
 
     provider.register_pre_wrap_hook(mark, prepend=True)
     provider.register_pre_wrap_hook(check)
-
-
-@contextmanager
-def whole_loads() -> Iterator[None]:
-    """Refuses the gaps of every checkpoint that a host loads by Megatron-Bridge within the block.
-
-    Heads for further tokens are left out: Megatron-Bridge fails on those whose weights it cannot
-    name.
-    """
-    describe = AutoBridge.to_megatron_provider
-
-    @functools.wraps(describe)
-    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
-        provider = describe(bridge, load_weights, *args, **options)
-        next_token_alone(provider)
-        if load_weights:
-            checkpoint = bridge.hf_pretrained
-            refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
-        return provider
-
-    AutoBridge.to_megatron_provider = described
-    try:
-        yield
-    finally:
-        AutoBridge.to_megatron_provider = describe
 
 
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:

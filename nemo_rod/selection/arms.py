@@ -226,11 +226,6 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
     )
 
 
-def merge_weight(name: str) -> float:
-    """Returns the weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
-    return float(name.removeprefix("merge_"))
-
-
 def make_arm(
     name: str, *, num_adaptation: int, num_replay: int, batch_size: int, seed: int, **selecting: Any
 ) -> Arm:

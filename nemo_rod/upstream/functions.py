@@ -146,46 +146,6 @@ def for_road(road: str) -> list[Function]:
     return [function for function in FUNCTIONS if road in function.roads]
 
 
-def counts() -> str:
-    """Returns the number of functions of each road available on this machine, as text.
-
-    Raises:
-        ValueError: one of the functions differs from the tested one.
-    """
-    import torch
-
-    roads = ["scoring", "trainer", "swap_in/megatron_bridge"]
-    if not torch.cuda.is_available():
-        roads += ["cpu", "cpu/megatron_bridge"]
-    if importlib.util.find_spec("transformer_engine") is None:
-        roads += ["plain", "plain/megatron_bridge"]
-    check(*roads)
-    return ", ".join(f"{road} {len(for_road(road))}" for road in roads)
-
-
-def rows(road: str) -> list[list[str]]:
-    """Returns function, use, roads, tested and installed parameters of a road, or of "all"."""
-
-    def installed(function: Function) -> str:
-        try:
-            signature, problem = function.installed(), function.problem()
-        except ImportError:  # the package or one of its dependencies is missing
-            return "-"
-        text = "not there" if signature is None else f"({', '.join(signature.parameters)})"
-        return text if problem is None else f"NO: {text}"
-
-    return [
-        [
-            function.where,
-            function.use,
-            " ".join(function.roads),
-            " or ".join(f"({text})" for text in function.signatures),
-            installed(function),
-        ]
-        for function in (FUNCTIONS if road == "all" else for_road(road))
-    ]
-
-
 def _listed() -> Iterator[Function]:
     """Yields the functions of `functions.txt`, whose first lines describe its format."""
     text = Path(__file__).with_name("functions.txt").read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from authors_files import trace_rows, write_blocks, write_lines
 from command_line import nemo_rod
 
 from nemo_rod.corpus import BlockStore
+from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection import Curriculum
-from nemo_rod.selection.curriculum.tools import verify
 from nemo_rod.selection.references.folder import Folder
 
 K = 5

@@ -54,7 +54,9 @@ def test_every_road_has_functions() -> None:
     assert {road for function in FUNCTIONS for road in function.roads} == {*functions.ROADS}
     assert all(function.package for function in FUNCTIONS)
     functions.check(*HERE)
-    assert functions.counts().startswith(f"scoring {len(functions.for_road('scoring'))}, trainer ")
+    assert doctor.function_counts().startswith(
+        f"scoring {len(functions.for_road('scoring'))}, trainer "
+    )
 
 
 # Nothing is missing from the list
@@ -233,7 +235,7 @@ def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_doctor_shows_every_function(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = json.dumps(functions.rows("scoring"))
+    rows = json.dumps(doctor.function_rows("scoring"))
     monkeypatch.setattr(doctor, "_run", lambda command: f"Megatron says things\n{rows}\n")
     doctor.main(Namespace(functions="scoring"))
     header, *shown = capsys.readouterr().out.splitlines()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod.lab.curriculum_tools import diff, export, verify
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.candidates import Candidates, Pool
 from nemo_rod.selection.choice import Choice
@@ -24,7 +25,6 @@ from nemo_rod.selection.curriculum.recorded_pools import (
     RecordedPools,
     replay_share,
 )
-from nemo_rod.selection.curriculum.tools import diff, export, verify
 from nemo_rod.selection.policies import Joint, TakeAll, threshold
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
@@ -402,7 +402,7 @@ def parquet(path):
 
 def test_export(tmp_path, path, monkeypatch):
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("nemo_rod.selection.curriculum.tools._EXPORT_ROWS", 2 * C)  # 3 row groups
+    monkeypatch.setattr("nemo_rod.lab.curriculum_tools._EXPORT_ROWS", 2 * C)  # 3 row groups
     record(path, 5)
     with Curriculum.open(path, read_only=True) as curriculum:
         export(curriculum, tmp_path / "new" / "c.parquet")

@@ -5,6 +5,7 @@ Code here checks for features rather than version numbers: main still calls itse
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -163,3 +164,33 @@ def finish_checkpoint(checkpointer: Any, policy: Any, path: Any) -> None:
     if hasattr(policy, "finalize_async_save"):
         policy.finalize_async_save()
     checkpointer.finalize_checkpoint(path)
+
+
+@contextmanager
+def whole_loads() -> Iterator[None]:
+    """Refuses the gaps of every checkpoint that a host loads by Megatron-Bridge within the block.
+
+    Heads for further tokens are left out: Megatron-Bridge fails on those whose weights it cannot
+    name.
+    """
+    from megatron.bridge import AutoBridge
+
+    from nemo_rod.megatron.gaps import refuse_gaps
+    from nemo_rod.megatron.objective import next_token_alone
+
+    describe = AutoBridge.to_megatron_provider
+
+    @functools.wraps(describe)
+    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
+        provider = describe(bridge, load_weights, *args, **options)
+        next_token_alone(provider)
+        if load_weights:
+            checkpoint = bridge.hf_pretrained
+            refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
+        return provider
+
+    AutoBridge.to_megatron_provider = described
+    try:
+        yield
+    finally:
+        AutoBridge.to_megatron_provider = describe

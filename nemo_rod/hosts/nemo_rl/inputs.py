@@ -14,7 +14,7 @@ from nemo_rod.hosts.nemo_rl.recipe_keys import SAVES_MEMORY
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.selection import ReferenceLosses, References
 from nemo_rod.selection.arms import Arm, make_arm
-from nemo_rod.trust import refuse_own_code
+from nemo_rod.trust import UntrustedCodeError, name_and_revision
 
 
 def open_store(config: dict[str, Any]) -> BlockStore:
@@ -91,3 +91,28 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
         "scheduler": megatron.get("scheduler"),
     }
     return digest(json.dumps(determining, sort_keys=True, default=str).encode())
+
+
+def refuse_own_code(checkpoint: str, host: str, *, key: str) -> None:
+    """Refuses a checkpoint, or tokenizer, with its own code for a host that always runs it.
+
+    It is a folder, or a name on the hub; `key` is the configuration key that allows the code.
+
+    Raises:
+        UntrustedCodeError: Its config.json or tokenizer_config.json names such code.
+    """
+    for name in ("config.json", "tokenizer_config.json"):
+        file = Path(checkpoint, name)
+        if not Path(checkpoint).is_dir():
+            from transformers.utils import cached_file
+
+            repository, revision = name_and_revision(checkpoint)
+            try:
+                file = Path(str(cached_file(repository, name, revision=revision)))
+            except OSError:  # the checkpoint has no such file
+                continue
+        if file.is_file() and json.loads(file.read_text("utf-8")).get("auto_map"):
+            raise UntrustedCodeError(
+                f"{name} of {checkpoint} names code of its own, which {host} would run: read that "
+                f"code and set {key}=true, or take a checkpoint without it."
+            )

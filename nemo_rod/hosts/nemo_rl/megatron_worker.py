@@ -10,7 +10,6 @@ from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyW
 
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
-from nemo_rod.megatron.gaps import whole_loads
 from nemo_rod.megatron.objective import next_token_alone
 
 compat.complete_vision_configs()
@@ -23,7 +22,7 @@ class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
         from nemo_rl.models.policy.workers import megatron_policy_worker
 
         # NeMo-RL converts a checkpoint before it builds the model
-        with whole_loads(), compat.providers(megatron_policy_worker, next_token_alone):
+        with compat.whole_loads(), compat.providers(megatron_policy_worker, next_token_alone):
             super().__init__(*args, **kwargs)
 
 

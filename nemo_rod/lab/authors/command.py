@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from nemo_rod.commands.arguments import Arguments, Key, whole_number
+from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.lab.text import whole_number
 
 
 def declare(parser: Arguments) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.corpus import BlockStore, load_tokenizer
-from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
+from nemo_rod.lab.forgetting import forgetting_by_source, validation_forgetting
 
 _MICRO_BATCH = 64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.commands.arguments import Arguments, Key, whole_number
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.files import flat, interpreting
 from nemo_rod.lab.inspect.blocks import (
@@ -22,7 +22,7 @@ from nemo_rod.lab.inspect.logs import (
     describe_metrics,
     describe_references,
 )
-from nemo_rod.lab.text import facts, read_object
+from nemo_rod.lab.text import facts, read_object, whole_number
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"

@@ -4,5 +4,4 @@ Curriculum.append(choice)              log.py: one record a step; header.py: the
 record_log.py                          an append-only file that survives SIGKILL at any byte
 Journal                                journal.py: the curriculum and the metrics of a run
 RecordedPools, FollowedPools           recorded_pools.py: train on a recorded curriculum
-export, verify, diff                   tools.py
 """
