@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,7 @@ def model_provider(
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
     next_token_alone(provider)
+    provider.register_pre_wrap_hook(functools.partial(_set_epsilon, provider.layernorm_epsilon))
     provider.register_pre_wrap_hook(refuse_other_losses)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it will load, and thereby the marks of
@@ -141,6 +143,14 @@ def number_text(provider: Any) -> None:
         return model
 
     provider.register_pre_wrap_hook(attach)
+
+
+def _set_epsilon(epsilon: float, model: list) -> list:
+    """Sets the epsilon of norms after a block, which Bridge leaves at 1e-5 in Gemma 2 and 3."""
+    named = (pair for chunk in model for pair in chunk.named_modules())
+    for norm in (module for name, module in named if name.endswith(".post_layernorm")):
+        norm.eps = epsilon
+    return model
 
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:

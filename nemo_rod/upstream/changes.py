@@ -6,20 +6,7 @@ and forks carry the number of another release.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
-
-
-def experts_are_numbered_by_bridge() -> bool:
-    """Returns whether Bridge numbers experts that are separate modules over all ranks (since 0.5).
-
-    It always did so for experts in TransformerEngine's layout.
-    """
-    from megatron.bridge.models.conversion import model_bridge
-
-    function: Any = inspect.unwrap(model_bridge._megatron_local_name_to_global)
-    constants = function.__code__.co_consts
-    return any("local_experts" in text for text in constants if isinstance(text, str))
 
 
 def signal_handler_listens(handler: Any) -> bool:
@@ -29,11 +16,6 @@ def signal_handler_listens(handler: Any) -> bool:
     the end: signals would then be lost.
     """
     return handler.original_handler is not None
-
-
-def router_kernel_is_undefined(moe_utils: Any) -> bool:
-    """Returns whether routers use a kernel undefined without TransformerEngine (core 0.16)."""
-    return not hasattr(moe_utils, "te_general_gemm")
 
 
 def writers_are_forked(filesystem_async: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Small checkpoints of the paper's architectures, with the sizes that rehearsals have.
+"""Small checkpoints of the paper's architectures and of others, with the sizes of rehearsals.
 
 The published checkpoints of Qwen3.5 are of the classes for images and text. Some have a head for
 further tokens, which neither transformers nor training uses.
@@ -21,6 +21,8 @@ COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},
     **{key: forms.SIZES[key] for key in ("num_attention_heads", "num_key_value_heads")},
     "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
     "tie_word_embeddings": False,
     "eos_token_id": 0,
 }
@@ -44,8 +46,7 @@ EXPERTS = {**QWEN3_5, **sizes("num_experts", "moe_intermediate", "shared_expert"
 NEMOTRON = {
     **COMMON,
     **MLP,
-    **sizes("mamba_", "n_groups", "ssm_"),
-    **forms.NEMOTRON,
+    **sizes("mamba_num_", "mamba_head_", "n_groups", "ssm_", "time_step", "use_mamba"),
     "chunk_size": 128,  # as long as the longest blocks here, for the reason that forms.py gives
     "conv_kernel": 4,
     "bos_token_id": 1,
@@ -91,18 +92,47 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
+# Other model types that Megatron-Bridge converts, each with the published keys that transformers'
+# defaults lack; a rehearsal's rule shrinks them.
+TYPES: dict[str, dict[str, Any]] = {
+    "llama": {  # SmolLM2-135M
+        **{"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3},
+        **{"head_dim": 64, "num_hidden_layers": 30, "tie_word_embeddings": True},
+    },
+    "qwen2": {"tie_word_embeddings": True},
+    "mistral": {},
+    "gemma": {},
+    "gemma2": {},
+    "gemma3_text": {"num_key_value_heads": 1},
+    "gemma4_text": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "qwen3_next": {},
+    "gpt_oss": {},
+    "olmoe": {},
+    "deepseek_v2": {"first_k_dense_replace": 1, "num_experts_per_tok": 6, "topk_method": "greedy"},
+    "deepseek_v3": {},
+    "glm4_moe": {},
+    "glm4_moe_lite": {},
+    "ernie4_5_moe": {},
+    "exaone4": {"tie_word_embeddings": True, "sliding_window": None, "layer_types": None},
+    "exaone_moe": {},
+    "minimax_m2": {},
+    "hy_v3": {"first_k_dense_replace": 1},
+    "falcon_h1": {"mamba_norm_before_gate": False, "mamba_rms_norm": False},
+}
 
 
 def make(name: str) -> Any:
     """A random model, the same at every call."""
+    if name in TYPES:
+        return random_model(forms.shrunken({"model_type": name, **TYPES[name]}, where=name))
     class_name, config_class, described = ARCHITECTURES[name]
     return random_model(
         forms.SmallModel(
             class_name=class_name,
             config_class=config_class,
             values={**described, "tie_word_embeddings": False},
-            predictors=0,
-            summary=name,
         )
     )
 
@@ -113,7 +143,7 @@ def write(name: str, folder: Path) -> Path:
 
     save_published(make(name), folder)
     load_tokenizer("byte").save_pretrained(folder)
-    if name != "nemotron_h":
+    if name in ARCHITECTURES and name != "nemotron_h":
         file = folder / "model.safetensors"
         head = {f"{PREDICTORS}fc.weight": torch.ones(32, 64)}
         save_file({**load_file(file), **head}, file, {"format": "pt"})

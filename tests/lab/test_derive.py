@@ -14,7 +14,7 @@ from nemo_rod.files import write_json
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, rehearse, small_model
 from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, scaled_down, small_layout
-from nemo_rod.lab.rehearsal.forms import FORMS, SIZES, shrunken
+from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
 from nemo_rod.lab.rehearsal.materials import DESCRIPTION, TABLE, describe
 from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
 from nemo_rod.lab.rehearsal.stages import RehearsalStages
@@ -23,6 +23,7 @@ from nemo_rod.run.checks import check
 from nemo_rod.run.handover import flatten
 
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
+LAYERS = ("num_hidden_layers", "hybrid_override_pattern")
 # keys that may differ, besides those of sources and variants
 CHANGED = {
     *("run_dir", "arm", "rebuild", "parallel", "model.hf", "model.shape"),
@@ -130,7 +131,7 @@ def test_a_model_in_small_keeps_what_decides_which_code_runs(
         assert text["mtp_num_hidden_layers"] == small.predictors == 1
         assert "vision_config" in small.values
     for key, value in config.model.shape.items():
-        if key not in {*SIZES, "model_type", "num_hidden_layers", "hybrid_override_pattern"}:
+        if key not in {*SIZES, "model_type", "architectures", *LAYERS}:
             assert text[key] == value, key
 
 
@@ -161,6 +162,7 @@ def test_a_config_of_its_own_is_what_is_shrunk() -> None:
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
         "layer_types": ["linear_attention", "full_attention"] * 8,
+        "num_hidden_layers": 16,
         "hidden_size": 4096,
         "mtp_num_hidden_layers": 0,
         "rms_norm_eps": 0.5,
@@ -174,14 +176,48 @@ def test_a_config_of_its_own_is_what_is_shrunk() -> None:
 
 
 @pytest.mark.parametrize(
-    "described",
-    [{"model_type": "llama"}, {"model_type": "qwen3", "architectures": ["FancyForCausalLM"]}],
+    ("described", "refusal"),
+    [
+        ({"model_type": "fancy"}, "is of the class None, model type fancy, which has no shrunken"),
+        (
+            {"model_type": "qwen3", "architectures": ["FancyForCausalLM"]},
+            "is of the class FancyForCausalLM, model type qwen3, which has no shrunken form: a",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"],
+             "model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            "is of the class Gemma3ForConditionalGeneration, model type gemma3_text, which has no",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_without_a_small_form_is_refused(described: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ValueError, match=f"some/model {refusal}") as refused:
+        shrunken(described, where="some/model", stages=2)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("described", "stages", "expected"),
+    [
+        # sizes of the published model that are smaller stay
+        ({"model_type": "llama", "num_key_value_heads": 1}, 1, {"num_key_value_heads": 1}),
+        (
+            {"model_type": "llama", "num_key_value_heads": 32},
+            2,
+            {"num_key_value_heads": 4, "num_hidden_layers": 4},
+        ),
+        # five layers with a window and one without, for every stage
+        ({"model_type": "gemma3_text"}, 2, {"num_hidden_layers": 12, "sliding_window": 32}),
+        # a dense layer, and one with experts
+        ({"model_type": "deepseek_v3"}, 1, {"first_k_dense_replace": 1, "num_hidden_layers": 2}),
+    ],
 )
-def test_an_architecture_without_a_form_is_refused(described: dict[str, Any]) -> None:
-    name = described.get("architectures", ["llama"])[0]
-    with pytest.raises(ValueError, match=f"architecture {name}, which has no shrunken form") as e:
-        shrunken(described, where="some/model")
-    assert all(form.class_name in str(e.value) for form in FORMS.values())
+def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(
+    described: dict[str, Any], stages: int, expected: dict[str, Any]
+) -> None:
+    small = shrunken(described, where="some/model", stages=stages)
+    assert {key: small.values[key] for key in expected} == expected
+    assert small.values["hidden_size"] == SIZES["hidden_size"]
 
 
 def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:

@@ -1,6 +1,7 @@
 """Recipes rehearsed whole, by the command itself: one small here, all of them in a lane.
 
-`make test-rehearsal` rehearses every setting of the paper with all of its arms.
+`make test-rehearsal` rehearses every setting of the paper with all of its arms, and a recipe of
+every other model type.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ for module in ("megatron.core", "datasets", "pyarrow"):
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Qwen3_5TextConfig"):
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
+
+from architectures import TYPES  # noqa: E402
+
+from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer  # noqa: E402
 
 # One of each class, and a transfer
 IN_FULL_PRECISION = {
@@ -128,6 +133,22 @@ def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path)
     file = tmp_path / "run_rehearsal" / "losses" / "losses.json"
     near = json.loads(file.read_text())["difference"]
     assert set(near) == {"base", "no_replay"} and max(near.values()) <= 1e-5
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_other_type_of_model(kind: str, tmp_path: Path) -> None:
+    published = transformers.AutoConfig.for_model(kind, **TYPES[kind])
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    published.architectures = [names[kind]]
+    published.save_pretrained(tmp_path / "published")
+    write_tokenizer(special_tokens("SmolLM2"), tmp_path / "published")
+    model = (f"model.hf={tmp_path / 'published'}", "model.precision=fp32", "~cluster")
+    rehearse("german_smollm2_135m", tmp_path, *model, "arms=[base,rod]", "rehearsal.steps=2")
+    file = tmp_path / "run_rehearsal" / "losses" / "losses.json"
+    near = json.loads(file.read_text())["difference"]
+    assert set(near) == {"base", "rod"} and max(near.values()) <= 1e-5
 
 
 @pytest.mark.rehearsal

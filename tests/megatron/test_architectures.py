@@ -1,5 +1,7 @@
 """The paper's architectures: losses, exports and every job, in each layout that they allow.
 
+Of every other model type that can be rehearsed: losses and exports.
+
 The oracle is Hugging Face's own model of the same checkpoint.
 """
 
@@ -21,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Qwen3_5TextConfig"):
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
-from architectures import ARCHITECTURES, make, tensors, token_losses, write  # noqa: E402
+from architectures import ARCHITECTURES, TYPES, make, tensors, token_losses, write  # noqa: E402
 from architectures_worker import BLOCKS, STORE  # noqa: E402
 from tiny import Setting, Torchrun, metric  # noqa: E402
 
@@ -32,8 +34,11 @@ from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
 STEPS, MERGED_AT = 8, 0.25
-FAST = ("qwen3_5", "nemotron_3_nano")
-WITH_EXPERTS = ("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano")
+FAST = ("qwen3_5", "nemotron_3_nano", "llama", "gemma3_text")
+WITH_EXPERTS = (
+    *("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano", "qwen3_next", "gpt_oss", "hy_v3"),
+    *(name for name in TYPES if name.startswith("deepseek") or "moe" in name or "minimax" in name),
+)
 WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
 WITH_MAMBA = ("nemotron_h", "nemotron_3_nano")
 WITH_DELTA_NET = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -82,6 +87,7 @@ def refusals(name: str) -> dict[str, str]:
     return refused
 
 
+OTHERS = tuple(name for name in (*ARCHITECTURES, *TYPES) if name not in FAST)
 TOGETHER = (*FAST, MISNAMED, ONE_TOO_MANY, *LEFT_ON)
 # Context parallelism needs attention of TransformerEngine, and the interleaved schedule of Qwen3.5
 # one layer of each kind per run of layers: where they are not refused, they are not tried here.
@@ -205,10 +211,9 @@ def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: A
 
 
 @pytest.mark.architectures
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FAST])
+@pytest.mark.parametrize("name", OTHERS)
 def test_losses_of_the_others_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
-    others = tuple(name for name in ARCHITECTURES if name not in FAST)
-    row = scored(others, ("single",))[name, "single"]
+    row = scored(OTHERS, ("single",))[name, "single"]
     assert_scores_and_exports(checkpoints(name), row)
     assert_trained_by_the_next_token_alone(name, row["objective"])
 

@@ -272,6 +272,8 @@ def test_experts_are_numbered_where_their_own_name_is_known(
 ) -> None:
     from megatron.bridge.models.conversion import model_bridge
 
+    from nemo_rod.cpu.plain import conversion
+
     def of_bridge_03(name: str) -> bool:
         return ".mlp.experts.linear_fc" in name
 
@@ -280,20 +282,20 @@ def test_experts_are_numbered_where_their_own_name_is_known(
 
     for function, numbered in ((of_bridge_03, False), (of_bridge_05, True)):
         monkeypatch.setattr(model_bridge, "_megatron_local_name_to_global", function)
-        assert changes.experts_are_numbered_by_bridge() is numbered
+        assert conversion._numbered_by_bridge(model_bridge) is numbered
 
 
 def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
-    from megatron.bridge.models.conversion import model_bridge, param_mapping
+    from megatron.bridge.models.conversion import mapping_registry, model_bridge, param_mapping
 
     from nemo_rod.cpu.plain import conversion
 
-    if changes.experts_are_numbered_by_bridge():
-        pytest.skip("this Megatron-Bridge finds both itself")
+    registry = mapping_registry.MegatronMappingRegistry
     for module, name in (
+        (registry, "megatron_to_hf_lookup"),
         (model_bridge, "_megatron_local_name_to_global"),
         (param_mapping, "get_module_and_param_from_name"),
     ):
@@ -304,6 +306,9 @@ def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_o
     find = param_mapping.get_module_and_param_from_name
     assert find(alone, "mlp.experts.linear_fc1.weight0")[1] is alone.weight
     assert find(together, "mlp.experts.linear_fc1.weight1")[1] is together.weight1
+    listed = registry(param_mapping.AutoMapping("experts.linear_fc2.weight*", "experts.*.down"))
+    own_module = listed.megatron_to_hf_lookup("experts.local_experts.3.linear_fc2.weight")
+    assert own_module.hf_param == "experts.3.down"
 
 
 def test_a_signal_handler_is_entered_once() -> None:

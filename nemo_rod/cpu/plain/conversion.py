@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from typing import Any
 
-from nemo_rod.upstream import changes, functions
+from nemo_rod.upstream import functions
 
 
 @functools.cache
@@ -19,14 +20,41 @@ def convert_experts_as_modules() -> None:
         ValueError: a function that names or looks up experts differs from the tested version.
     """
     functions.check("plain/megatron_bridge")
-    if changes.experts_are_numbered_by_bridge():
-        return
-    from megatron.bridge.models.conversion import model_bridge, param_mapping
+    from megatron.bridge.models.conversion import mapping_registry, model_bridge, param_mapping
 
-    to_global = model_bridge._megatron_local_name_to_global
-    model_bridge._megatron_local_name_to_global = _numbered_over_all_ranks(to_global)
+    registry = mapping_registry.MegatronMappingRegistry
+    registry.megatron_to_hf_lookup = _in_either_layout(registry.megatron_to_hf_lookup)
     look_up = param_mapping.get_module_and_param_from_name
     param_mapping.get_module_and_param_from_name = _without_number(look_up)
+    if not _numbered_by_bridge(model_bridge):
+        to_global = model_bridge._megatron_local_name_to_global
+        model_bridge._megatron_local_name_to_global = _numbered_over_all_ranks(to_global)
+
+
+def _numbered_by_bridge(model_bridge: Any) -> bool:
+    """Returns whether Bridge numbers experts that are separate modules over all ranks (since 0.5).
+
+    It always did so for experts in TransformerEngine's layout.
+    """
+    constants = inspect.unwrap(model_bridge._megatron_local_name_to_global).__code__.co_consts
+    return any("local_experts" in text for text in constants if isinstance(text, str))
+
+
+def _numbered_at_the_end(parameter: str) -> str:
+    """Returns the name of an expert's parameter in TransformerEngine's layout."""
+    own_module = r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)"
+    return re.sub(own_module, r"experts.\2\1", parameter)
+
+
+def _in_either_layout(find: Any) -> Any:
+    """Returns `find`, also for models whose experts Bridge only lists in the other layout."""
+
+    @functools.wraps(find)
+    def found(registry: Any, megatron_param_name: str) -> Any:
+        mapping = find(registry, megatron_param_name)
+        return mapping or find(registry, _numbered_at_the_end(megatron_param_name))
+
+    return found
 
 
 def _numbered_over_all_ranks(to_global: Any) -> Any:
@@ -35,11 +63,10 @@ def _numbered_over_all_ranks(to_global: Any) -> Any:
     Unpatched, every rank would silently load the weights of the first rank's experts, and none
     could be exported.
     """
-    own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
 
     @functools.wraps(to_global)
     def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
-        return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
+        return to_global(models, config, _numbered_at_the_end(param_name), vp_stage)
 
     return name
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import torch
 
-from nemo_rod.upstream import changes, functions
+from nemo_rod.cpu.plain import layers
+from nemo_rod.upstream import functions
 
 
 def patch() -> None:
@@ -20,7 +21,7 @@ def patch() -> None:
     functions.check("plain")
     from megatron.core.transformer.moe import moe_utils
 
-    if changes.router_kernel_is_undefined(moe_utils):
+    if not hasattr(moe_utils, "te_general_gemm"):  # the kernel of routers, in core 0.16
         moe_utils.te_general_gemm = None
     _mark_norms()
     _mend_loading_of_distributed_optimizer()
@@ -36,10 +37,14 @@ def _mark_norms() -> None:
     make: Callable = WrappedTorchNorm.__new__
 
     @functools.wraps(make)
-    def make_marked(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    def make_marked(
+        cls: type, config: Any, hidden_size: int, eps: float = 1e-5, *args: Any, **kwargs: Any
+    ) -> torch.nn.Module:
+        if config.layernorm_zero_centered_gamma:  # which torch's have not
+            return layers.Norm(config, hidden_size, eps)
         split, config.sequence_parallel = config.sequence_parallel, False
         try:
-            norm = make(cls, config, *args, **kwargs)
+            norm = make(cls, config, hidden_size, eps, *args, **kwargs)
         finally:
             config.sequence_parallel = split
         for parameter in norm.parameters():

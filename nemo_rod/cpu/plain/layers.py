@@ -29,11 +29,13 @@ _FUSIONS = (
 
 def use(provider: Any) -> None:
     """Makes a Megatron-Bridge provider build its model without TransformerEngine."""
-    from megatron.bridge.models.gpt_provider import local_layer_spec
+    from megatron.bridge.models.gpt_provider import default_layer_spec, local_layer_spec
 
     mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
-    if mamba or getattr(provider, "experimental_attention_variant", None):
-        _provide_specifications()  # layers other than attention require TransformerEngine's
+    layer = getattr(provider, "transformer_layer_spec", None)
+    # Megatron's own layers have nothing that one model alone has
+    if mamba or layer is not default_layer_spec:
+        _provide_specifications()
     else:
         provider.transformer_layer_spec = local_layer_spec
     for fusion in _FUSIONS:
@@ -47,7 +49,7 @@ def replace(extension: Any) -> None:
 
     class TENorm:
         def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
-            return _Norm(config, hidden_size, eps)
+            return Norm(config, hidden_size, eps)
 
     # Never instantiated. It replaces megatron-core's mock, which would make a specification that
     # names it uncopyable; Megatron-Bridge copies it for another chunk size or local attention.
@@ -65,11 +67,12 @@ def replace(extension: Any) -> None:
         def __init__(self, input_size: int, output_size: int, **options: Any) -> None:
             super().__init__(input_size, output_size, **options)
             config = options["config"]
-            norm = _Norm(config, input_size, config.layernorm_epsilon)
+            norm = Norm(config, input_size, config.layernorm_epsilon)
             self.layer_norm_weight = norm.weight
             if norm.bias is not None:
                 self.layer_norm_bias = norm.bias
-            self._normalised = norm.normalised  # not a submodule: this layer owns the parameters
+            # not a submodule: this layer owns the parameters
+            self._normalised = functools.partial(_normalised, eps=norm.eps, centered=norm.centered)
 
         def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> Any:
             bias = getattr(self, "layer_norm_bias", None)
@@ -77,10 +80,13 @@ def replace(extension: Any) -> None:
             return super().forward(x, *args, **options)
 
     class TEDotProductAttention(DotProductAttention):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            for name in ("k_channels", "v_channels", "num_splits", "name"):
+        def __init__(self, *args: Any, v_channels: int | None = None, **options: Any) -> None:
+            for name in ("k_channels", "num_splits", "name"):
                 options.pop(name, None)
             super().__init__(*args, **options)
+            if v_channels is not None:  # of latent attention
+                width = v_channels * self.num_attention_heads_per_partition
+                self.hidden_size_per_partition = width
 
     for layer in (
         TENorm,
@@ -94,7 +100,7 @@ def replace(extension: Any) -> None:
         setattr(extension, layer.__name__, layer)
 
 
-class _Norm(torch.nn.Module):
+class Norm(torch.nn.Module):
     """RMS or layer norm in fp32, like TransformerEngine's; "centered" weights are stored less 1."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
@@ -107,10 +113,11 @@ class _Norm(torch.nn.Module):
         for parameter in self.parameters():
             # makes the trainer sum their gradients over the tensor-parallel processes
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        self.normalised = functools.partial(_normalised, eps=eps, centered=centered)
+        self.eps, self.centered = eps, centered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.normalised(x, self.weight, self.bias)
+        """Returns the normalised x, in its dtype."""
+        return _normalised(x, self.weight, self.bias, eps=self.eps, centered=self.centered)
 
 
 def _normalised(
@@ -134,8 +141,10 @@ def _provide_specifications() -> None:
     """Gives the stand-ins to specifications that request TransformerEngine's layers."""
     from megatron.core.extensions import transformer_engine as te
     from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+    from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
     from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer import attention
     from megatron.core.transformer.mlp import MLPSubmodules
     from megatron.core.transformer.moe.experts import SequentialMLP
 
@@ -152,5 +161,15 @@ def _provide_specifications() -> None:
         def activation_func(self) -> Any:
             return None
 
-    for module in (variants, gpt_layer_specs):
-        module.TESpecProvider = PlainSpecProvider
+    class WithLatentAttention(LocalSpecProvider):
+        def core_attention(self) -> Any:
+            return te.TEDotProductAttention
+
+    stand_ins = {
+        "TESpecProvider": PlainSpecProvider,
+        "LocalSpecProvider": WithLatentAttention,
+        "TENorm": te.TENorm,
+    }
+    for module in (attention, variants, gpt_layer_specs):
+        for name in stand_ins.keys() & vars(module).keys():
+            setattr(module, name, stand_ins[name])

@@ -6,7 +6,7 @@ gives to their modules, which are alike in all of its language models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 _MLP = ("mlp", "feed_forward", "moe", "ffn")  # words in the names of modules beside the token mixer
 _RECURRENT = ("linear_attn", "mamba", "ssm", "recurrent", "rglru")
+
+
+def layer_kinds(config: Mapping[str, Any]) -> list[Hashable]:
+    """Returns the kind of every layer: equal for layers that have the same attention and weights.
+
+    Raises:
+        ValueError: as `built_layers`.
+    """
+    described, _, layers = _built(config)
+    named = [getattr(described, key, None) or () for key in ("layer_types", "layers_block_type")]
+    weights = [tuple((k, tuple(p.shape)) for k, p in layer.named_parameters()) for layer in layers]
+    return [(*(str(names[i : i + 1]) for names in named), w) for i, w in enumerate(weights)]
 
 
 def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bool]:
@@ -34,14 +46,27 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
         ValueError: if transformers is missing, has no such model, or builds none of this config; or
             if the token mixer is neither attention nor one of those whose FLOPs are known.
     """
+    described, model, layers = _built(config)
+    made = [tuple(_blocks(layer, described, index)) for index, layer in enumerate(layers)]
+    tied = bool(described.tie_word_embeddings)
+    ends = described.vocab_size * described.hidden_size * (1 if tied else 2) + described.hidden_size
+    inside = sum(block.parameters for layer in made for block in layer)
+    others = sum(p.numel() for p in model.parameters()) - ends - inside
+    *first, last = made[-1]
+    made[-1] = (*first, replace(last, whole=last.whole + others))
+    return made, tied
+
+
+def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.ModuleList]:
+    """Returns transformers' config, model and layers."""
     kind = str(config["model_type"])
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         raise ValueError(
-            f"The plan reads the shape of a '{kind}' model from transformers, which is not "
-            "installed: install nemo-rod[megatron], or torch and transformers."
+            f"The layers of a '{kind}' model are read from transformers, which is not installed: "
+            "install nemo-rod[megatron], or torch and transformers."
         ) from None
     keys = {key: value for key, value in config.items() if key != "model_type"}
     try:
@@ -51,21 +76,13 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
     except Exception as error:  # of any of its configurations
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise ValueError(
-            f"The plan does not know the model type '{kind}', and transformers cannot build it "
+            f"The model type '{kind}' has no shape here, and transformers cannot build it "
             f"({reason}): compare model.shape with the checkpoint's config.json, and the "
             "installed version with its transformers_version."
         ) from None
     count = int(described.num_hidden_layers)
     lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
-    layers = next(lists)
-    made = [tuple(_blocks(layer, described, index)) for index, layer in enumerate(layers)]
-    tied = bool(described.tie_word_embeddings)
-    ends = described.vocab_size * described.hidden_size * (1 if tied else 2) + described.hidden_size
-    inside = sum(block.parameters for layer in made for block in layer)
-    others = sum(p.numel() for p in model.parameters()) - ends - inside
-    *first, last = made[-1]
-    made[-1] = (*first, replace(last, whole=last.whole + others))
-    return made, tied
+    return described, model, next(lists)
 
 
 def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:

@@ -25,6 +25,8 @@ from nemo_rod.lab.toy.synthetic import synthetic_documents
 # Blocks of a source: enough for held-out ones, and enough replay for an arm with a large share
 BLOCKS = {"adaptation": 48, "replay": 72}
 _TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice the need
+# ids of another tokenizer than the rehearsal's, and the text of a base that has learned nothing
+_REPLACED = ("megatron", "generated")
 _SPLITS = ("one", "two")  # of a configuration of which all splits are read
 
 
@@ -40,8 +42,9 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
     changed: dict[str, Any] = {"max_tokens": min(spec.max_tokens or most, most)}
     if spec.kind == "huggingface":
         changed["path"] = str(_dataset(spec, folder))
-    elif spec.kind == "megatron":  # whose ids are of another tokenizer than the rehearsal's
-        changed |= {"kind": "jsonl", "files": [str(folder / spec.name / "*.jsonl")]}
+    elif spec.kind in _REPLACED:
+        files = [str(folder / spec.name / "*.jsonl")]
+        changed |= {"kind": "jsonl", "files": files, "path": None, "options": {}}
     elif spec.kind in ("text", "jsonl", "parquet"):
         changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
     else:  # a toy's, which makes documents itself
@@ -62,7 +65,7 @@ def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
             listed = _write_dataset(spec, dataset, rows)
             if layout_for(spec).listed:
                 cards.setdefault(dataset, {}).update(listed)
-        elif spec.kind == "megatron":
+        elif spec.kind in _REPLACED:
             for file in range(2):
                 _write_rows(folder / spec.name / f"{file}.jsonl", rows[file::2], kind="jsonl")
         elif spec.kind in ("text", "jsonl", "parquet"):

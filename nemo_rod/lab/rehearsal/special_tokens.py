@@ -58,9 +58,21 @@ def _numbered(first: int, names: str) -> dict[str, int]:
 
 
 _NEMOTRON = _numbered(0, "<unk> <s> </s>")
+_SMOLLM2 = _numbered(
+    0,
+    "<|endoftext|> <|im_start|> <|im_end|> <repo_name> <reponame> <file_sep> <filename> <gh_stars> "
+    "<issue_start> <issue_comment> <issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> "
+    "<jupyter_output> <jupyter_script> <empty_output>",
+)
 # Names of models, as a pattern -> their special tokens. Qwen3.5's ids follow from its config
 # (image_token_id 248056); that documents of Nemotron models end with id 2 is the authors' finding.
 _KNOWN = {
+    r"(?i)SmolLM2.*instruct": SpecialTokens(_SMOLLM2, "<|im_end|>", "<|endoftext|>"),
+    r"(?i)SmolLM2": SpecialTokens(_SMOLLM2, "<|endoftext|>", "<|endoftext|>"),
+    r"(?i)Llama-3": SpecialTokens(
+        _numbered(128_000, "<|begin_of_text|> <|end_of_text|>"), "<|end_of_text|>", None
+    ),
+    r"(?i)gemma-3": SpecialTokens(_numbered(0, "<pad> <eos> <bos> <unk>"), "<eos>", None),
     r"Qwen3\.5": SpecialTokens(_numbered(248_044, _QWEN), "<|endoftext|>", "<|endoftext|>"),
     r"Qwen3": SpecialTokens(_numbered(151_643, _QWEN), "<|endoftext|>", "<|endoftext|>"),
     r"Nemotron-3": SpecialTokens(
@@ -94,8 +106,8 @@ def special_tokens(name: str) -> SpecialTokens:
         return known
     raise ValueError(
         f"The special tokens of {name} are not known: a rehearsal knows those of Qwen3, Qwen3.5, "
-        "Nemotron-Nano-v2 and Nemotron-3; give a folder with its tokenizer.json, or download it "
-        "into the hub's cache."
+        "Nemotron-Nano-v2, Nemotron-3, SmolLM2, Llama 3 and Gemma 3; give a folder with its "
+        "tokenizer.json, or download it into the hub's cache."
     )
 
 
