@@ -24,9 +24,9 @@ OURS: dict[str, dict[str, str]] = {
     "scores": {"reducible_loss": "nemo_rod.selection.policies:reducible_loss"},
     # (SourceSpec) -> list[corpus.formats.Input]
     "readers": {
-        "text": "nemo_rod.corpus.documents:read_files",
-        "jsonl": "nemo_rod.corpus.documents:read_files",
-        "parquet": "nemo_rod.corpus.documents:read_files",
+        "text": "nemo_rod.corpus.formats:read_text",
+        "jsonl": "nemo_rod.corpus.formats:read_jsonl",
+        "parquet": "nemo_rod.corpus.formats:read_parquet",
         "huggingface": "nemo_rod.corpus.hub:read_dataset",
         "megatron": "nemo_rod.corpus.indexed:read_indexed",
         "debian": "nemo_rod.lab.toy.debian:read_packages",

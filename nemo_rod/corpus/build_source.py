@@ -23,17 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.dedup import stored_duplicates
-from nemo_rod.corpus.documents import Documents
+from nemo_rod.corpus.documents import Documents, find_duplicates, open_inputs
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.formats import ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
-from nemo_rod.corpus.hub import commit_on_hub
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, write_json
+from nemo_rod.files import digest, move_whole, write_json
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
@@ -62,12 +60,9 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
 
     It includes the names and sizes of the files, but not their location.
     """
-    reading = asdict(spec)
-    for key in ("name", "role", "files", "path", "document_holdout"):
-        del reading[key]
-    if not spec.options:
-        del reading["options"]
-    inputs = Documents(spec).inputs
+    elsewhere = {"name", "role", "files", "path", "document_holdout"}
+    elsewhere |= set() if spec.options else {"options"}
+    inputs = open_inputs(spec)
     parts = [{"name": name, "bytes": size} for i in inputs for name, size in i.parts]
     return {
         "schema": SCHEMA,
@@ -85,7 +80,7 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
         "holdout_floor": settings.holdout_floor or None,
         "replay_ratio": settings.replay_ratio if spec.role == "replay" else None,
         "blocks_per_shard": settings.blocks_per_shard,
-        "reading": reading,
+        "reading": {k: v for k, v in asdict(spec).items() if k not in elsewhere},
         "files": [
             {"name": i.name, "bytes": i.size, **({"share": i.share} if i.share < 1.0 else {})}
             for i in inputs
@@ -119,12 +114,16 @@ def build_source(
             build.save(Documents(spec).state())  # a resumed run reads the same commit
         duplicates = None
         if spec.dedup:
-            duplicates = stored_duplicates(
-                folder,
-                build.key,
-                spec,
-                lambda done: progress(done, total, f"{label}: finding duplicates"),
-            )
+            marks = folder / f"duplicates-{build.key}.npy"  # kept for after an interruption
+            if not marks.is_file():
+                finding = f"{label}: finding duplicates"
+                found = find_duplicates(
+                    spec, folder / "digests", lambda done: progress(done, total, finding)
+                )
+                with marks.with_suffix(".tmp").open("wb") as handle:
+                    np.save(handle, found)
+                move_whole(marks.with_suffix(".tmp"), marks)
+            duplicates = np.load(marks)
         documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
         saved, last = time.monotonic(), build.documents
         try:
@@ -150,29 +149,29 @@ class _Build:
     """The packers and writers of a source, and their shared state.
 
     Attributes:
-        description: First part of the manifest.
-        key: Its digest.
+        description: First part of the manifest; `key` is its digest.
         documents: State of the documents from which to resume; None for the beginning.
-        commit: The commit that the hub's dataset is read at; None for other sources.
+        commit: The commit that the source is read at; None if it has none.
     """
 
     def __init__(self, folder: Path, spec: SourceSpec, settings: Settings) -> None:
-        self._folder, self._spec, self._settings = folder, spec, settings
+        self._file, self._spec, self._settings = folder / "state.json", spec, settings
         self.description = describe(spec, settings)
         self.key = digest(json.dumps(self.description).encode())
-        state: dict[str, Any] | None = None
+        state: Any = None
         with suppress(FileNotFoundError, ValueError):
-            state = json.loads((folder / "state.json").read_text("utf-8"))
+            state = json.loads(self._file.read_text("utf-8"))
         if not isinstance(state, dict) or state.get("key") != self.key:  # of other blocks
-            state = None
-        state = state or {
-            "documents": None,
-            "counts": [0, 0],
-            "rests": [[], []],
-            "tokens": 0,
-            "taken": [0] * len(self.description["files"]),
-            "commit": commit_on_hub(spec.path, spec.revision) if spec.path is not None else None,
-        }
+            state = {
+                "key": self.key,
+                "documents": None,
+                "counts": [0, 0],
+                "rests": [[], []],
+                "tokens": 0,
+                "taken": [0] * len(self.description["files"]),
+                "commit": next((commit for i in open_inputs(spec) if (commit := i.commit())), None),
+            }
+        self._state: dict[str, Any] = state
         self.documents: dict[str, Any] | None = state["documents"]
         self.commit: str | None = state.get("commit")
         if self.commit is not None:
@@ -184,11 +183,10 @@ class _Build:
         self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
         self._tokens: int = state["tokens"]
         self._taken: list[int] = state["taken"]
+        out = folder / "out"
         self._writers = [
             SplitWriter(path, size, count, settings.blocks_per_shard)
-            for path, count in zip(
-                (folder / "out", folder / "out" / "holdout"), state["counts"], strict=True
-            )
+            for path, count in zip((out, out / "holdout"), state["counts"], strict=True)
         ]
 
     @property
@@ -232,59 +230,49 @@ class _Build:
         """Makes all progress so far durable."""
         for writer in self._writers:
             writer.sync()
-        state = {
-            "key": self.key,
+        self._state |= {
             "documents": documents,
             "counts": [writer.count for writer in self._writers],
             "rests": [packer.rest.tolist() for packer in self._packers],
             "tokens": self._tokens,
-            "taken": self._taken,
-            "commit": self.commit,
         }
-        write_json(self._folder / "state.json", state)
+        write_json(self._file, self._state)
 
     def finish(self) -> Path:
-        """Writes indices and manifests; returns their folder.
-
-        Raises:
-            ValueError: There are too few documents or blocks.
-        """
-        source = f"{self._spec.role} source {self._spec.name}"
+        """Writes indices and manifests, if there are enough blocks; returns their folder."""
         size, fraction = self._settings.block_size, self._settings.holdout_fraction
         train, held = (writer.count for writer in self._writers)
+        fault = ""
         if sum(self._taken) == 0:
-            raise ValueError(
-                f"{source} has no document: check its files, filter, subsample and caps"
+            fault = "no document: check its files, filter, subsample and caps"
+        elif train + held == 0:
+            fault = (
+                f"{self._tokens} tokens, fewer than one block of {size}: give it more text, or "
+                "make block_size smaller"
             )
-        if train + held == 0:
-            raise ValueError(
-                f"{source} has {self._tokens} tokens, fewer than one block of {size}: "
+        elif train == 0:
+            fault = (
+                f"{held} blocks and all of them are held out (holdout_fraction={fraction}): give "
+                "it more text, or lower holdout_fraction"
+            )
+        elif train + held == 1 and self._settings.floor:
+            fault = (
+                f"1 block of {size}, expected 2 or more, to train on one and hold out the other: "
                 "give it more text, or make block_size smaller"
             )
-        if train == 0:
-            raise ValueError(
-                f"{source} has {held} blocks and all of them are held out (holdout_fraction="
-                f"{fraction}): give it more text, or lower holdout_fraction"
-            )
-        if train + held == 1 and self._settings.floor:
-            raise ValueError(
-                f"{source} has 1 block of {size}, expected 2 or more, to train on one and hold out "
-                "the other: give it more text, or make block_size smaller"
-            )
-        files = [
-            {**file, "documents": taken}
-            for file, taken in zip(self.description["files"], self._taken, strict=True)
-        ]
+        if fault:
+            raise ValueError(f"{self._spec.role} source {self._spec.name} has {fault}")
+        files = zip(self.description["files"], self._taken, strict=True)
         manifest = {
             **self.description,
-            "files": files,
+            "files": [{**file, "documents": taken} for file, taken in files],
             "documents": sum(self._taken),
             "tokens": self._tokens,
             "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
         }
         for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
             writer.finish({**manifest, "split": split})
-        return self._folder / "out"
+        return self._writers[0].folder
 
     def close(self) -> None:
         """Closes the files."""
@@ -292,5 +280,4 @@ class _Build:
             writer.close()
 
     def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
-        if len(blocks):
-            self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))
+        self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))

@@ -8,28 +8,25 @@ on any machine, and an interrupted pass can resume in the middle.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod import parts
-from nemo_rod.corpus.formats import (
-    MAX_DOCUMENT_BYTES,
-    Content,
-    Extract,
-    Input,
-    JsonLines,
-    ParquetTable,
-    ReadError,
-    TextFile,
-)
-from nemo_rod.corpus.input_files import matching_files
+from nemo_rod.corpus.formats import MAX_DOCUMENT_BYTES, Content, Input, ReadError
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL
+
+_BUFFER_BYTES = 1 << 16  # of each of 256 files of digests
+_END: Any = object()
 
 
 class Document(NamedTuple):
@@ -79,12 +76,9 @@ class Documents:
             current = self.inputs[state["input"]]
             self._started = True
             records = current.records(state["position"])
-            number = 0
-            while True:
+            for number in itertools.count():
                 try:
-                    text = next(records)
-                except StopIteration:
-                    break
+                    text = next(records, _END)
                 except ReadError:
                     raise
                 except Exception as error:  # readers of other people's raise anything
@@ -97,7 +91,8 @@ class Documents:
                             f"{type(error).__name__}: {reason}: mend or fetch it again"
                         )
                     raise ReadError(f"source {self.spec.name}: {reason}") from error
-                number += 1
+                if text is _END:
+                    break
                 taken = None if text is None else self._take(text, current)
                 if taken is not None:
                     yield Document(state["input"], *taken)
@@ -117,8 +112,8 @@ class Documents:
     def consumed(self) -> int:
         """Returns the number of input bytes read so far."""
         number = self._state["input"]
-        before = sum(item.size or 0 for item in self.inputs[:number])
-        return before + (self.inputs[number].consumed() if self._started else 0)
+        read = sum(item.size or 0 for item in self.inputs[:number])
+        return read + (self.inputs[number].consumed() if self._started else 0)
 
     def _take(self, text: Content, source: Input) -> tuple[Content, int] | None:
         try:
@@ -171,17 +166,54 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
     Raises:
         ValueError: They cannot be read, or hold ids of another tokenizer than this.
     """
-    inputs: list[Input] = parts.load("readers", spec.kind, key=f"domain.sources.{spec.name}.kind")(
-        spec
-    )
+    inputs: list[Input] = parts.load("readers", spec.kind)(spec)
     if tokenizer is not None:
         for item in inputs:
             item.use(tokenizer)
     return inputs
 
 
-def read_files(spec: SourceSpec) -> list[Input]:
-    """Returns the files of a source of kind text, jsonl or parquet, in order."""
-    kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}
-    extract = Extract(spec)
-    return [kinds[spec.kind](file, name, extract) for file, name in matching_files(spec)]
+def find_duplicates(
+    spec: SourceSpec, scratch: Path, progress: Callable[[int], None] = lambda consumed: None
+) -> NDArray[np.uint8]:
+    """Reads a source to its end and marks its exact duplicates, in bounded memory.
+
+    Digests of the documents are distributed to files by their first byte, so equal documents end up
+    in the same file, and each file is small enough to sort.
+
+    Args:
+        spec: The source; its caps are ignored, since duplicates do not count against them.
+        scratch: A folder for 24 bytes per document, made anew and removed.
+        progress: Called with the number of input bytes read.
+
+    Returns:
+        uint8, one bit per document, in the format that `Documents` takes.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
+    documents = Documents(uncapped)
+    buffers = [bytearray() for _ in range(256)]
+    count = 0
+    for document in documents:
+        digest = hashlib.blake2b(encoded(document.text), digest_size=16).digest()
+        buffer = buffers[digest[0]]
+        buffer += digest + count.to_bytes(8, "little")
+        if len(buffer) >= _BUFFER_BYTES:
+            with (scratch / str(digest[0])).open("ab") as handle:
+                handle.write(buffer)
+            buffer.clear()
+        count += 1
+        if count % 1024 == 0:
+            progress(documents.consumed())
+    marks = np.zeros((count + 7) // 8, dtype=np.uint8)
+    for number, buffer in enumerate(buffers):
+        path = scratch / str(number)
+        data = (path.read_bytes() if path.exists() else b"") + buffer
+        high, low, ordinals = np.frombuffer(data, "<u8").reshape(-1, 3).T
+        order = np.lexsort((ordinals, low, high))
+        repeated = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
+        again = ordinals[order][1:][repeated].astype(np.int64)
+        np.bitwise_or.at(marks, again >> 3, (128 >> (again & 7)).astype(np.uint8))
+    shutil.rmtree(scratch)
+    return marks

@@ -28,6 +28,7 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 BATCH_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
 _SPACE = re.compile(r"(?<=\S)\s(?=\S)")
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses its own threads
 _REACH, _TRIES, _AROUND = 1 << 14, 32, 256  # characters in which to cut, cuts tried, context
 
 Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # concatenated tokens, tokens per document
@@ -69,15 +70,10 @@ def batches(documents: Documents) -> Iterator[Batch]:
     yield batch
 
 
-_PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses its own threads
-
-
 class Encoder:
-    """Tokenises batches; a context manager, since it must stop its workers.
+    """Tokenises batches in `workers` processes, each on one core; 1 uses the current process.
 
-    Args:
-        tokenizer: The tokenizer, sent to each worker once.
-        workers: Number of processes, each on one core; 1 uses the current process.
+    It is a context manager, since it must stop its workers.
     """
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
@@ -116,11 +112,7 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encode(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, Encoded]]:
-        """Yields each batch with its tokens, in order.
-
-        Raises:
-            BrokenProcessPool: A worker process died.
-        """
+        """Yields each batch with its tokens, in order."""
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
         try:
             for batch in self._parts(source):
@@ -164,10 +156,9 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
     Returns:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
-    arrays: list[NDArray[np.int32]]
     if _are_ids(texts):
-        arrays = [*texts]
-    elif not any(_is_long(text) for text in texts):
+        arrays: list[NDArray[np.int32]] = [*texts]
+    elif not any(map(_is_long, texts)):
         arrays = tokenizer.encode_batch(texts)
     else:
         arrays = []

@@ -14,6 +14,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any
@@ -43,11 +44,7 @@ class Comparison:
     value: str | float | bool | None
 
     def holds(self, value: Any) -> bool:
-        """Returns whether a record whose field has this value passes.
-
-        Raises:
-            ValueError: The value and the literal have different types, or null is to be ordered.
-        """
+        """Returns whether a record whose field has this value passes; refuses another type."""
         if value is None or self.value is None:
             comparable = self.operator in ("==", "!=")
         else:
@@ -61,11 +58,7 @@ class Comparison:
 
 
 def parse_filter(text: str | None) -> tuple[Comparison, ...]:
-    """Parses a filter, None for no filter, into comparisons that must all hold.
-
-    Raises:
-        ValueError: The text is not a valid filter.
-    """
+    """Parses a filter, None for no filter, into comparisons that must all hold."""
     if text is None:
         return ()
     comparisons: list[Comparison] = []
@@ -77,10 +70,18 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
                 f"filter {text!r} cannot be read at {text[position:]!r}: "
                 'write comparisons such as  language == "de" and quality >= 0.8'
             )
-        try:
-            value = _literal(match["value"])
-        except ValueError as error:
-            raise ValueError(f"filter {text!r} {error}") from None
+        value: Any = match["value"]
+        if value.lower() in _OTHER_LITERALS and value not in ("true", "false", "null"):
+            raise ValueError(
+                f"filter {text!r} has the value {value}: write true, false, null or a number, or "
+                f'"{value}" for a text'
+            )
+        if value.startswith("'"):
+            value = value[1:-1]
+        else:
+            with suppress(ValueError):
+                parsed = json.loads(value)
+                value = parsed if isinstance(parsed, str | int | float | None) else value
         comparisons.append(Comparison(match["field"], match["operator"], value))
         position, more = match.end(), match["more"] == "and"
     return tuple(comparisons)
@@ -104,20 +105,6 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
             raise KeyError(field)
         value = value[part]
     return value
-
-
-def _literal(text: str) -> str | float | bool | None:
-    if text.startswith("'"):
-        return text[1:-1]
-    if text.lower() in _OTHER_LITERALS and text not in ("true", "false", "null"):
-        raise ValueError(
-            f'has the value {text}: write true, false, null or a number, or "{text}" for a text'
-        )
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str | int | float | None) else text
 
 
 def _type_name(value: object) -> str:

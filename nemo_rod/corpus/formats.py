@@ -7,25 +7,35 @@ after the last record it yielded.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import itertools
 import json
+import lzma
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.filters import lookup, parse_filter
-from nemo_rod.corpus.input_files import File
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.input_files import File, matching_files
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
 
 Content = str | NDArray[np.int32]  # of a document: its text, or its token ids without EOD
 MAX_DOCUMENT_BYTES = 128 << 20
-_ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
+_ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # how no text in UTF-8 begins
+_LONGEST_WINDOW = 1 << 31  # of zstd --long=31; a frame takes no more than it asks for
+_NOT_DAMAGED = {  # in an error of zstd: what to do
+    "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
+    "memory": "compress it again with a shorter window, without --long or --ultra",
+}
 
 
 class ReadError(ValueError):
@@ -55,9 +65,21 @@ class Input:
     def use(self, tokenizer: Tokenizer) -> None:
         """Is told the tokenizer before reading; refuses token ids that are not of it."""
 
+    def commit(self) -> str | None:
+        """Returns the revision to read it at even if it changes meanwhile; None if it has none."""
+        return None
+
+    def read(self, start: int) -> Iterator[Content | None]:
+        """Yields the content of every record, from the one with the number `start` on."""
+        raise NotImplementedError
+
     def records(self, position: Any) -> Iterator[Content | None]:
         """Yields the content of every record from `position` on (None: from the beginning)."""
-        raise NotImplementedError
+        self._done = int(position or 0)
+        for content in self.read(self._done):
+            self._done += 1
+            yield content
+            del content  # before the next one is read: it may be long
 
     def where(self) -> str:
         """Returns where it is being read, for error messages."""
@@ -112,51 +134,96 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
 
 
 class _File(Input):
-    """One file; `extract` returns the text of each of its records, if it has records."""
+    """A file, compressed or not; what was `consumed` of it is counted as it is stored."""
 
-    def __init__(self, path: File, name: str, extract: Extract) -> None:
+    def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
-        self.path, self._extract = path, extract
+        self.path, self._extract, self._bytes = path, Extract(spec), 0
+
+    def consumed(self) -> int:
+        return self._bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).
+
+        Raises:
+            ValueError: The compressed data is corrupt or truncated, or needs what is not here.
+        """
+        suffix = self.path.suffix.lower()
+        is_packed = suffix in (".zst", *_OPEN)
+        with self.path.open("rb") as handle:
+            try:
+                stream = _OPEN[suffix](handle) if suffix in _OPEN else handle
+                whole = iter(lambda: stream.read(1 << 20), b"")
+                for number, chunk in enumerate(_unzstd(handle) if suffix == ".zst" else whole):
+                    if not number and not is_packed and chunk.startswith(_PACKED):
+                        raise ValueError("it is compressed: let its name end in .gz, .xz or .zst")
+                    self._bytes = handle.tell()
+                    yield chunk
+            except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # of the system
+                    raise
+                raise ValueError(
+                    f"{self.path}: broken or cut off {suffix} data ({error}): fetch the file again"
+                ) from error
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+
+
+def _unzstd(handle: IO[bytes]) -> Iterator[bytes]:
+    # The library's own stream reader accepts a file that ends inside a frame as complete.
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
+    frame = None
+    while chunk := handle.read(1 << 12):  # four bytes can stand for 128 KiB
+        while chunk:
+            frame = frame or decompressor.decompressobj()
+            try:
+                yield frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                for sign, cure in _NOT_DAMAGED.items():
+                    if sign in str(error):
+                        raise ValueError(f"{error}: {cure}") from None
+                raise EOFError(str(error)) from error
+            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("it ends inside a frame")
 
 
 class TextFile(_File):
-    """A file, compressed or not, that is one document."""
+    """A file that is one document."""
 
-    def records(self, position: Any) -> Iterator[str | None]:
+    def read(self, start: int) -> Iterator[str | None]:
         """Yields the file's text, once."""
-        self._done = int(position or 0)
-        if not self._done:
-            data = read_whole(self.path, limit=MAX_DOCUMENT_BYTES)
-            self._done = 1
-            try:
-                yield data.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
+        if start:
+            return
+        data = bytearray()
+        for chunk in self.chunks():
+            data += chunk
+            if len(data) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
-                    f"{self.path}: byte {error.start} is not UTF-8: convert the file"
-                ) from None
-
-    def consumed(self) -> int:
-        """Returns the size of the file once it has been read, else 0."""
-        return (self.size or 0) * self._done
+                    f"{self.path}: one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB: "
+                    "split it"
+                )
+        try:
+            yield data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.path}: byte {error.start} is not UTF-8: convert the file"
+            ) from None
 
 
 class JsonLines(_File):
-    """A JSON Lines file, compressed or not: one object with a text field per line."""
+    """A JSON Lines file: one object with a text field per line."""
 
-    def __init__(self, path: File, name: str, extract: Extract) -> None:
-        super().__init__(path, name, extract)
-        self._counter = Counter()
-
-    def records(self, position: Any) -> Iterator[str | None]:
+    def read(self, start: int) -> Iterator[str | None]:
         """Yields the text of every line; blank lines count as filtered."""
-        start = self._done = int(position or 0)
-        lines = split_lines(self.path, self._counter, limit=MAX_LINE_BYTES)
         number = 0
-        for line in lines:  # enumerate would keep a long one
+        for line in self._lines():  # enumerate would keep a long one
             number += 1
             if number <= start:
                 continue
-            self._done = number
             if not line.strip():
                 yield None
                 continue
@@ -174,9 +241,27 @@ class JsonLines(_File):
             yield text
             del text
 
-    def consumed(self) -> int:
-        """Returns the number of bytes read of the file, compressed size."""
-        return self._counter.bytes
+    def _lines(self) -> Iterator[bytes]:
+        """Splits at line feeds only: other line breaks may occur inside a JSON string."""
+        pieces: list[bytes] = []  # of an unfinished line
+        size = 0
+        for chunk in self.chunks():
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                line = b"".join([*pieces, end]) if pieces else end
+                pieces, size = [], 0
+                yield line
+                del line  # it may be long
+            if rest:
+                pieces.append(rest)
+                size += len(rest)
+            if size > MAX_LINE_BYTES:
+                raise ValueError(
+                    f"{self.path}: a line of more than {MAX_LINE_BYTES >> 20} MiB: split the "
+                    "document"
+                )
+        if pieces:
+            yield b"".join(pieces)
 
 
 class ParquetTable(_File):
@@ -184,12 +269,11 @@ class ParquetTable(_File):
 
     _rows = 0  # of the whole file, once it is open
 
-    def records(self, position: Any) -> Iterator[str | None]:
-        """Yields the text of every row; skips whole row groups before the position."""
+    def read(self, start: int) -> Iterator[str | None]:
+        """Yields the text of every row; skips whole row groups before the start."""
         import pyarrow
         import pyarrow.parquet
 
-        self._done = int(position or 0)
         try:
             source = self.path if isinstance(self.path, Path) else self.path.open("rb")
             with pyarrow.parquet.ParquetFile(source) as file:
@@ -206,26 +290,16 @@ class ParquetTable(_File):
                             "remove or rename all but one of them"
                         )
                     columns.add(column)
-                sizes = [
-                    file.metadata.row_group(group).num_rows
-                    for group in range(file.metadata.num_row_groups)
-                ]
-                ends = list(itertools.accumulate(sizes))
-                start = self._done
-                first = sum(end <= start for end in ends)
+                groups = range(file.metadata.num_row_groups)
+                sizes = [file.metadata.row_group(group).num_rows for group in groups]
+                first = sum(end <= start for end in itertools.accumulate(sizes))
                 number = sum(sizes[:first])
                 # Few rows at a time: a dictionary of kilobytes can unpack to gigabytes.
-                for batch in file.iter_batches(
-                    batch_size=16,
-                    row_groups=[*range(first, len(sizes))],
-                    columns=sorted(columns),
-                ):
+                for batch in file.iter_batches(16, [*groups[first:]], sorted(columns)):
                     skipped = min(max(0, start - number), batch.num_rows)
-                    number += skipped
-                    for record in batch.slice(skipped).to_pylist():
-                        number += 1
-                        self._done = number
-                        yield self._extract(record, f"{self.path}, row {number}")
+                    for row, record in enumerate(batch.slice(skipped).to_pylist(), skipped):
+                        yield self._extract(record, f"{self.path}, row {number + row + 1}")
+                    number += batch.num_rows
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -236,3 +310,21 @@ class ParquetTable(_File):
     def consumed(self) -> int:
         """Returns the number of bytes read, estimated from the share of rows."""
         return (self.size or 0) * self._done // self._rows if self._rows else 0
+
+
+@takes("files", "max_bytes")
+def read_text(spec: SourceSpec) -> list[Input]:
+    """Returns files that are one document each."""
+    return [TextFile(file, name, spec) for file, name in matching_files(spec)]
+
+
+@takes("files", "text_field", "filter", "max_bytes")
+def read_jsonl(spec: SourceSpec) -> list[Input]:
+    """Returns files of JSON Lines."""
+    return [JsonLines(file, name, spec) for file, name in matching_files(spec)]
+
+
+@takes("files", "text_field", "filter", "max_bytes")
+def read_parquet(spec: SourceSpec) -> list[Input]:
+    """Returns parquet files."""
+    return [ParquetTable(file, name, spec) for file, name in matching_files(spec)]

@@ -9,12 +9,13 @@ from typing import Any
 
 from nemo_rod.corpus.formats import Extract, Input, ReadError
 from nemo_rod.corpus.input_files import folder_files, spread
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
 
 
+@takes("path", "subset", "split", "revision", "text_field", "filter", "max_bytes")
 def read_dataset(spec: SourceSpec) -> list[Input]:
     """Returns the Hugging Face dataset of a source, as one input."""
     try:
@@ -39,6 +40,21 @@ class HuggingFaceDataset(Input):
         self._position: Any = None  # the last one that was asked for, and its number of rows
         self._done_before = 0
         self._files: list[str] = []
+
+    def commit(self) -> str | None:
+        """Returns the commit that the revision is at now; None if unknown."""
+        from huggingface_hub import HfApi
+
+        if Path(self.place).exists():
+            return None
+        revision = self._spec.revision
+        if is_commit(revision):
+            return revision
+        try:
+            commit: str | None = HfApi().dataset_info(self.place, revision=revision, timeout=60).sha
+        except Exception:  # no network, or a mirror: reading fails later if it matters
+            return None
+        return commit
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every row."""
@@ -110,18 +126,3 @@ class HuggingFaceDataset(Input):
             )
         self._position, self._done_before = state, self._done
         return state
-
-
-def commit_on_hub(path: str, revision: str | None) -> str | None:
-    """Returns the commit that a revision of a dataset is at now; None if unknown."""
-    from huggingface_hub import HfApi
-
-    if Path(path).exists():
-        return None
-    if is_commit(revision):
-        return revision
-    try:
-        commit: str | None = HfApi().dataset_info(path, revision=revision, timeout=60).sha
-    except Exception:  # no network, or a mirror: reading fails later if it matters
-        return None
-    return commit

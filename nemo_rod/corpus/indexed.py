@@ -1,10 +1,14 @@
-"""Megatron's indexed datasets (``PREFIX.bin`` and ``PREFIX.idx``), tokenised by its own tools."""
+"""Megatron's indexed datasets (``PREFIX.bin`` and ``PREFIX.idx``), tokenised by its own tools.
+
+They are read here, as megatron-core would bring PyTorch and half a gigabyte along.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +17,73 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.input_files import matching_files
-from nemo_rod.corpus.sources import SourceSpec, blend
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
 _SAMPLE = 1000  # documents at either end of a file that show how its documents end
 _HEADER_BYTES = 34
+_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # by Megatron's code
 
 
+def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
+    """Returns the prefixes of a source of kind megatron and their weights, None if it has none.
+
+    As for Megatron-LM's ``--data-path``, `files` are prefixes, or weight, prefix, weight, prefix.
+
+    Raises:
+        ValueError: Some prefixes have weights and others have not, a weight is not positive, or a
+            cap would change the blend.
+    """
+    where, weights = f"domain.sources.{spec.name}.", list[float | None]()
+    for item in spec.files:
+        try:
+            weights.append(float(item))
+        except ValueError:
+            weights.append(None)
+    if all(weight is None for weight in weights):
+        return [(None, prefix) for prefix in spec.files]
+    pairs = [*zip(weights[::2], weights[1::2], map(str, spec.files[1::2]), strict=False)]
+    if len(weights) % 2 or any(w is None or no is not None for w, no, _ in pairs):
+        raise ValueError(
+            f"{where}files={[*spec.files]} is not valid: expected prefixes, or a weight before "
+            "each prefix, as in [0.3, a, 0.7, b]."
+        )
+    for weight, _, prefix in pairs:
+        if not 0 < (weight or 0) < math.inf:
+            raise ValueError(
+                f"{where}files gives {prefix} the weight {weight}: expected a positive number; "
+                "leave out a prefix that is not to be read."
+            )
+    for name in ("max_files", "max_documents", "max_tokens"):
+        if (value := getattr(spec, name)) is not None:
+            raise ValueError(
+                f"{where}{name}={value} would cut the blend of files off in its last prefixes: use "
+                "subsample, which keeps the blend, or no weights."
+            )
+    return [(weight, prefix) for weight, _, prefix in pairs]
+
+
+@takes("files", check=blend, files=Sequence[str | float])
 def read_indexed(spec: SourceSpec) -> list[Input]:
     """Returns the indexed datasets of a source of kind megatron, in order.
 
     With weights, each prefix keeps the `share` of its documents that makes its part of the tokens
     that of its weight, without a document being read twice: the scarcest keeps all.
     """
-    pairs = blend(spec)
-    if any("://" in prefix for _, prefix in pairs):
+    weights, prefixes = zip(*blend(spec), strict=True)
+    if any("://" in prefix for prefix in prefixes):
         raise ValueError(
             f"source {spec.name}: kind=megatron reads local files: copy the .bin and .idx files, "
             "and name their prefix"
         )
+    is_weighted = weights[0] is not None
     groups = []
-    weights = [weight for weight, _ in pairs if weight is not None]  # of all prefixes, or of none
-    all_prefixes = [prefix for _, prefix in pairs]
-    for prefixes in [[prefix] for prefix in all_prefixes] if weights else [all_prefixes]:
-        patterns = [f"{prefix.removesuffix('.bin')}.bin" for prefix in prefixes]
+    for group in [[prefix] for prefix in prefixes] if is_weighted else [prefixes]:
+        patterns = [f"{prefix.removesuffix('.bin')}.bin" for prefix in group]
         found = matching_files(dataclasses.replace(spec, files=patterns))
         groups.append([IndexedFile(Path(str(file)), name) for file, name in found])
     inputs = [item for group in groups for item in group]
-    if weights:
+    if is_weighted:
         places = [item.place for item in inputs]
         if twice := {place for place in places if places.count(place) > 1}:
             raise ValueError(
@@ -84,27 +127,28 @@ class IndexedFile(Input):
                 f"{index} has {size} bytes{modes}, and its counts ask for {expected}: fetch it "
                 "again, or give a dataset of text"
             )
-        if code not in (1, 2, 3, 4, 5, 8):  # the whole numbers among Megatron's
+        if code not in _TYPES:
             raise ValueError(
                 f"{index} describes values of type {code}: expected whole numbers, as token ids "
                 "are; write the dataset again with a type such as int32"
             )
         if not self.size:
             raise ValueError(f"{path} is empty: leave it out")
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-        self._dataset = IndexedDataset(str(path.with_suffix("")))
-        lengths = self._dataset.index.sequence_lengths
-        starts = self._dataset.index.sequence_pointers
-        self._ends = self._dataset.document_indices
-        self._width = np.dtype(self._dataset.index.dtype).itemsize
-        end = int(starts[-1]) + self._width * int(lengths[-1]) if sequences else 0
+        arrays, place = [], _HEADER_BYTES
+        for kind, count in ("<i4", sequences), ("<i8", sequences), ("<i8", ends):
+            maps = np.memmap(index, kind, "r", place, (count,)) if count else np.empty(0, kind)
+            arrays.append(maps)
+            place += maps.nbytes
+        self._lengths, self._starts, self._ends = arrays
+        self._path, self._type = path, np.dtype(_TYPES[code])
+        last = self._type.itemsize * int(self._lengths[-1]) if sequences else 0
+        end = int(self._starts[-1]) + last if sequences else 0
         if end != self.size:
             raise ValueError(
                 f"{path} has {self.size} bytes, and its index ends at {end}: it was cut off, or "
                 "belongs to another index; fetch both again"
             )
-        self.tokens = self.size // self._width
+        self.tokens = self.size // self._type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
     def use(self, tokenizer: Tokenizer) -> None:
@@ -113,7 +157,7 @@ class IndexedFile(Input):
         count = len(self._ends) - 1
         sample = {*range(min(_SAMPLE, count)), *range(max(0, count - _SAMPLE), count)}
         last, sizes = set(), set()
-        for ids in map(self._document, sample):
+        for ids in self._documents(sorted(sample)):
             last.update(ids[-1:].tolist())
             sizes.add(len(ids))
         if len(last) == 1 and len(sample) > 2 and (end := last.pop()) != tokenizer.eod_id:
@@ -127,15 +171,14 @@ class IndexedFile(Input):
                 "EOD: it holds packed blocks; give the dataset that they were packed from"
             )
 
-    def records(self, position: Any) -> Iterator[NDArray[np.int32]]:
+    def read(self, start: int) -> Iterator[NDArray[np.int32]]:
         """Yields the token ids of every document, int32.
 
         Raises:
             ValueError: An id is not in the vocabulary.
         """
-        start = self._done = int(position or 0)
-        for number in range(start, len(self._ends) - 1):
-            ids = self._document(number)
+        numbers = range(start, len(self._ends) - 1)
+        for number, ids in zip(numbers, self._documents(numbers), strict=True):
             outside = (ids < 0) | (ids >= self._vocab_size)
             if outside.any():
                 raise ValueError(
@@ -143,16 +186,19 @@ class IndexedFile(Input):
                     f"vocabulary, which has {self._vocab_size}: name in domain.tokenizer the "
                     "tokenizer that made the dataset"
                 )
-            self._done = number + 1
             yield ids[: len(ids) - int(len(ids) > 0 and ids[-1] == self._eod_id)].astype("<i4")
 
     def consumed(self) -> int:
         """Returns the number of bytes of the .bin read so far."""
         done = int(self._ends[self._done])
-        starts = self._dataset.index.sequence_pointers
-        return int(starts[done]) if done < len(starts) else self.size or 0
+        return int(self._starts[done]) if done < len(self._starts) else self.size or 0
 
-    def _document(self, number: int) -> NDArray[Any]:
-        first, end = int(self._ends[number]), int(self._ends[number + 1])
-        parts = [np.asarray(self._dataset[i]) for i in range(first, end)]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
+    def _documents(self, numbers: Iterable[int]) -> Iterator[NDArray[Any]]:
+        # Not by a map, which would count as memory of the process, up to the whole file.
+        with self._path.open("rb") as file:
+            for number in numbers:
+                data = b""
+                for i in range(int(self._ends[number]), int(self._ends[number + 1])):
+                    file.seek(int(self._starts[i]))
+                    data += file.read(self._type.itemsize * int(self._lengths[i]))
+                yield np.frombuffer(data, self._type)

@@ -39,14 +39,11 @@ class Packer:
         self._eod = np.array([eod_id], dtype=np.int32)
 
     def add(self, documents: Sequence[ArrayLike], *, go_on: bool = False) -> NDArray[np.int32]:
-        """Adds documents and returns the blocks that are now full.
+        """Adds documents and returns the blocks that are now full, int32 [N, S].
 
         Args:
             documents: Token ids of each document, without EOD.
             go_on: Whether the last one goes on with the first of the next call.
-
-        Returns:
-            Blocks, int32 [N, S], possibly N = 0.
         """
         parts = [self.rest]
         for document in documents:
@@ -62,21 +59,11 @@ class Packer:
 def pack(
     documents: Iterable[ArrayLike], block_size: int, eod_id: int
 ) -> Iterator[NDArray[np.int32]]:
-    """Packs documents into blocks, one at a time.
-
-    The partial block at the end is dropped; it is the `rest` of a `Packer`.
+    """Yields the blocks of a `Packer`, int32 [S], one at a time; drops the partial one at the end.
 
     Example:
         >>> list(pack([[5, 6], [7, 8, 9]], block_size=4, eod_id=0))
         [array([5, 6, 0, 7], dtype=int32)]
-
-    Args:
-        documents: Token ids of each document, without EOD.
-        block_size: Tokens per block (S).
-        eod_id: The token after every document.
-
-    Yields:
-        Blocks, int32 [S].
     """
     packer = Packer(block_size, eod_id)
     for document in documents:

@@ -114,14 +114,14 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
-        for role in ROLES:  # end replacements that a kill interrupted
-            start = self._before(role, "").name
-            for before in sorted(self._partial.glob(f"{start}*")):
-                target = self.root / role / before.name.removeprefix(start)
-                if target.exists():
-                    self._discard(before)
-                else:
-                    before.rename(target)
+        for before in sorted(
+            self._partial.glob("before-*")
+        ):  # replacements that a kill interrupted
+            target = self.root.joinpath(*before.name.split("-", 2)[1:])
+            if target.exists():
+                self._discard(before)
+            else:
+                before.rename(target)
         targets = [self._target(spec) for spec in self.sources]
         for folder in [path for role in ROLES for path in sorted((self.root / role).glob("*"))]:
             if folder not in targets:
@@ -158,12 +158,9 @@ class _Preparation:
     def _target(self, spec: SourceSpec) -> Path:
         return self.root / spec.role / spec.name
 
-    def _before(self, role: str, name: str) -> Path:
-        return self._partial / f"before-{role}-{name}"
-
     def _replace(self, spec: SourceSpec, made: Path) -> None:
         """Moves a finished folder to its place; the former one stays whole until then."""
-        target, before = self._target(spec), self._before(spec.role, spec.name)
+        target, before = self._target(spec), self._partial / f"before-{spec.role}-{spec.name}"
         if target.exists():
             target.rename(before)
         target.parent.mkdir(exist_ok=True)
@@ -223,12 +220,12 @@ class _Preparation:
                     f"keeps a share of {before:.4f} of its blocks, and the other sources now leave "
                     f"{share:.4f}",
                 )
-            if share < 1.0:
-                self._thin(spec, share)
+            self._thin(spec, share)
 
     def _thin(self, spec: SourceSpec, share: float) -> None:
         work, seed = self._partial / f"thinned-{spec.name}", self.settings.holdout_seed
-        self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
+        if share < 1.0:
+            self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
 
     def _build_again(self, spec: SourceSpec, why: str) -> None:
         """Builds a source anew, before any thinning or raising."""
@@ -241,11 +238,7 @@ class _Preparation:
         self._build(spec)
 
     def _raise_holdouts(self) -> None:
-        """Holds out further blocks, of all sources together, where there are too few.
-
-        Raises:
-            ValueError: A source has no held-out or no training block after that.
-        """
+        """Holds out further blocks, of all sources together, where there are too few."""
         targets, settings = [self._target(spec) for spec in self.sources], self.settings
         further = further_held_out(targets, floor=settings.floor, seed=settings.holdout_seed)
         for spec, target, hashes in zip(self.sources, targets, further, strict=True):
@@ -253,10 +246,9 @@ class _Preparation:
             if hashes == before:
                 continue
             if before:
-                thinned = read_json(target / "manifest.json").get("thinned")
+                thinned = read_json(target / "manifest.json").get("thinned", {"share": 1.0})
                 self._build_again(spec, "holds out other blocks than the other sources now ask for")
-                if thinned:
-                    self._thin(spec, thinned["share"])
+                self._thin(spec, thinned["share"])
             if hashes:
                 work = self._partial / f"raised-{spec.role}-{spec.name}"
                 self._replace(spec, raise_holdout(target, work, hashes))

@@ -13,16 +13,9 @@ from nemo_rod.corpus.tokenizer import PROBES, Tokenizer
 
 
 def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> None:
-    """Refuses a tokenizer to which a store's blocks, or ordinary text, mean something else.
+    """Refuses a model's tokenizer that differs in more than names of special tokens.
 
-    Args:
-        store: The store; both of its splits are read whole if names of tokens differ.
-        made_by: The tokenizer that made the blocks.
-        other: The model's tokenizer.
-
-    Raises:
-        ValueError: The tokenizers differ in more than names of special tokens, or a block holds a
-            token whose name differs.
+    Both splits of the store are read whole if such names differ: no block may hold one of them.
     """
     store.check_tokenizer(made_by)
     if other.fingerprint == made_by.fingerprint:

@@ -54,7 +54,8 @@ def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[
     held_T = np.array([source.held for source in sources])
     most_T = np.array([min(s.total - 1, max(1, s.total // LARGEST_SHARE)) for s in sources])
     if any(source.by_document for source in sources):
-        for tokens_KS in (tokens for source in sources for tokens in source.held_out()):
+        first = [(s.folder / "holdout", s.held) for s in sources]  # then those moved there
+        for tokens_KS, _ in (chunk for held in first for chunk in _chunks(*held)):
             for t, source in enumerate(sources):
                 hashes, counts = source.occurrences(tokens_KS)
                 new = dict(zip(hashes, counts.tolist(), strict=True))
@@ -85,8 +86,8 @@ def moved_blocks(folder: Path) -> set[bytes]:
 
 def raise_holdout(built: Path, target: Path, hashes: set[bytes]) -> Path:
     """Moves the training blocks with these hashes to the holdout; returns `target`."""
-    known = np.array(sorted(hashes), dtype="S16")
-    sent = np.where(np.isin(_Source(built).hashes(0), known), _HELD, _TRAIN)
+    known = np.isin(_Source(built).hashes(0), np.array(sorted(hashes), dtype="S16"))
+    sent = np.where(known, _HELD, _TRAIN)
     held = np.full(_manifest(built / "holdout")["count"], _HELD)
     return _rewrite(built, target, (sent, held), {RAISED: int((sent == _HELD).sum())})
 
@@ -111,13 +112,14 @@ def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
             least = values[values > least].min(initial=2**64 - 1)
         limit = min(max(int(share * 2.0**64) - 1, int(least)), 2**64 - 1)
         sent.append(np.where(values <= np.uint64(limit), split, _DROPPED))
-    return _rewrite(built, target, (sent[0], sent[1]), {"thinned": {"share": share, "of": of}})
+    return _rewrite(built, target, sent, {"thinned": {"share": share, "of": of}})
 
 
 class _Source:
     """A source as `is_holdout` splits it, even if blocks were moved since.
 
     Attributes:
+        folder: Its folder.
         name: Its name.
         total: Number of its blocks.
         held: Number of those that `is_holdout` chooses.
@@ -126,7 +128,7 @@ class _Source:
 
     def __init__(self, folder: Path) -> None:
         train, held = (_manifest(split) for split in _splits(folder))
-        self.name: str = train["source"]
+        self.folder, self.name = folder, str(train["source"])
         self.total: int = train["count"] + held["count"]
         self.held: int = held["count"] - held.get(RAISED, 0)
         self.by_document = train["holdout"]["unit"] == "document"
@@ -134,34 +136,18 @@ class _Source:
         # of the training blocks: folder, first and last block
         self._parts = [(folder, 0, train["count"]), (folder / "holdout", self.held, held["count"])]
 
-    def held_out(self) -> Iterator[NDArray[np.int32]]:
-        """Yields the held-out blocks, int32 [K, S]."""
-        folder, end, _ = self._parts[1]
-        done = 0
-        for tokens_KS, _ in _chunks(folder):
-            if done < end:
-                yield tokens_KS[: end - done]
-            done += len(tokens_KS)
-
     def hashes(self, part: int) -> NDArray[np.bytes_]:
         """Maps the hashes of the blocks in training, or of those moved to the holdout, S16 [N]."""
         folder, start, end = self._parts[part]
         return map_hashes(folder, end)[start:].reshape(-1).view("S16")
 
     def lowest(self, seed: int) -> Iterator[NDArray[np.int32]]:
-        """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S].
-
-        They come some megabytes at a time, sorted only as far as the caller reads.
-        """
-        count = max(1, _BYTES_AT_ONCE // (4 * self._shape[1]))
+        """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S]."""
         values = np.concatenate([_values(folder, seed)[start:] for folder, start, _ in self._parts])
-        left = values
-        while len(left):
-            limit = np.partition(left, min(count, len(left)) - 1)[min(count, len(left)) - 1]
-            here = np.flatnonzero((values >= left.min()) & (values <= limit))
-            _, first = np.unique(values[here], return_index=True)
-            yield np.stack([self._row(place) for place in here[first].tolist()])
-            left = left[left > limit]
+        places = np.unique(values, return_index=True)[1].tolist()
+        rows = max(1, _BYTES_AT_ONCE // (4 * self._shape[1]))
+        for first in range(0, len(places), rows):
+            yield np.stack([self._row(place) for place in places[first : first + rows]])
 
     def occurrences(self, tokens_KS: NDArray[np.int32]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Returns the hashes that blocks have in this source, and the training blocks with each."""
@@ -199,26 +185,25 @@ def _values(folder: Path, seed: int) -> NDArray[np.uint64]:
     return np.concatenate([np.empty(0, np.uint64), *values])
 
 
-def _chunks(folder: Path) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-    """Yields the tokens, int32 [n, S], and hashes, uint8 [n, 16], of a split, in order."""
+def _chunks(
+    folder: Path, most: int | None = None
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+    """Yields the tokens, int32 [n, S], and hashes, uint8 [n, 16], of a split's first blocks."""
     manifest, done = _manifest(folder), 0
-    count, size = manifest["count"], manifest["block_size"]
-    hashes = map_hashes(folder, count)
+    count, size = manifest["count"] if most is None else most, manifest["block_size"]
+    hashes = map_hashes(folder, manifest["count"])
     rows = max(1, _BYTES_AT_ONCE // (4 * size))
     for number, length in enumerate(shard_sizes(count, manifest["blocks_per_shard"])):
         with shard_path(folder, number, "bin").open("rb") as shard:  # a map would grow to all of it
             for first in range(0, length, rows):
-                count = min(rows, length - first)
-                chunk = np.fromfile(shard, "<i4", count * size).astype(np.int32, copy=False)
-                yield chunk.reshape(count, size), np.asarray(hashes[done : done + count])
-                done += count
+                tokens = np.fromfile(shard, "<i4", min(rows, length - first) * size)
+                chunk = tokens.astype(np.int32, copy=False).reshape(-1, size)
+                yield chunk, np.asarray(hashes[done : done + len(chunk)])
+                done += len(chunk)
 
 
 def _rewrite(
-    built: Path,
-    target: Path,
-    sent: tuple[NDArray[np.int64], NDArray[np.int64]],
-    changes: dict[str, Any],
+    built: Path, target: Path, sent: Sequence[NDArray[np.int64]], changes: dict[str, Any]
 ) -> Path:
     """Writes every block of a source to the split that `sent` has for it, int [N], or to none."""
     shutil.rmtree(target, ignore_errors=True)

@@ -81,13 +81,7 @@ def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
 
 
 class SplitWriter:
-    """Appends blocks to the files of a split.
-
-    Args:
-        folder: Folder of the files, created if missing.
-        block_size: Tokens per block (S).
-        count: Number of blocks known to be safe; anything after them is truncated.
-        per_shard: Maximum number of blocks per shard.
+    """Appends blocks of S tokens to the files of a split, after the `count` known to be safe.
 
     Raises:
         ValueError: The files hold fewer than `count` blocks.
@@ -123,9 +117,8 @@ class SplitWriter:
         while done < len(tokens_NS):
             shard, inside = divmod(self.count, self._per_shard)
             rows = tokens_NS[done : done + self._per_shard - inside]
-            self._file(shard_path(self.folder, shard, "bin")).write(
-                np.ascontiguousarray(rows, dtype="<i4").data
-            )
+            file = self._file(shard_path(self.folder, shard, "bin"))
+            file.write(np.ascontiguousarray(rows, dtype="<i4").data)
             self._hashes().write(np.ascontiguousarray(hashes[done : done + len(rows)]).data)
             done += len(rows)
             self.count += len(rows)
@@ -142,11 +135,7 @@ class SplitWriter:
         sync(self.folder)
 
     def finish(self, manifest: dict[str, Any]) -> None:
-        """Writes the indices and the manifest.
-
-        Args:
-            manifest: All fields except ``count``, ``blocks_per_shard`` and ``digest``.
-        """
+        """Writes the indices and the manifest, which gets its counts and its digest here."""
         hashes = self._hashes()
         self.sync()
         hashes.seek(0)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nemo_rod import parts
 from nemo_rod.bounds import Bound, check_bounds, key, registered
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
 
+T = TypeVar("T")
 ROLES = ("adaptation", "replay")
 _REQUIRED = dataclasses.MISSING
 _ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
+_OF_READERS = (  # keys that a reader takes or refuses; all others apply to every source
+    *("files", "text_field", "filter", "path", "subset", "split", "revision", "max_bytes"),
+    "options",
+)
 _TYPE_NAMES = {
     str: "a text",
     bool: "a boolean (true or false)",
@@ -66,79 +70,55 @@ class SourceSpec:
             )
         check_name("source", self.name)
         where = f"domain.sources.{self.name}."
-        if self.kind == "megatron" and isinstance(self.files, list | tuple):  # weights are numbers
-            texts = [str(f) if type(f) in (int, float) else f for f in self.files]
-            object.__setattr__(self, "files", texts)
-        for name, kind in get_type_hints(SourceSpec).items():
+        is_known = self.kind in parts.names("readers")  # any other is refused below
+        reader: Any = parts.load("readers", self.kind, key=f"{where}kind") if is_known else None
+        types = get_type_hints(SourceSpec) | getattr(reader, "types", {})
+        for name, kind in types.items():
             if not _has_type(value := getattr(self, name), kind):
                 advice = _advice(name, kind, value)
                 raise ValueError(f"{where}{name}={_yaml(value)} is not valid: {advice}.")
         check_bounds(self, where)
-        if self.kind in parts.OURS["readers"]:  # a reader of another package may use any of them
-            required = "path" if self.kind in ("huggingface", "generated") else "files"
+        if required := getattr(reader, "required", None):
             if not getattr(self, required):
                 raise ValueError(f"{where}{required} is missing: kind={self.kind} requires it.")
-            unused = [] if self.kind == "generated" else ["files", "path", "options"]
-            if self.kind == "megatron":
-                unused += ["filter", "max_bytes", *["text_field"] * (self.text_field != "text")]
-            for name in unused:
-                if name != required and (value := getattr(self, name)):
+            for name in [name for name in _OF_READERS if name not in reader.keys]:
+                default = SourceSpec.__dataclass_fields__[name].default
+                if (value := getattr(self, name)) and value != default:
                     raise ValueError(
                         f"{where}{name}={_yaml(value)} is not valid: kind={self.kind} reads "
                         f"{required} instead; remove {name}."
-                    )
-        if self.kind == "megatron" and any(weight is not None for weight, _ in blend(self)):
-            for name in ("max_files", "max_documents", "max_tokens"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{where}{name}={getattr(self, name)} would cut the blend of files off in "
-                        "its last prefixes: use subsample, which keeps the blend, or no weights."
                     )
         try:
             parse_filter(self.filter)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
+        getattr(reader, "check", lambda spec: None)(self)
 
 
-def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
-    """Returns the prefixes of a source of kind megatron and their weights, None if it has none.
+def takes(
+    required: str, *keys: str, check: Callable[[SourceSpec], Any] | None = None, **types: Any
+) -> Callable[[T], T]:
+    """Declares the keys of a source that a reader takes; without that, it may take any.
 
-    As for Megatron-LM's ``--data-path``, `files` are prefixes, or weight, prefix, weight, prefix.
-
-    Raises:
-        ValueError: Some prefixes have weights and others have not, or a weight is not positive.
+    Args:
+        required: Key that says what to read.
+        keys: Further ones of `_OF_READERS`.
+        check: Called with every source of the kind; refuses values by a ValueError.
+        types: Types of keys, where `SourceSpec` has others.
     """
-    weights: list[float | None] = []
-    for item in spec.files:
-        try:
-            weights.append(float(item))
-        except ValueError:
-            weights.append(None)
-    if all(weight is None for weight in weights):
-        return [(None, prefix) for prefix in spec.files]
-    pairs = [*zip(weights[::2], weights[1::2], spec.files[1::2], strict=False)]
-    if len(spec.files) % 2 or any(w is None or no is not None for w, no, _ in pairs):
-        raise ValueError(
-            f"domain.sources.{spec.name}.files={_yaml([*spec.files])} is not valid: expected "
-            "prefixes, or a weight before each prefix, as in [0.3, a, 0.7, b]."
-        )
-    for weight, _, prefix in pairs:
-        if not 0 < (weight or 0) < math.inf:
-            raise ValueError(
-                f"domain.sources.{spec.name}.files gives {prefix} the weight {weight}: expected a "
-                "positive number; leave out a prefix that is not to be read."
-            )
-    return [(weight, prefix) for weight, _, prefix in pairs]
+
+    def declare(reader: T) -> T:
+        checks = {"check": check} if check else {}
+        vars(reader).update(required=required, keys=(required, *keys), types=types, **checks)
+        return reader
+
+    return declare
 
 
 def parse_sources(
     sources: Mapping[Any, Any], *, holdout_floor: int | None = None
 ) -> list[SourceSpec]:
-    """Parses the sources of a recipe.
-
-    Args:
-        sources: Keys of each source, by its name.
-        holdout_floor: See `check_sources`.
+    """Parses the sources of a recipe, by name, and checks them by `check_sources`.
 
     Raises:
         ValueError: There is no source, or one cannot be read as described.
@@ -186,7 +166,8 @@ def _has_type(value: object, kind: Any) -> bool:
     if get_origin(kind) is UnionType:
         return any(_has_type(value, option) for option in get_args(kind))
     if get_origin(kind) is Sequence:
-        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+        (item_kind,) = get_args(kind)
+        return isinstance(value, list | tuple) and all(_has_type(i, item_kind) for i in value)
     if get_origin(kind) is Mapping:
         return isinstance(value, Mapping) and _is_plain(value)
     kinds = int | float if kind is float else kind

@@ -15,30 +15,22 @@ Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes
-from nemo_rod.corpus.shards import (
-    HASH_BYTES,
-    HASH_HEADER_BYTES,
-    SCHEMA,
-    hash_header,
-    index_bytes,
-    map_hashes,
-    shard_path,
-    shard_sizes,
-    split_digest,
-)
+from nemo_rod.corpus.shards import SCHEMA, map_hashes, shard_path, shard_sizes, split_digest
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, expect_keys, interpreting, read_json
 
+T = TypeVar("T", NDArray[np.int32], NDArray[np.uint8])
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
@@ -126,7 +118,6 @@ class BlockStore:
         manifests = [manifest for _, manifest in self._manifests]
         lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for m in manifests]
         self.digest = digest("\n".join(lines).encode())
-
         counts = [manifest["count"] for manifest in manifests]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.sources = tuple(
@@ -135,7 +126,28 @@ class BlockStore:
         )
         self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])
         self.num_replay = len(self) - self.num_adaptation
-        self._map()
+        self._shards: list[NDArray[np.int32]] = []
+        self._hashes: list[NDArray[np.uint8]] = []
+        starts: list[int] = []
+        for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
+            start = source.start
+            # Checked first: a wrong count of ten million million is as many shards.
+            hashes = folder / "hash.npy"
+            _check_size(hashes, shards.HASH_HEADER_BYTES + shards.HASH_BYTES * source.count)
+            with hashes.open("rb") as handle:
+                if handle.read(shards.HASH_HEADER_BYTES) != shards.hash_header(source.count):
+                    raise ValueError(
+                        f"{hashes} does not hold {source.count} block hashes: {_AGAIN}"
+                    )
+            for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
+                path = shard_path(folder, number, "bin")
+                _check_size(path, size * self.block_size * 4)
+                _check_size(shard_path(folder, number, "idx"), 42 + 20 * size)
+                self._shards.append(np.memmap(path, "<i4", "r", shape=(size, self.block_size)))
+                starts.append(start)
+                start += size
+            self._hashes.append(map_hashes(folder, source.count))
+        self._shard_starts = np.array(starts, dtype=np.int64)
         for source in self.sources:
             if source.count:
                 self.checked_tokens([source.start, source.start + source.count - 1])
@@ -153,26 +165,14 @@ class BlockStore:
         return BlockStore, (self.root, self.split)
 
     def tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
-        """Returns the tokens of blocks.
-
-        Args:
-            block_ids: Block ids, int [C].
-
-        Returns:
-            Token ids, int32 [C, S].
+        """Returns the tokens of blocks with the ids int [C], int32 [C, S].
 
         Raises:
             IndexError: A block id is out of range.
         """
         ids = self._checked(block_ids)
         tokens_CS = np.empty((len(ids), self.block_size), dtype=np.int32)
-        shard_C = np.searchsorted(self._shard_starts, ids, side="right") - 1
-        for shard in np.unique(shard_C):
-            here = np.flatnonzero(shard_C == shard)
-            self._on_read(f"reads blocks of {self._shards[shard].filename}")
-            tokens_CS[here] = self._shards[shard][ids[here] - self._shard_starts[shard]]
-        self._on_read("")
-        return tokens_CS
+        return self._gather(ids, self._shard_starts, self._shards, tokens_CS)
 
     def checked_tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
         """Returns the tokens of blocks, each compared with its hash (see `tokens`).
@@ -202,12 +202,8 @@ class BlockStore:
     def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
         """Returns the block hashes, uint8 [C, 16] (see `tokens`)."""
         ids = self._checked(block_ids)
-        hashes = np.empty((len(ids), HASH_BYTES), dtype=np.uint8)
-        source_C = self._source(ids)
-        for source in np.unique(source_C):
-            here = np.flatnonzero(source_C == source)
-            hashes[here] = self._hashes[source][ids[here] - self._starts[source]]
-        return hashes
+        hashes = np.empty((len(ids), shards.HASH_BYTES), dtype=np.uint8)
+        return self._gather(ids, self._starts, self._hashes, hashes)
 
     def source_index(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         """Returns the index of each block's source in `sources`, int64 [C] (see `tokens`)."""
@@ -218,11 +214,7 @@ class BlockStore:
         return self._checked(block_ids) >= self.num_adaptation
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuses a tokenizer that differs from the store's.
-
-        Raises:
-            ValueError: Its fingerprint is not that of the tokenizer that made the blocks.
-        """
+        """Refuses a tokenizer whose fingerprint is not that of the one that made the blocks."""
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
                 f"the blocks in {self.root} were made by a different tokenizer (fingerprint "
@@ -247,7 +239,7 @@ class BlockStore:
             sizes = shard_sizes(manifest["count"], manifest["blocks_per_shard"])
             for number, size in enumerate(sizes):
                 path = shard_path(folder, number, "idx")
-                if path.read_bytes() != index_bytes(size, self.block_size):
+                if path.read_bytes() != shards.index_bytes(size, self.block_size):
                     raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
         for ids in self.chunks():
             self.checked_tokens(ids)
@@ -263,32 +255,6 @@ class BlockStore:
             f"changed or damaged, {_AGAIN}"
         )
 
-    def _map(self) -> None:
-        """Maps all files, whose sizes must fit the manifests."""
-        self._shards: list[np.memmap] = []
-        self._hashes: list[NDArray[np.uint8]] = []
-        starts: list[int] = []
-        for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
-            start = source.start
-            # Checked first: a wrong count of ten million million is as many shards.
-            hashes = folder / "hash.npy"
-            _check_size(hashes, HASH_HEADER_BYTES + HASH_BYTES * source.count)
-            with hashes.open("rb") as handle:
-                if handle.read(HASH_HEADER_BYTES) != hash_header(source.count):
-                    raise ValueError(
-                        f"{hashes} does not hold {source.count} block hashes: {_AGAIN}"
-                    )
-            for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
-                path = shard_path(folder, number, "bin")
-                _check_size(path, size * self.block_size * 4)
-                _check_size(shard_path(folder, number, "idx"), 42 + 20 * size)
-                shape = (size, self.block_size)
-                self._shards.append(np.memmap(path, dtype="<i4", mode="r", shape=shape))
-                starts.append(start)
-                start += size
-            self._hashes.append(map_hashes(folder, source.count))
-        self._shard_starts = np.array(starts, dtype=np.int64)
-
     def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         ids = np.asarray(block_ids)
         assert ids.ndim == 1 and (ids.size == 0 or ids.dtype.kind in "iu"), "block ids are int [C]"
@@ -299,6 +265,18 @@ class BlockStore:
 
     def _source(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def _gather(
+        self, ids: NDArray[np.int64], starts: NDArray[np.int64], arrays: Sequence[Any], rows: T
+    ) -> T:
+        """Fills the rows of ids from arrays, each of which begins with the id in `starts`."""
+        array_C = np.searchsorted(starts, ids, side="right") - 1
+        for index in np.unique(array_C):
+            here = np.flatnonzero(array_C == index)
+            self._on_read(f"reads blocks of {arrays[index].filename}")
+            rows[here] = arrays[index][ids[here] - starts[index]]
+        self._on_read("")
+        return rows
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -47,19 +47,15 @@ class Tokenizer(Protocol):
 
     def token(self, token_id: int) -> str | None:
         """Returns the name of an id in the vocabulary; None if there is no such id."""
-        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, without added special tokens."""
-        ...
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text of token ids."""
-        ...
+        """Returns the text of token ids, special tokens included."""
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes the files that ``AutoTokenizer.from_pretrained`` reads."""
-        ...
 
 
 def load_tokenizer(

@@ -19,10 +19,11 @@ HELP = {
     "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--store-only", "--blocks"],
     "curriculum verify": ["CURRICULUM", "STORE"],
     "curriculum diff": ["CURRICULUM CURRICULUM"],
-    "import": ["blocks", "references", "curriculum", "FOLDER", "TRACE"],
+    "import": ["blocks", "references", "curriculum", "config", "FOLDER", "TRACE"],
     "import blocks": ["FOLDER", "OUT", "tokenizer=NAME", "eod=ID", "recipe=NAME", "check=N"],
     "import references": ["CACHE", "blocks=STORE", "role=ROLE", "model=MODEL", "precision="],
     "import curriculum": ["TRACE", "OUT", "blocks=STORE"],
+    "import config": ["DEFAULT", "RUN", "OUT", "recipe=NAME", "curriculum=FOLDER"],
     "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
     "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
     "reference": [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,23 @@ def test_texts_and_their_ids_make_the_same_store(tmp_path: Path) -> None:
     }.items():
         run(tmp_path / name, [spec])
     assert stored(tmp_path / "ids") == stored(tmp_path / "text")
+
+
+READ = """
+import sys
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.documents import Documents
+spec = SourceSpec(name="x", role="replay", kind="megatron", files=[sys.argv[1]])
+documents = iter(Documents(spec))
+next(documents)
+assert "a.bin" not in open("/proc/self/maps").read(), "it is mapped, and counts as memory"
+assert len([*documents]) == 199 and not {"torch", "megatron"} & {*sys.modules}
+"""
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    build(tmp_path / "a", made(200, 1))
+    subprocess.run([sys.executable, "-c", READ, str(tmp_path / "a")], check=True)
 
 
 def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -20,6 +21,7 @@ from nemo_rod.config import Domain
 from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import Input
+from nemo_rod.corpus.sources import takes
 from nemo_rod.lab.toy.text_list import TextList
 
 QUOTE = "; YAML reads {} as {}: quote it"
@@ -99,6 +101,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"path": "x"}, 'path="x" is not valid: kind=jsonl reads files instead; remove path.'),
         ({**BESIDES, "path": "x", "files": ["a"]}, 'files=["a"] is not valid: kind=huggingface'),
         ({"options": {"a": 1}}, 'options={"a": 1} is not valid: kind=jsonl reads files instead'),
+        ({"kind": "text", "filter": "a == 1"}, "kind=text reads files instead; remove filter."),
+        ({"kind": "text", "text_field": "a"}, "kind=text reads files instead; remove text_field."),
+        ({"split": "test"}, 'split="test" is not valid: kind=jsonl reads files instead; remove'),
+        ({"kind": "synthetic", "options": {"a": 1}}, "kind=synthetic reads files instead; remove"),
         # no description at all
         ({"max_byte": 3}, " has the unknown key 'max_byte': expected some of dedup, document_h"),
         ({False: 3}, " has the unknown key 'False': expected some of dedup, document_holdout, "),
@@ -201,6 +207,30 @@ def test_a_floor_and_whole_documents_exclude_each_other(tmp_path: Path) -> None:
         run(tmp_path / "b", [spec], holdout_floor=5)
     assert not (tmp_path / "b").exists()
     run(tmp_path / "b", [spec])
+
+
+def test_a_reader_of_another_package_declares_its_keys(
+    registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ours do; without a declaration, it takes any."""
+
+    def refuse_beta(spec: SourceSpec) -> None:
+        if spec.path == "beta":
+            raise ValueError("domain.sources.web.path=beta was withdrawn: take gamma.")
+
+    declared = takes("path", "options", check=refuse_beta, path=str)(lambda spec: [])
+    anything = {"kind": "mine", "path": "alpha", "filter": "a == 1", "split": "x"}
+    parsed(anything)
+    monkeypatch.setattr(sys.modules[__name__], "read_options", declared)
+    assert parsed({"kind": "mine", "path": "alpha", "files": [], "options": {"a": 1}}).path
+    for values, sentence in (
+        ({}, "path=null is not valid: expected a text; remove the key"),
+        ({"path": ""}, "path='' is not valid: expected a text that is not empty"),
+        ({"path": "alpha", "filter": "a == 1"}, "kind=mine reads path instead; remove filter."),
+        ({"path": "beta"}, "path=beta was withdrawn"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            parsed({"kind": "mine", "files": [], **values})
 
 
 def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`nemo-rod import blocks|references|curriculum`: artifacts of the authors' code."""
+"""`nemo-rod import blocks|references|curriculum|config`: artifacts of the authors' code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_rod.lab.text import whole_number
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod import`."""
     verbs = parser.add_subparsers(
-        metavar="blocks|references|curriculum", required=True, prog=parser.prog
+        metavar="blocks|references|curriculum|config", required=True, prog=parser.prog
     )
     usages = []
 
@@ -79,6 +79,15 @@ def declare(parser: Arguments) -> None:
     verb.add_argument("traces", metavar="TRACE", type=Path, nargs="+", help="folder, or a file")
     verb.add_argument("out", metavar="OUT", type=Path, help="file of the curriculum")
     verb.add_keys(Key(name="blocks", value="STORE", help="imported block store", required=True))
+    text = "Makes a recipe of configurations of runs, an arm of each, that inherits one of ours."
+    verb = add(_config, "config", "DEFAULT RUN ... OUT recipe=NAME [curriculum=FOLDER]", text)
+    verb.add_argument("default", metavar="DEFAULT", type=Path, help="their configs/default.yaml")
+    verb.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="files of one setting")
+    verb.add_argument("out", metavar="OUT", type=Path, help="FOLDER/recipe/NAME.yaml")
+    verb.add_keys(
+        Key(name="recipe", value="NAME", help="has model, data and machine", required=True),
+        Key(name="curriculum", value="FOLDER", help="of the arm that a transfer trains on"),
+    )
     parser.usage = "\n       ".join(usages)
     parser.description = "Imports artifacts of bethgelab/replay-on-demand."
 
@@ -145,3 +154,14 @@ def _curriculum(options: Namespace) -> None:
         print(
             f"{options.out}: {len(curriculum):,} steps of {curriculum.header.num_chosen:,} blocks"
         )
+
+
+def _config(options: Namespace) -> None:
+    from nemo_rod.lab.authors.runs import import_runs
+
+    out: Path = options.out
+    arms, unused = import_runs(
+        options.default, options.runs, out, recipe=options.recipe, curriculum=options.curriculum
+    )
+    print(f"{out}: arms {', '.join(arms)}; without a counterpart: {', '.join(unused) or 'nothing'}")
+    print(f"next: nemo-rod plan --config-dir {out.parent.parent} recipe={out.stem}")

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.bounds import check_bounds, key, one_of
-from nemo_rod.corpus.formats import Extract, Input, JsonLines
+from nemo_rod.corpus.formats import Input, JsonLines
 from nemo_rod.corpus.input_files import matching_files
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import digest, digest_files, move_whole, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
@@ -53,6 +53,7 @@ class Sampling:
     engine: str | None = one_of(None, *ENGINES)  # null: vLLM where it and a GPU are, or the other
 
 
+@takes("path", "revision", "files", "text_field", "filter", "max_bytes", "options")
 def read_generated(spec: SourceSpec) -> list[Input]:
     """Returns the documents of a source of kind ``generated``, as one input.
 
@@ -170,9 +171,9 @@ class Sampler:
             )
         self.starts = []
         for path, name in matching_files(spec):
-            for text in JsonLines(path, name, Extract(spec)).records(None):
+            for text in JsonLines(path, name, spec).records(None):
                 if text:
-                    ids = self.tokenizer.encode_batch([text])[0][: sampling.first].tolist()
+                    ids = self.tokenizer.encode_batch([str(text)])[0][: sampling.first].tolist()
                     self.starts.append(ids[: length - 2])
         self.engine = ENGINES[engine](folder, length)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.commands.run_stages import run
 from nemo_rod.commands.text import say, table
 from nemo_rod.config import Config, section
-from nemo_rod.corpus.sources import blend
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.plan_text import wall
 from nemo_rod.lab.probe.section import Probe
@@ -60,16 +60,12 @@ def probed(config: Config) -> Config:
     # the pools of both arms, and a tenth more for what is held out
     blocks = max(2.0, config.selection.multiplier) * small.train.steps * small.train.batch_size
     most = int(1.1 * blocks * config.domain.block_size)
-    weighted = [
-        spec.name
-        for spec in config.domain.specs
-        if spec.kind == "megatron" and blend(spec)[0][0] is not None  # takes no cap
-    ]
-    sources = {
-        spec.name: dict(config.domain.sources[spec.name])
-        | ({} if spec.name in weighted else {"max_tokens": min(spec.max_tokens or most, most)})
-        for spec in config.domain.specs
-    }
+    sources = {name: dict(values) for name, values in config.domain.sources.items()}
+    for spec in config.domain.specs:
+        cap = min(spec.max_tokens or most, most)
+        with suppress(ValueError):  # a blend of files with weights takes no cap
+            dataclasses.replace(spec, max_tokens=cap)
+            sources[spec.name]["max_tokens"] = cap
     small.domain = dataclasses.replace(small.domain, sources=sources)  # parsed anew
     return small
 

@@ -27,7 +27,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from nemo_rod.corpus.formats import Input
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.lab.toy.roff import strip_roff
 from nemo_rod.lab.toy.text_list import TextList
 
@@ -37,6 +37,7 @@ _MAX_FILE_BYTES = 64_000  # a toy source of 0.7 MB should not be one file
 _MIN_DOCUMENT_BYTES = 200  # anything shorter is a stub
 
 
+@takes("files", "max_bytes")
 def read_packages(spec: SourceSpec) -> list[Input]:
     """Returns the packages of a source of kind ``debian``, as one input."""
     return [debian_input(spec.files)]

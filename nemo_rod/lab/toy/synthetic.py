@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.formats import Input
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.lab.toy.text_list import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
@@ -38,6 +38,7 @@ _PROFILES = (
 )
 
 
+@takes("files", "max_bytes")
 def read_generators(spec: SourceSpec) -> list[Input]:
     """Returns the generators of a source of kind ``synthetic``, one input each."""
     return [synthetic_input(generator) for generator in spec.files]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from itertools import islice
 
 from nemo_rod.corpus.formats import Input
 
@@ -21,10 +21,6 @@ class TextList(Input):
         super().__init__(name, size)
         self._make = make
 
-    def records(self, position: Any) -> Iterator[str | None]:
+    def read(self, start: int) -> Iterator[str | None]:
         """Yields every document."""
-        start = self._done = int(position or 0)
-        for number, text in enumerate(self._make()):
-            if number >= start:
-                self._done = number + 1
-                yield text
+        return islice(self._make(), start, None)

@@ -2,12 +2,12 @@
 
 import csv
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from nemo_rod.corpus.documents import matching_files
 from nemo_rod.corpus.formats import MAX_DOCUMENT_BYTES, Extract, Input
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.input_files import matching_files
+from nemo_rod.corpus.sources import SourceSpec, takes
 
 csv.field_size_limit(MAX_DOCUMENT_BYTES)  # 131,072 by default
 
@@ -18,14 +18,13 @@ class CsvFile(Input):
         self.path, self.delimiter = path, spec.options.get("delimiter", ",")
         self.extract = Extract(spec)  # applies text_field and filter
 
-    def records(self, position: Any) -> Iterator[str | None]:
-        start = self._done = position or 0
+    def read(self, start: int) -> Iterator[str | None]:
         with self.path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file, delimiter=self.delimiter)):
-                if number >= start:
-                    self._done = number + 1
-                    yield self.extract(row, f"{self.path}, row {number + 1}")
+            rows = enumerate(csv.DictReader(file, delimiter=self.delimiter), start=1)
+            for number, row in islice(rows, start, None):
+                yield self.extract(row, f"{self.path}, row {number}")
 
 
+@takes("files", "text_field", "filter", "max_bytes", "options")
 def read_csv(spec: SourceSpec) -> list[Input]:
     return [CsvFile(path, name, spec) for path, name in matching_files(spec)]
