@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+from nemo_rod.config import Checkpoint
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
@@ -104,8 +105,11 @@ def main() -> None:
     job = dataclasses.replace(
         job,
         out=tempfile.mkdtemp(dir=out.parent),
-        optimisation=dataclasses.replace(job.optimisation, steps=steps),
-        checkpoint_every=10 * steps,
+        config=dataclasses.replace(
+            job.config,
+            train=dataclasses.replace(job.config.train, steps=steps),
+            checkpoint=Checkpoint(every=10 * steps),
+        ),
     )
     store, arm = BlockStore(job.blocks), job.arm
     references = References.open(job.references, store)
@@ -117,7 +121,7 @@ def main() -> None:
     def selecting(arm: Arm) -> Any:
         chooses = Selector.for_arm(arm, store, references if arm.policy().needs_scores else None)
         return selector.RoDSelector(
-            chooses, store, scoring_micro_batch_size=job.scoring_micro_batch_size
+            chooses, store, scoring_micro_batch_size=job.config.scoring.micro_batch_size
         )
 
     header = curriculum_header(arm, store, references, config="benchmark")
@@ -144,7 +148,9 @@ def main() -> None:
             journal.begin(choice)
         clock.parts["recording"] += time.perf_counter() - begin
 
+    ended: list[Choice] = []
     selectors["rod"].on_choice = begin_record
+    selectors["rod"].on_step = lambda choice, seconds: ended.append(choice)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         done, turn = divmod(len(rows["order"]), len(KINDS))
@@ -163,7 +169,7 @@ def main() -> None:
         if kind == "forward":
             seconds = parts["forward"]
         if kind == "rod":
-            choice = selectors[kind].choice
+            choice = ended[-1]
             begin = time.perf_counter()  # also on a CPU: it waits for the disk
             if journal is not None:
                 record(journal, choice, wall)
@@ -193,7 +199,7 @@ def main() -> None:
 
     plain_pass, plain_choose = losses.scoring_pass, Selector.choose
     _, provider = model_provider(
-        job.model, job.parallel, precision=job.precision, block_size=store.block_size
+        job.start, job.parallel, job.config.model, block_size=store.block_size
     )
     config = bridge_config(job, provider, store, header_identity(header))
     config.checkpoint.save = config.checkpoint.load = None
@@ -203,9 +209,7 @@ def main() -> None:
         patch.object(Selector, "choose", clock.around("choose", choose_of_round)),
         patch.object(losses, "scoring_pass", clock.around("scoring pass", scoring_pass)),
         patch.object(losses, "micro_batches", clock.reading(losses.micro_batches)),
-        patch.object(
-            selector, "checked_micro_batches", clock.reading(selector.checked_micro_batches)
-        ),
+        patch.object(selector, "micro_batches", clock.reading(selector.micro_batches)),
     ):
         pretrain(config, forward_step)
     write(out, rows, arm)

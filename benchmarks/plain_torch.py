@@ -50,8 +50,8 @@ def steps(setting: Setting) -> Iterator[Row]:
 
 def plain_torch_seconds(job: TrainJob, rounds: int) -> dict[str, np.ndarray]:
     """Processor seconds of every round, float64 `[rounds]`, by kind of step."""
-    model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
-    store, o = BlockStore(job.blocks), job.optimisation
+    model: Any = AutoModelForCausalLM.from_pretrained(job.start, dtype=torch.float32)
+    store, o = BlockStore(job.blocks), job.config.train
     references = References.open(job.references, store)
     optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr)
 
@@ -63,7 +63,7 @@ def plain_torch_seconds(job: TrainJob, rounds: int) -> dict[str, np.ndarray]:
         return RoDBatches(
             model, store, references, steps=WARM_UP + rounds, batch_size=o.batch_size,
             micro_batch_size=o.micro_batch_size, policy=policy, pools=pools,
-            scoring_micro_batch_size=job.scoring_micro_batch_size,
+            scoring_micro_batch_size=job.config.scoring.micro_batch_size,
         )  # fmt: skip
 
     chosen, taken = iter(batches(None, 2)), iter(batches(TakeAll(), 1))

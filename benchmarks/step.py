@@ -36,7 +36,16 @@ from _rows import Measurement, Row, Setting, median_ms, over, run, under
 from data_plane import NUM_CANDIDATES, appends, lookups, pools, write_store
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Optimisation, Parallel, config_folder
+from nemo_rod.config import (
+    Config,
+    Domain,
+    Launcher,
+    Model,
+    Optimisation,
+    Parallel,
+    Scoring,
+    config_folder,
+)
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.jobs import TrainJob, write_job
@@ -122,14 +131,19 @@ def make_job(folder: Path, case: Case) -> Path:
         name="rod",
         blocks=str(folder / "blocks"),
         out=str(folder),
-        parallel=case.parallel,
-        precision=toy.model.precision,
-        scoring_micro_batch_size=toy.scoring.micro_batch_size,
-        seed=1,
-        stall_seconds=0,
-        model=str(folder / "model"),
+        config=Config(
+            recipe="benchmark",
+            run_dir=str(folder),
+            seed=1,
+            parallel=case.parallel,
+            model=Model(precision=toy.model.precision),
+            domain=Domain(tokenizer="byte", block_size=toy.domain.block_size),
+            train=Optimisation(**to_plain(toy.train)),
+            scoring=Scoring(micro_batch_size=toy.scoring.micro_batch_size),
+            launcher=Launcher(stall_seconds=0),
+        ),
+        start=str(folder / "model"),
         arm=arm,
-        optimisation=Optimisation(**to_plain(toy.train)),
         references=[made_up_references(folder, store, role) for role in ROLES],
     )
     write_job(job, folder / "job.json")

@@ -29,6 +29,12 @@ def key(default: Any, bound: str | Bound) -> Any:
     return dataclasses.field(default=default, metadata={"bound": bound})
 
 
+def same(section: type, name: str) -> Any:
+    """Returns a field of a dataclass with the default and the bound of another section's key."""
+    known = next(field for field in dataclasses.fields(section) if field.name == name)
+    return dataclasses.field(default=known.default, metadata=known.metadata)
+
+
 def numbers(text: str) -> Bound:
     """Returns the bound of finite numbers that are ">= 1", "> 0" or, say, "in [0, 2**31)"."""
     sign, rest = text.split(" ", 1)

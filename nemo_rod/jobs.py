@@ -19,9 +19,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.config import Config, Parallel
 from nemo_rod.files import interpreting, read_json
+from nemo_rod.loggers import logger_names
 from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.held_out import Rule
 
 STORE = "NEMO_ROD_STORE"  # in the environment: host and port of the store of a job on several nodes
 FAULT_KEY = "fault"  # in the store: the first fault, which ends all processes
@@ -29,64 +31,71 @@ _FILE_KEY = "job"
 _SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file systems may be late
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelJob:
-    """Fields common to every job that runs a model."""
+    """What every job that runs a model reads: the resolved configuration, and its places."""
 
     name: str  # label in progress lines
+    config: Config  # in a training job with the settings of its arm
     blocks: str  # folder of the block store
     out: str  # folder that receives the results
-    parallel: Parallel
-    precision: str  # "fp32" or "bf16"
-    scoring_micro_batch_size: int  # blocks per forward-only pass of one replica
-    seed: int  # seed of the trainer's random state
-    stall_seconds: float  # time without progress after which the job is ended; 0: never
-    trust_remote_code: bool = field(default=False, kw_only=True)
-    # settings of Megatron's provider that change speed alone
-    provider: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def parallel(self) -> Parallel:
+        """The layout of its processes."""
+        return self.config.parallel
+
+    @property
+    def stall_seconds(self) -> float:
+        """Time without progress after which the job is ended; 0: never."""
+        return self.config.launcher.stall_seconds
 
     @property
     def collective_minutes(self) -> int:
         """Timeout of collectives: longer than that of the watch, which can say who is late."""
         return math.ceil(self.stall_seconds / 60) + 10 if self.stall_seconds else 7 * 24 * 60
 
+    @property
+    def arithmetic(self) -> str:
+        """Name of the scoring pass's arithmetic, as manifests of references have it."""
+        precision, scoring = self.config.model.precision, self.config.scoring.precision
+        return precision if scoring is None else f"{scoring} over {precision}"
 
-@dataclass
+
+@dataclass(kw_only=True)
 class TrainJob(ModelJob):
     """Trains a model on the batches that its arm chooses."""
 
-    model: str  # Hugging Face checkpoint to start from
+    start: str  # Hugging Face checkpoint to start from
     arm: Arm
-    optimisation: Optimisation
     # folders of reference losses; empty where the policy needs none
     references: list[str] = field(default_factory=list)
-    on_nonfinite: str = "refuse"  # or "exclude" candidates with a non-finite score
-    checkpoint_every: int = 200
-    checkpoint_keep: int = 2
-    validation_every: int = 0
-    validation_blocks: int = 64
-    config_digest: str = ""  # digest of the configuration, for the curriculum's header
-    # rule for an early stop (`selection.held_out.Rule`), or None
-    convergence: dict[str, Any] | None = None
-    # names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`)
-    loggers: list[str] = field(default_factory=list)
-    run_name: str = ""  # name of the run in these loggers
-    scoring_precision: str | None = None  # of the pass over candidates; None for `precision`
+    config_digest: str = ""  # digest of what determines the choices, for the curriculum's header
+    convergence: Rule | None = None  # rule for an early stop
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        """Names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`)."""
+        return logger_names(self.config.logger)
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run in these loggers."""
+        return f"{self.config.recipe}/{self.arm.name}"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReferenceJob(ModelJob):
     """Writes a reference: a model's losses on the training blocks of one role."""
 
-    model: str  # Hugging Face checkpoint
+    start: str  # Hugging Face checkpoint of the model
     role: str  # "adaptation" or "replay"
     model_digest: str  # digest of the checkpoint's weights
     lengths: list[int]  # scored tokens of a block, from its start: one loss for each
-    scoring_precision: str | None = None  # of the pass; None for `precision`
     wanted: str = ""  # file of the blocks to score, bool [blocks of the store] (.npy); "": all
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EvaluateJob(ModelJob):
     """Writes the held-out losses of several models, per source."""
 
@@ -94,19 +103,19 @@ class EvaluateJob(ModelJob):
     models: dict[str, str]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CheckJob(ModelJob):
     """Builds a checkpoint as training would; refuses one that would train otherwise than meant."""
 
-    model: str
+    start: str
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ExportJob(ModelJob):
     """Writes a step of a training run as a Hugging Face checkpoint, to `<out>/hf`."""
 
-    model: str  # Hugging Face checkpoint that the run started from
-    checkpoint: str  # folder of the step's distributed checkpoint
+    start: str  # Hugging Face checkpoint that the run started from
+    saved: str  # folder of the step's distributed checkpoint
 
 
 Job = TrainJob | ReferenceJob | EvaluateJob | CheckJob | ExportJob
@@ -117,11 +126,6 @@ _KINDS: dict[str, type] = {
     "check": CheckJob,
     "export": ExportJob,
 }
-
-
-def arithmetic(precision: str, scoring_precision: str | None) -> str:
-    """Returns the name of a scoring pass's arithmetic, as manifests of references have it."""
-    return precision if scoring_precision is None else f"{scoring_precision} over {precision}"
 
 
 def write_job(job: Job, path: Path) -> None:
@@ -136,15 +140,9 @@ def read_job(path: Path) -> Job:
     Raises:
         ValueError: if the file is damaged, or of another version.
     """
-    values = read_json(path, "job", "parallel")
+    values = read_json(path, "job")
     with interpreting(path):
-        kind = _KINDS[values.pop("job")]
-        values["parallel"] = Parallel(**values["parallel"])
-        if kind is TrainJob:
-            values["arm"] = Arm(**values["arm"])
-            values["optimisation"] = Optimisation(**values["optimisation"])
-        job: Job = kind(**values)
-        _refuse_other_types(job)
+        job: Job = _typed(values, _KINDS[values.pop("job")], "job")
         if isinstance(job, TrainJob):
             job.arm.num_candidates, job.arm.policy()  # each refuses values that it cannot use
         return job
@@ -182,12 +180,16 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     return read_job(file)
 
 
-def _refuse_other_types(section: Any) -> None:
-    for name, hint in get_type_hints(type(section)).items():
-        if dataclasses.is_dataclass(found := getattr(section, name)):
-            _refuse_other_types(found)
-        elif not _has_type(found, hint):
-            raise ValueError(f"{name} is {found!r}, expected {getattr(hint, '__name__', hint)}")
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    """Returns a value of a JSON file as the type that a field declares, dataclasses included."""
+    for kind in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            make: Any = kind
+            hints = get_type_hints(kind)
+            return make(**{key: _typed(item, hints[key], key) for key, item in value.items()})
+    if not _has_type(value, hint):
+        raise ValueError(f"{name} is {value!r}, expected {getattr(hint, '__name__', hint)}")
+    return value
 
 
 def _has_type(value: Any, hint: Any) -> bool:

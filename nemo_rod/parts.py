@@ -54,7 +54,7 @@ OURS: dict[str, dict[str, str]] = {
     # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
     "stages": {
         "merge": "nemo_rod.lab.merge:merge_stages",
-        "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
+        "evaluate": "nemo_rod.lab.evaluate:evaluate_stages",
         "report": "nemo_rod.lab.report.stage:report_stages",
     },
     # (run.stages.Stages) -> list[run.handover.Stage]: those of a command on one saved step
@@ -62,8 +62,8 @@ OURS: dict[str, dict[str, str]] = {
         "export": "nemo_rod.lab.exports:export_stages",
         "evaluate": "nemo_rod.lab.exports:evaluate_stages",
     },
-    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate
-    "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
+    # modules with FILE, PARTIAL, wanted, check, missing and measure; see lab.evaluate
+    "measurements": {"losses": "nemo_rod.lab.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> str: the time that a run still takes, such as "12 min"; "" where it is not known
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},
     # (Config) -> str: refuses, before a run is submitted, what cannot work there; else its size
@@ -84,7 +84,7 @@ OURS: dict[str, dict[str, str]] = {
         "status": "nemo_rod.lab.status",
         "serve": "nemo_rod.lab.report.serve",
         "sample": "nemo_rod.lab.sample",
-        "cancel": "nemo_rod.commands.cancel",
+        "cancel": "nemo_rod.lab.cancel",
         "inspect": "nemo_rod.lab.inspect.command",
         "curriculum": "nemo_rod.lab.curricula",
         "import": "nemo_rod.lab.authors.command",
@@ -138,6 +138,11 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
             f"{where} is registered as {others[name].value}, which cannot be imported ({error}): "
             "correct or remove the package that registers it."
         ) from error
+
+
+def load_all(kind: str) -> list[Any]:
+    """Imports all registered parts of a kind."""
+    return [load(kind, name) for name in names(kind)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -16,25 +16,15 @@ _HELP_WIDTH = 76  # characters per line of help, beside the explained word
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A `name=value` word of a command.
+    """A `name=value` word of a command."""
 
-    Attributes:
-        name: Part of the word before the "=".
-        value: Name of the value in the help.
-        help: Effect of the key, in a few words.
-        expected: Valid values, for the error; by default one of the choices.
-        choices: Accepted values; empty for any.
-        read: Converts the value, and raises a ValueError for an invalid one.
-        required: Whether the word is mandatory.
-    """
-
-    name: str
-    value: str
-    help: str
-    expected: str = ""
-    choices: tuple[str, ...] = ()
-    read: Callable[[str], Any] = str
-    required: bool = False
+    name: str  # part of the word before the "="
+    value: str  # name of the value in the help
+    help: str  # effect of the key, in a few words
+    expected: str = ""  # valid values, for the error; by default one of the choices
+    choices: tuple[str, ...] = ()  # accepted values; empty for any
+    read: Callable[[str], Any] = str  # converts the value; raises ValueError for an invalid one
+    required: bool = False  # whether the word is mandatory
 
     def convert(self, text: str) -> Any:
         """Returns the value of a word.

@@ -43,8 +43,13 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
         Stopped: if a signal requested it.
     """
     nodes = Nodes.of_this_job()
+
+    def stop(number: int, _: object) -> None:
+        if nodes.rank == 0:  # which receives it, too, and announces the end to the others
+            raise Stopped("was asked to stop: run it again to resume")
+
     for number in STOP_SIGNALS:
-        signal.signal(number, _stop if nodes.rank == 0 else _ignore)
+        signal.signal(number, stop)
     if nodes.rank:
         log = RunFolder(Path(config.run_dir), config.recipe).log(
             f"{nodes.record.stem}.node{nodes.rank}"
@@ -53,14 +58,6 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
         return
     with nodes.led():
         command(config)
-
-
-def _stop(number: int, _: object) -> None:
-    raise Stopped("was asked to stop: run it again to resume")
-
-
-def _ignore(number: int, _: object) -> None:
-    """Ignores the signal: the first node receives it, too, and announces the end."""
 
 
 def run(config: Config) -> None:
@@ -239,14 +236,10 @@ def _run_here(config: Config, stages: list[Stage]) -> None:
                 say(f"{label}: done before")
                 continue
             check_packages([stage], config)
-            say(label + _left(config) if len(stages) > 1 else label)
+            hours = [estimate(config) for estimate in parts.load_all("estimates")]
+            is_known = len(stages) > 1 and hours and hours[0]
+            say(f"{label}  (about {hours[0]} left of all)" if is_known else label)
             start = time.monotonic()
             with log.attempt():
                 stage.run()
             say(f"{label}: {time.monotonic() - start:.0f} s")
-
-
-def _left(config: Config) -> str:
-    """Returns the estimated time that a run still takes, for a line; "" where it is not known."""
-    hours = [parts.load("estimates", name)(config) for name in parts.names("estimates")]
-    return f"  (about {hours[0]} left of all)" if hours and hours[0] else ""

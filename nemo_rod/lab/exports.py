@@ -7,6 +7,7 @@ The arm may still be in training: its checkpoints are read from where it works.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ExportJob
+from nemo_rod.lab.held_out_losses import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, recorded_inputs
-from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
+from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, read_record
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
@@ -29,16 +30,19 @@ def export_stages(stages: Stages) -> list[Stage]:
 
     def inputs() -> Inputs:
         folder = _training_folder(jobs, name)
-        job = read_json(folder / "job.json", "config_digest", "seed")
-        own = {"arm": job["config_digest"], "seed": job["seed"], "step": step}
+        job = read_json(folder / "job.json", "config_digest", "config")
+        own = {"arm": job["config_digest"], "seed": job["config"]["seed"], "step": step}
         return own | {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
 
     def make(into: Path) -> dict[str, Any]:
         trained = _training_folder(jobs, name)
-        job = ExportJob(
-            **jobs.common(f"export_{name}_{step}", into) | {"parallel": Parallel()},
-            model=read_json(trained / "job.json", "model")["model"],
-            checkpoint=str(find_checkpoint(trained, step)),
+        job = jobs.job(
+            ExportJob,
+            f"export_{name}_{step}",
+            into,
+            config=dataclasses.replace(jobs.config, parallel=Parallel()),
+            start=read_json(trained / "job.json", "start")["start"],
+            saved=str(find_checkpoint(trained, step)),
         )
         jobs.run(job, into)
         return {"weights": checkpoint_digest(into / "hf")}
@@ -124,3 +128,15 @@ def _training_folder(jobs: ModelJobs, name: str) -> Path:
             return candidate
     command = jobs.results.command("train")
     raise ValueError(f"{folder} is not there yet: run `nemo-rod {command} arm={name}` first.")
+
+
+def recorded_inputs(folder: Path) -> Inputs:
+    """Returns the recorded inputs of a stage's folder, finished or not; empty without a record.
+
+    Raises:
+        ValueError: if the record is damaged.
+    """
+    for name in ("manifest.json", "inputs.json"):
+        if (folder / name).exists():
+            return read_record(folder / name, "inputs")
+    return {}

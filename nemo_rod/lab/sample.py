@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.text import whole_number
 from nemo_rod.parts import did_you_mean
-from nemo_rod.run.launch.render import read_launch
 from nemo_rod.run.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -80,16 +80,15 @@ def standing_text(run_dir: Path, *, bars: bool = False) -> str:
         run_dir: folder of the run.
         bars: whether every stage has a bar of its progress.
     """
+    from nemo_rod.lab.launches import jobs_by_stage, read_launch
     from nemo_rod.run.handover import partial
-    from nemo_rod.run.launch import queue
-    from nemo_rod.run.launch.render import read_launch
     from nemo_rod.run.stage_log import StageLog
     from nemo_rod.run.stages import Stages
 
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
-    jobs = queue.jobs_by_stage(run_dir, launcher)
+    jobs = jobs_by_stage(run_dir, launcher)
     standings: dict[str, Standing] = {}
     rows = []
     for stage in Stages(config).all():
@@ -192,7 +191,7 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
     job, metrics = folder / "job.json", folder / "metrics.jsonl"
     with interpreting(job):
-        steps = int(read_json(job, "optimisation")["optimisation"]["steps"])
+        steps = int(read_json(job, "config")["config"]["train"]["steps"])
     rows = read_lines(metrics)[-_RECENT:]
     if not rows:
         return f"0/{steps}", "", ""

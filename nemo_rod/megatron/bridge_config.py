@@ -30,7 +30,7 @@ def bridge_config(
     job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
 ) -> ConfigContainer:
     """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
-    o = job.optimisation
+    o = job.config.train
     on_gpu, sharded = torch.cuda.is_available(), _shares_optimizer(job)
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
@@ -81,8 +81,8 @@ def bridge_config(
         checkpoint=CheckpointConfig(
             save=checkpoints,
             load=checkpoints,
-            save_interval=job.checkpoint_every,
-            most_recent_k=job.checkpoint_keep,
+            save_interval=job.config.checkpoint.every,
+            most_recent_k=job.config.checkpoint.keep,
             ckpt_format="torch_dist",
             async_save=False,
         ),
@@ -90,7 +90,7 @@ def bridge_config(
             distributed_backend=dist.get_backend(),
             distributed_timeout_minutes=job.collective_minutes,
         ),
-        rng=RNGConfig(seed=job.seed),
+        rng=RNGConfig(seed=job.config.seed),
     )
 
 
@@ -119,9 +119,9 @@ def refuse_optimizer(job: TrainJob) -> None:
     Raises:
         ValueError: the message has the key, the missing part and the value to set instead.
     """
-    if not job.optimisation.precision_aware_optimizer:
+    if not job.config.train.precision_aware_optimizer:
         return
-    offload = job.optimisation.optimizer_offload
+    offload = job.config.train.optimizer_offload
     engine = importlib.util.find_spec("transformer_engine") is not None
     for refused, key, why, cure in (
         (not _shares_optimizer(job), "precision_aware_optimizer",
@@ -143,9 +143,13 @@ def _shares_optimizer(job: TrainJob) -> bool:
 
 
 def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerConfig:
-    o = job.optimisation
+    o = job.config.train
     # gradients reduced in bf16 need no copy in fp32 for an update that can read them
-    narrow = o.precision_aware_optimizer and o.grad_reduce == "bf16" and job.precision == "bf16"
+    narrow = (
+        o.precision_aware_optimizer
+        and o.grad_reduce == "bf16"
+        and job.config.model.precision == "bf16"
+    )
     return OptimizerConfig(
         optimizer="adam",
         lr=o.lr,
@@ -155,7 +159,7 @@ def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerCon
         adam_eps=o.adam_eps,
         weight_decay=o.weight_decay,
         clip_grad=o.clip_grad,
-        bf16=job.precision == "bf16",
+        bf16=job.config.model.precision == "bf16",
         fp16=False,
         params_dtype=dtype,
         use_distributed_optimizer=sharded,

@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
-from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob, arithmetic
+from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import from_all_ranks, is_recorder
@@ -30,20 +30,19 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     Raises:
         ValueError: this machine lacks the precision of the pass.
     """
-    refuse_unavailable(job.scoring_precision)
+    refuse_unavailable(job.config.scoring.precision)
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
-    precision = arithmetic(job.precision, job.scoring_precision)
     manifest = role_manifest(
         store,
         job.role,
         model=job.model_digest,
         lengths=job.lengths,
-        precision=precision,
+        precision=job.arithmetic,
     )
     wanted = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
     if holds(Path(job.out), manifest, wanted, cure="remove it to compute it again."):
         return  # an earlier run was interrupted only during the hand-over
-    scorer = _scorer(job, job.model, store, heartbeat, job.scoring_precision)
+    scorer = _scorer(job, job.start, store, heartbeat, job.config.scoring.precision)
     write_references(scorer, Path(job.out), manifest=manifest, name=job.name, wanted=wanted)
 
 
@@ -75,7 +74,7 @@ def check_model(job: CheckJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         ValueError: the model does not support the layout, its checkpoint cannot be loaded, or it
             would also be trained by a loss other than that of the next token (`objective`).
     """
-    _, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
+    _, chunks = build(job, job.start, BlockStore(job.blocks).block_size)
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
     counts = {
         "parameters": sum(p.numel() for p in parameters),
@@ -96,9 +95,9 @@ def export(job: ExportJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     """
     from megatron.bridge.training.checkpointing import _load_model_weights_from_checkpoint
 
-    bridge, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
+    bridge, chunks = build(job, job.start, BlockStore(job.blocks).block_size)
     heartbeat.beat()
-    _load_model_weights_from_checkpoint(job.checkpoint, chunks)
+    _load_model_weights_from_checkpoint(job.saved, chunks)
     heartbeat.beat()
     save_hf(bridge, chunks, Path(job.out) / "hf")
 
@@ -111,7 +110,10 @@ def _scorer(
     precision: str | None = None,
 ) -> MegatronScorer:
     _, chunks = build(job, model, store.block_size)
-    groups, size = ProcessGroupCollection.use_mpu_process_groups(), job.scoring_micro_batch_size
+    groups, size = (
+        ProcessGroupCollection.use_mpu_process_groups(),
+        job.config.scoring.micro_batch_size,
+    )
     return MegatronScorer(
         chunks, store, groups, micro_batch_size=size, beat=heartbeat.beat, precision=precision
     )

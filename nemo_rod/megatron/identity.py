@@ -29,16 +29,12 @@ class ChosenBlocks(DatasetProvider):
     """Placeholder for the trainer's dataset; the selector supplies blocks by id instead.
 
     The trainer writes it with its configuration into every checkpoint's `run_config.yaml`.
-
-    Attributes:
-        seq_length: tokens per block.
-        identity: everything that determines the chosen blocks, one value per key of `IDENTITY`.
-        versions: versions of NVIDIA's training packages.
     """
 
-    seq_length: int = 0
+    seq_length: int = 0  # tokens per block
+    # everything that determines the chosen blocks, one value per key of `IDENTITY`
     identity: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # of NVIDIA's training packages
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple:
         """Returns iterators that are never read: the selector replaces the trainer's own data."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
 from megatron.core import parallel_state
 
-from nemo_rod.config import Parallel
+from nemo_rod.config import DTYPES, Model, Parallel
 from nemo_rod.jobs import ModelJob
 from nemo_rod.layout import check_parallel
 from nemo_rod.megatron import PLATFORM
@@ -25,21 +24,18 @@ from nemo_rod.upstream import functions
 def model_provider(
     hf: str,
     parallel: Parallel,
+    model: Model,
     *,
-    precision: str,
     block_size: int,
-    trust_remote_code: bool = False,
-    settings: Mapping[str, Any] | None = None,
 ) -> tuple[AutoBridge, Any]:
     """Loads a Hugging Face checkpoint's description for a parallel layout.
 
     Args:
         hf: name or folder of the Hugging Face checkpoint.
         parallel: the parallel layout.
-        precision: "fp32" or "bf16".
+        model: its precision, further attributes of the provider, and whether code that comes with
+            the checkpoint may run.
         block_size: tokens per block (S).
-        trust_remote_code: whether code that comes with the checkpoint may run.
-        settings: further attributes of the provider.
 
     Returns:
         The bridge, which can export the model again, and the provider, which builds the model with
@@ -52,7 +48,7 @@ def model_provider(
     """
     PLATFORM.prepare_bridge()
     with explain_own_code(f"The checkpoint {hf}"):
-        bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
+        bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=model.trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_faulty_kernels(provider)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
@@ -76,13 +72,13 @@ def model_provider(
         provider.expert_model_parallel_size = parallel.expert
         provider.expert_tensor_parallel_size = 1  # experts are too small to be split
     provider.seq_length = block_size
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    dtype = getattr(torch, DTYPES[model.precision])
     provider.params_dtype = provider.pipeline_dtype = dtype
-    provider.bf16, provider.fp16 = precision == "bf16", False
+    provider.bf16, provider.fp16 = model.precision == "bf16", False
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
         # Bridge only checks for TransformerEngine, but the output layer's fusion is Apex's
         provider.gradient_accumulation_fusion = False
-    for name, value in (settings or {}).items():
+    for name, value in model.provider.items():
         if not hasattr(provider, name):
             raise ValueError(
                 f"model.provider.{name} is unknown to the installed Megatron-Bridge: leave it out."
@@ -103,17 +99,10 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
             is untested.
     """
     functions.check("scoring", "trainer")
-    bridge, provider = model_provider(
-        hf,
-        job.parallel,
-        precision=job.precision,
-        block_size=block_size,
-        trust_remote_code=job.trust_remote_code,
-        settings=job.provider,
-    )
+    bridge, provider = model_provider(hf, job.parallel, job.config.model, block_size=block_size)
     provider.finalize()
     if not parallel_state.is_initialized():
-        provider.initialize_model_parallel(seed=job.seed)
+        provider.initialize_model_parallel(seed=job.config.seed)
     return bridge, provider.provide_distributed_model(wrap_with_ddp=False)
 
 

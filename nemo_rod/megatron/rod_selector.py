@@ -19,7 +19,7 @@ from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import Batch, checked_micro_batches, for_each
+from nemo_rod.megatron.batches import Batch, for_each, micro_batches
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.forward_only import replaced
@@ -28,6 +28,10 @@ from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.selection import Choice, Selector
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import deal
+
+
+def ignore(*_: object) -> None:
+    """Does nothing with what a step hands on."""
 
 
 @dataclass(eq=False)
@@ -53,18 +57,15 @@ class RoDSelector:
     scoring_step: Callable[[Callable], ForwardStep] | None = None
     # returns a context in which the trainer keeps state that scoring changes
     around_scoring: Callable[[], AbstractContextManager] = nullcontext
-    choice: Choice | None = field(default=None, init=False)  # of the last step
     # called with every choice before it is trained on
-    on_choice: Callable[[Choice], None] = field(
-        default_factory=lambda: lambda choice: None, init=False
-    )
-    step_seconds: float = field(default=0.0, init=False)  # duration of the last step
-    _captured: Callable[[], np.ndarray] | None = field(default=None, init=False)
+    on_choice: Callable[[Choice], object] = field(default_factory=lambda: ignore, init=False)
+    # called when a step has ended, with its choice and its duration in seconds
+    on_step: Callable[[Choice, float], object] = field(default_factory=lambda: ignore, init=False)
 
     def __post_init__(self) -> None:
         if self.checked_batches is None:
             assert isinstance(self.store, BlockStore), "other blocks come with their batches"
-            self.checked_batches = partial(checked_micro_batches, self.store)
+            self.checked_batches = partial(micro_batches, self.store, checked=True)
 
     def wrap(self, train_step: Callable) -> Callable:
         """Wraps the selector around a trainer's `train_step`; see `around`."""
@@ -72,20 +73,18 @@ class RoDSelector:
 
         def rod_train_step(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs).arguments
-            call["forward_backward_func"] = self.around(
+            step = call["forward_backward_func"] = self.around(
                 call["forward_backward_func"],
                 step=call["global_state"].train_state.step,
                 groups=call["pg_collection"],
             )
             start = time.perf_counter()
             self.beat()
-            self._captured = None
             result = train_step(**call)
-            if self._captured is not None and self.choice is not None:
-                # fetching the losses waits for the backward pass: the optimizer's work comes first
-                self.choice = self.selector.learn(self.choice, self._captured())
+            choice = step.ended()
             self.beat()
-            self.step_seconds = time.perf_counter() - start
+            if choice is not None:
+                self.on_step(choice, time.perf_counter() - start)
             return result
 
         return rod_train_step
@@ -132,57 +131,73 @@ class RoDSelector:
             precision=self.scoring_precision,
         )
         with self.around_scoring():
-            choice = self.choice = self.selector.choose(step, scorer)
+            choice = self.selector.choose(step, scorer)
         refuse_different_choices(choice)
         self.on_choice(choice)
         self.beat()
         return choice
 
-    def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
+    def around(self, schedule: Callable, *, step: int, groups: Any) -> ChosenStep:
         """Returns the replacement for the schedule of one training step.
-
-        The choice is made where the trainer would run forward-backward: after it has zeroed the
-        gradients, because some optimizers share one buffer between gradients and weights.
 
         Args:
             schedule: the trainer's forward-backward function, called by keyword.
             step: number of the training step, from 0.
             groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
-
-        Returns:
-            A function with the schedule's keyword arguments and result. Called again, as by a
-            rerun of the same step, it trains on the same winners.
         """
-        choice: Choice | None = None
+        return ChosenStep(self, schedule, step, groups)
 
-        def on_winners(**options: Any) -> Any:
-            nonlocal choice
-            if options["forward_only"]:
-                return schedule(**options)
-            model, micro_batch_size = options["model"], options["micro_batch_size"]
-            if choice is None:
-                make = self.scoring_step
-                forward_step = make and make(options["forward_step_func"])
-                choice = self.choose(step, model, groups, micro_batch_size, forward_step)
-            own_ids = own_share(choice, micro_batch_size, groups)
-            assert self.checked_batches is not None
-            winners = self.checked_batches(own_ids, micro_batch_size)
-            batches = for_each(winners, len(model))
-            options["data_iterator"] = batches if len(batches) > 1 else batches[0]
-            if not self.selector.policy.needs_scores:
-                return schedule(**options)
-            if choice.is_estimated:
-                capture_losses = TrainingLosses(options["forward_step_func"], groups)
-                result = schedule(**{**options, "forward_step_func": capture_losses.forward_step})
-                if self._captured is None:  # not in a rerun of the same step
-                    num_blocks = len(choice.block_ids)
-                    self._captured = partial(capture_losses.gathered, num_blocks, micro_batch_size)
-                return result
-            # scoring has gathered every parameter; the buffer may have been zeroed since
-            with replaced(get_model_config(model[0]), "param_sync_func", None):
-                return schedule(**options)
 
-        return on_winners
+class ChosenStep:
+    """A training step on chosen blocks, called with the keyword arguments of its schedule.
+
+    The choice is made where the trainer would run forward-backward: after it has zeroed the
+    gradients, because some optimizers share one buffer between gradients and weights. Called again,
+    as by a rerun of the same step, it trains on the same winners.
+    """
+
+    def __init__(self, rod: RoDSelector, schedule: Callable, step: int, groups: Any) -> None:
+        self._rod, self._schedule, self._step, self._groups = rod, schedule, step, groups
+        self._choice: Choice | None = None
+        # gathers the losses of the blocks that were trained on, chosen by estimated scores
+        self._losses: Callable[[], np.ndarray] | None = None
+
+    def __call__(self, **options: Any) -> Any:
+        """Chooses the blocks, and returns what the schedule returns of training on them."""
+        rod, schedule, groups = self._rod, self._schedule, self._groups
+        if options["forward_only"]:
+            return schedule(**options)
+        model, micro_batch_size = options["model"], options["micro_batch_size"]
+        if self._choice is None:
+            make = rod.scoring_step
+            forward_step = make and make(options["forward_step_func"])
+            self._choice = rod.choose(self._step, model, groups, micro_batch_size, forward_step)
+        own_ids = own_share(self._choice, micro_batch_size, groups)
+        assert rod.checked_batches is not None
+        batches = for_each(rod.checked_batches(own_ids, micro_batch_size), len(model))
+        options["data_iterator"] = batches if len(batches) > 1 else batches[0]
+        if not rod.selector.policy.needs_scores:
+            return schedule(**options)
+        if self._choice.is_estimated:
+            capture_losses = TrainingLosses(options["forward_step_func"], groups)
+            result = schedule(**{**options, "forward_step_func": capture_losses.forward_step})
+            if self._losses is None:  # not in a rerun of the same step
+                num_blocks = len(self._choice.block_ids)
+                self._losses = partial(capture_losses.gathered, num_blocks, micro_batch_size)
+            return result
+        # scoring has gathered every parameter; the buffer may have been zeroed since
+        with replaced(get_model_config(model[0]), "param_sync_func", None):
+            return schedule(**options)
+
+    def ended(self) -> Choice | None:
+        """Returns the choice after the update; None if the trainer has not run the schedule.
+
+        If it was made by estimated scores, it then has the losses of its blocks. Fetching them
+        waits for the backward pass: the optimizer's work comes first.
+        """
+        if self._choice is not None and self._losses is not None:
+            return self._rod.selector.learn(self._choice, self._losses())
+        return self._choice
 
 
 def own_share(choice: Choice, micro_batch_size: int, groups: Any) -> np.ndarray:

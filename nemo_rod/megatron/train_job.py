@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from nemo_rod import loggers
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
-from nemo_rod.jobs import TrainJob, arithmetic
+from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
@@ -38,7 +38,6 @@ from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_confi
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
-from nemo_rod.selection.held_out import Rule
 from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
@@ -62,9 +61,9 @@ def train(
     """
     functions.check("scoring", "trainer")
     loggers.check_installed(job.loggers)
-    refuse_unavailable(job.scoring_precision)
+    refuse_unavailable(job.config.scoring.precision)
     refuse_optimizer(job)
-    out = Path(job.out)
+    out, scoring = Path(job.out), job.config.scoring
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
     references: References | None = None
     if job.references:  # made by the same pass as the job's own scores
@@ -72,15 +71,15 @@ def train(
             job.references,
             store,
             length=job.arm.scored_length(store.block_size),
-            precision=arithmetic(job.precision, job.scoring_precision),
+            precision=job.arithmetic,
             verified=False,
         )
-    chooser = Selector.for_arm(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
+    chooser = Selector.for_arm(job.arm, store, references, job.config.selection.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
         chooser,
         store,
-        scoring_micro_batch_size=job.scoring_micro_batch_size,
-        scoring_precision=job.scoring_precision,
+        scoring_micro_batch_size=scoring.micro_batch_size,
+        scoring_precision=scoring.precision,
         beat=heartbeat.beat,
     )
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
@@ -88,14 +87,9 @@ def train(
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
     bridge, provider = model_provider(
-        job.model,
-        job.parallel,
-        precision=job.precision,
-        block_size=store.block_size,
-        trust_remote_code=job.trust_remote_code,
-        settings=job.provider,
+        job.start, job.parallel, job.config.model, block_size=store.block_size
     )
-    recompute(provider, job.optimisation.recompute)
+    recompute(provider, job.config.train.recompute)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header), exporter]
     config = bridge_config(job, provider, store, identity)
@@ -103,8 +97,8 @@ def train(
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
     refuse_other_shapes(
         provider,
-        scoring=job.scoring_micro_batch_size,
-        training=job.optimisation.micro_batch_size,
+        scoring=scoring.micro_batch_size,
+        training=job.config.train.micro_batch_size,
         is_prefix=job.arm.scored_part < 1,
     )
     if chooser.averages is not None:
@@ -113,7 +107,7 @@ def train(
         # the files of all lookups once on every node, before its ranks read them at random
         once_a_node(lambda: references.verify(heartbeat.announce))
         once_a_node(lambda: read_ahead(store.hash_files, heartbeat.announce))
-        drawn = partial(job.arm.drawn, job.optimisation.steps)
+        drawn = partial(job.arm.drawn, job.config.train.steps)
         all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
@@ -122,27 +116,26 @@ def train(
 
 def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
     """Returns the callbacks that measure, record and show a run; each reads those before it."""
-    out, steps, chooser = Path(job.out), job.optimisation.steps, selector.selector
+    out, steps, chooser = Path(job.out), job.config.train.steps, selector.selector
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
         out,
-        every=job.validation_every,
-        num_blocks=job.validation_blocks,
-        micro_batch_size=job.scoring_micro_batch_size,
+        every=job.config.validation.every,
+        num_blocks=job.config.validation.blocks,
+        micro_batch_size=job.config.scoring.micro_batch_size,
         beat=selector.beat,
     )
     tokens = job.arm.batch_size * selector.store.block_size
     progress = Progress(job.name, steps, tokens=tokens)
     recorder = Recorder(out, selector, validation, header, progress)
-    selector.on_choice = recorder.on_choice
+    selector.on_choice, selector.on_step = recorder.on_choice, recorder.on_step
     every: list[Callback] = [validation, recorder]
     if job.loggers:
         every.append(Loggers(recorder, validation, job.loggers, job.run_name))
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:
-        rule = Rule(**job.convergence)
-        every.append(UntilConverged(rule, validation, BlockStore(job.blocks), steps))
+        every.append(UntilConverged(job.convergence, validation, BlockStore(job.blocks), steps))
     return every
 
 

@@ -81,11 +81,6 @@ def check(config: Config) -> None:
     check_parallel(parallel, ())
     if domain.sources:
         _ = domain.specs  # refuses invalid sources
-    if domain.block_size % (8 * parallel.context):
-        raise ValueError(
-            f"domain.block_size={domain.block_size} is not valid: expected a multiple of 8, for "
-            "the 8 partial sums of each block's loss, times parallel.context."
-        )
     if not (domain.holdout_fraction or domain.holdout_floor):
         raise ValueError(
             "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "
@@ -211,7 +206,7 @@ def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:
         )
     parallel, block_size = config.parallel, config.domain.block_size
     length, shares = int(block_size * scoring.part), sequence_shares(parallel)
-    if scoring.part < 1 and length % shares:
+    if length % shares:
         raise ValueError(
             f"{where}.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="
             f"{block_size}, which this layout cannot divide: parallel.context={parallel.context} "

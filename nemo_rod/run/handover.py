@@ -121,7 +121,7 @@ class HandOver:
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
-                recorded, current = _object(folder / name, "inputs"), _plain(self.inputs())
+                recorded, current = read_record(folder / name, "inputs"), _plain(self.inputs())
                 advice = f"add rebuild=[{self.name}] to make it again"
                 refuse_changes(folder, recorded, current, advice)
         missing = [name for name in self.proof if not (self.folder / name).exists()]
@@ -185,7 +185,7 @@ def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> 
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
-    values = _object(path, "outputs")
+    values = read_record(path, "outputs")
     for key, kind in keys.items():
         if not isinstance(values.get(key), kind):
             raise ValueError(
@@ -195,19 +195,7 @@ def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> 
     return values
 
 
-def recorded_inputs(folder: Path) -> Inputs:
-    """Returns the recorded inputs of a stage's folder, finished or not; empty without a record.
-
-    Raises:
-        ValueError: if the record is damaged.
-    """
-    for name in ("manifest.json", "inputs.json"):
-        if (folder / name).exists():
-            return _object(folder / name, "inputs")
-    return {}
-
-
-def _object(path: Path, key: str) -> Inputs:
+def read_record(path: Path, key: str) -> Inputs:
     """Returns an object inside of the object that a file holds."""
     value = read_json(path, key)[key]
     if not isinstance(value, dict):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from nemo_rod.config import Config, Optimisation, Scoring
+from nemo_rod.config import Cluster, Config, Optimisation
 from nemo_rod.files import digest, read_lines, share, write_json
-from nemo_rod.jobs import Job, TrainJob, write_job
-from nemo_rod.loggers import logger_names
+from nemo_rod.jobs import Job, ModelJob, TrainJob, write_job
 from nemo_rod.run.handover import outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
@@ -23,6 +23,7 @@ from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.held_out import Rule
 
+AnyJob = TypeVar("AnyJob", bound=ModelJob)
 _OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 
 
@@ -32,20 +33,14 @@ class ModelJobs:
     def __init__(self, config: Config, results: RunFolder) -> None:
         self.config, self.results = config, results
 
-    def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
-        """Returns the fields common to all jobs; `scoring` replaces the recipe's."""
-        return {
-            "name": name,
-            "blocks": str(self.results.blocks),
-            "out": str(out),
-            "parallel": self.config.parallel,
-            "precision": self.config.model.precision,
-            "scoring_micro_batch_size": (scoring or self.config.scoring).micro_batch_size,
-            "seed": self.config.seed,
-            "stall_seconds": self.config.launcher.stall_seconds,
-            "provider": self.config.model.provider,
-            "trust_remote_code": self.config.model.trust_remote_code,
-        }
+    def job(
+        self, kind: type[AnyJob], name: str, out: Path, config: Config | None = None, **own: Any
+    ) -> AnyJob:
+        """Returns a job on the run's blocks; `own` are the values that its stage has computed."""
+        values = {key.name: getattr(config or self.config, key.name) for key in fields(Config)}
+        # no process reads the sections of other parts, or those of a cluster, which may be secret
+        config = Config(**values | {"cluster": Cluster()})
+        return kind(name=name, config=config, blocks=str(self.results.blocks), out=str(out), **own)
 
     def run(self, job: Job, folder: Path) -> None:
         """Runs a job, with its file in `folder`."""
@@ -146,25 +141,24 @@ class ModelJobs:
         if rule is not None:  # same length of the decay, whenever it begins
             decay = min(rule.decay_steps, optimisation.steps)
             optimisation = dataclasses.replace(optimisation, decay_steps=decay)
+        scoring = settings.scoring
+        if not settings.scores:  # its precision is that of a pass
+            scoring = dataclasses.replace(scoring, precision=None)
         decides = {"arm": decided(arm), "train": trained_as(optimisation)}
         if rule is not None:
             decides["convergence"] = dataclasses.asdict(rule)
-        job = TrainJob(
-            **self.common(arm.name, folder, settings.scoring),
-            model=str(model),
+        job = self.job(
+            TrainJob,
+            arm.name,
+            folder,
+            config=dataclasses.replace(
+                self.config, train=optimisation, selection=settings.selection, scoring=scoring
+            ),
+            start=str(model),
             arm=arm,
-            optimisation=optimisation,
             references=[str(reference) for reference in used],
-            on_nonfinite=settings.selection.on_nonfinite,
-            checkpoint_every=self.config.checkpoint.every,
-            checkpoint_keep=self.config.checkpoint.keep,
-            validation_every=self.config.validation.every,
-            validation_blocks=self.config.validation.blocks,
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
-            scoring_precision=settings.scoring.precision if settings.scores else None,
-            convergence=dataclasses.asdict(rule) if rule else None,
-            loggers=list(logger_names(self.config.logger)),
-            run_name=f"{self.config.recipe}/{arm.name}",
+            convergence=rule,
         )
         self.run(job, folder)
         share((folder / "hf").glob("*.safetensors"))

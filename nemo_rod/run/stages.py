@@ -22,7 +22,6 @@ from nemo_rod import parts
 from nemo_rod.config import Config
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.evaluate import measured_files
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
@@ -165,13 +164,14 @@ class Stages:
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
             np.save(folder / "wanted.npy", self.jobs.drawn())
-            job = ReferenceJob(
-                **self.jobs.common(f"references/{name}", folder),
-                model=str(self.results.checkpoint(arm)),
+            job = self.jobs.job(
+                ReferenceJob,
+                f"references/{name}",
+                folder,
+                start=str(self.results.checkpoint(arm)),
                 role=role,
                 model_digest=self.results.weights(arm),
                 lengths=lengths,
-                scoring_precision=precision,
                 wanted=str(folder / "wanted.npy"),
             )
             self.jobs.run(job, folder)
@@ -263,3 +263,9 @@ class Stages:
 
     def _note(self) -> dict[str, Any]:
         return {"parallel": dataclasses.asdict(self.config.parallel), "seed": self.config.seed}
+
+
+def measured_files(folder: Path) -> tuple[Path, ...]:
+    """Returns the results of a model, finished or not; they are void once it is made again."""
+    measurements = parts.load_all("measurements")
+    return tuple(folder / file for m in measurements for file in (m.FILE, *m.PARTIAL))

@@ -61,24 +61,18 @@ def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
     assert index.size == 0 or (index.min() >= 0 and index.max() < size), f"outside [0, {size})"
     b = math.isqrt(size - 1) + 1
     a = -(-size // b)
-    keys = _round_keys(key)
+    keys = []  # the first outputs of SplitMix64 started at `key`
+    for number in range(1, ROUNDS + 1):
+        z = (key + number * _GOLDEN_GAMMA) & _MASK64
+        z = ((z ^ (z >> 30)) * _MULTIPLIER_1) & _MASK64
+        z = ((z ^ (z >> 27)) * _MULTIPLIER_2) & _MASK64
+        keys.append(np.uint64(z ^ (z >> 31)))
     value_n = _feistel(index.reshape(-1).astype(np.uint64), a, b, keys)
     outside = np.flatnonzero(value_n >= size)
     while outside.size:
         value_n[outside] = _feistel(value_n[outside], a, b, keys)
         outside = outside[value_n[outside] >= size]
     return value_n.astype(np.int64).reshape(index.shape)
-
-
-def _round_keys(key: int) -> list[np.uint64]:
-    """Returns the first outputs of SplitMix64 started at `key`."""
-    keys = []
-    for number in range(1, ROUNDS + 1):
-        z = (key + number * _GOLDEN_GAMMA) & _MASK64
-        z = ((z ^ (z >> 30)) * _MULTIPLIER_1) & _MASK64
-        z = ((z ^ (z >> 27)) * _MULTIPLIER_2) & _MASK64
-        keys.append(np.uint64(z ^ (z >> 31)))
-    return keys
 
 
 def _feistel(value_n: Words, a: int, b: int, keys: list[np.uint64]) -> Words:

@@ -39,25 +39,17 @@ TESTED = {
 
 
 class Function(NamedTuple):
-    """One function, method or class, and the requirements on its parameters.
+    """One function, method or class, and the requirements on its parameters."""
 
-    Attributes:
-        where: location of the function, `module:name`.
-        use: "called": with only the arguments in `relies_on`; "wrapped": called with its callers'
-            arguments, of which `relies_on` is read or set; "replaced": by a function that takes
-            exactly `relies_on`; "read": an object passed to us that has these fields.
-        roads: roads that use the function, of `ROADS`.
-        relies_on: parameters that nemo_rod relies on; see the docstring of this module.
-        tested: whole signatures where they are more specific, one per variant.
-        optional: whether some versions lack the function, and nemo_rod then works without it.
-    """
-
-    where: str
+    where: str  # location of the function, `module:name`
+    # "called": with only the arguments in `relies_on`; "wrapped": called with its callers'
+    # arguments, of which `relies_on` is read or set; "replaced": by a function that takes exactly
+    # `relies_on`; "read": an object passed to us that has these fields
     use: Use
-    roads: tuple[str, ...]
-    relies_on: str = ""
-    tested: tuple[str, ...] = ()
-    optional: bool = False
+    roads: tuple[str, ...]  # roads that use the function, of `ROADS`
+    relies_on: str = ""  # parameters that nemo_rod relies on; see the docstring of this module
+    tested: tuple[str, ...] = ()  # whole signatures where they are more specific, one per variant
+    optional: bool = False  # whether some versions lack it, and nemo_rod then works without it
 
     @property
     def package(self) -> str:

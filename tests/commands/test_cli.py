@@ -50,7 +50,7 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["parallel.expert=2"], "expert=2 does not divide num_experts=1"),
         (["parallel.expert=2", "parallel.tensor=2"], "needs parallel.sequence=true"),
         (["train.batch_size=33"], "train.batch_size=33 does not divide"),
-        (["domain.block_size=100"], "domain.block_size=100 is not valid: expected a multiple of 8"),
+        (["domain.block_size=100", "parallel.context=4"], "prefix=1 leaves 100 tokens"),
         (["domain.holdout_fraction=0"], "domain.holdout_fraction=0 leaves no block on which arms"),
         (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
         (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),

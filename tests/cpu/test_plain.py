@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny import ARCHITECTURE
+
+from nemo_rod.config import Model
 
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -89,11 +92,12 @@ def test_gradients_are_fused_where_the_output_layer_can(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(plain, "needed", lambda: False)
     monkeypatch.setattr(models, "_check_layout", lambda *_: None)
-    base, options = str(tmp_path / "base"), {"precision": "fp32", "block_size": 64}
+    base = str(tmp_path / "base")
+    fp32 = partial(Model, precision="fp32")
     with pytest.raises(ValueError, match=r"model\.provider\.moe_new is unknown to the installed"):
-        models.model_provider(base, Parallel(), **options, settings={"moe_new": 1})  # type: ignore[arg-type]
-    settings = {"moe_router_fusion": True}
-    _, provider = models.model_provider(base, Parallel(), **options, settings=settings)  # type: ignore[arg-type]
+        models.model_provider(base, Parallel(), fp32(provider={"moe_new": 1}), block_size=64)
+    model = fp32(provider={"moe_router_fusion": True})
+    _, provider = models.model_provider(base, Parallel(), model, block_size=64)
     assert provider.moe_router_fusion
     # granted by Bridge if it only checks for TransformerEngine
     names = fusions.can_enable_gradient_accumulation_fusion.__code__.co_names

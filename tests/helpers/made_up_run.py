@@ -126,7 +126,7 @@ def _train(job: TrainJob, folder: Path) -> None:
         folder, curriculum_header(arm, store, references, config=job.config_digest), step=0
     )
     timing = {"timing/train/total": 0.5, "timing/train/update": 0.25}
-    for step in range(job.optimisation.steps):
+    for step in range(job.config.train.steps):
         choice = selector.choose(step, _Random(step))
         journal.begin(choice)
         journal.append(step, choice, {"train/loss": 2.0, "train/lr": 1e-3, **timing})

@@ -13,12 +13,23 @@ from typing import Any
 
 from places import WORKERS
 
-from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.config import (
+    Checkpoint,
+    Config,
+    Domain,
+    Launcher,
+    Model,
+    Optimisation,
+    Parallel,
+    Scoring,
+    Validation,
+)
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.jobs import Job, ReferenceJob, TrainJob, write_job
+from nemo_rod.jobs import ModelJob, ReferenceJob, TrainJob, write_job
 from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.held_out import Rule
 
 STEPS, BATCH = 20, 8
 LAYOUTS = {
@@ -144,23 +155,23 @@ class Setting:
     def reference(self, name: str, model: Path, role: str) -> Path:
         out, options = self.root / "references" / name, {"role": role, "model_digest": name}
         options["lengths"] = [64, 32, 16]
-        job = self.write(ReferenceJob, name, out, model=str(model), **options)
+        job = self.write(ReferenceJob, name, out, start=str(model), **options)
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def write(self, kind: type[Job], name: str, out: Path, **values: Any) -> Path:
-        """Writes a job to its folder, alone in fp32 unless its values say otherwise."""
-        common = {
-            "blocks": str(self.blocks),
-            "out": str(out),
-            "parallel": Parallel(),
-            "precision": "fp32",
-            "scoring_micro_batch_size": BATCH,
-            "seed": 0,
-            "stall_seconds": 0,
-        }
+    def write(
+        self,
+        kind: type[ModelJob],
+        name: str,
+        out: Path,
+        config: Config | None = None,
+        **values: Any,
+    ) -> Path:
+        """Writes a job to its folder, by default alone in fp32."""
+        values = {"blocks": str(self.blocks), "config": config or configured(), **values}
         out.mkdir(parents=True, exist_ok=True)
-        write_job(kind(name=name, **{**common, **values}), out / "job.json")
+        job: Any = kind(name=name, out=str(out), **values)
+        write_job(job, out / "job.json")
         return out / "job.json"
 
     def _job(
@@ -174,24 +185,45 @@ class Setting:
         lr: float,
         references: list[Path],
         scoring: dict[str, Any] | None = None,
-        **options: Any,
+        convergence: Rule | None = None,
+        **keys: Any,
     ) -> Path:
-        optimisation = Optimisation(
+        """Writes a training job; `keys` are keys of its configuration, as in `configured`."""
+        train = Optimisation(
             steps=steps, batch_size=BATCH, micro_batch_size=2, lr=lr, warmup_fraction=0.1
         )
-        values = {
-            "parallel": parallel,
-            "scoring_micro_batch_size": 4,
-            "seed": 7,
-            "model": str(model),
-            "arm": self.arm(arm, **(scoring or {})),
-            "optimisation": optimisation,
-            "references": [str(folder) for folder in references],
-            "checkpoint_every": 10_000,
-            "validation_every": 10,
-            "validation_blocks": 8,
-        }
-        return self.write(TrainJob, arm, out, **{**values, **options})
+        common = {"parallel": parallel, "seed": 7, "train": train, "scoring__micro_batch_size": 4}
+        return self.write(
+            TrainJob,
+            arm,
+            out,
+            configured(**common, **keys),
+            start=str(model),
+            arm=self.arm(arm, **(scoring or {})),
+            references=[str(folder) for folder in references],
+            convergence=convergence,
+        )
+
+
+def configured(**keys: Any) -> Config:
+    """The configuration of a job: some keys, and SECTION__KEY for those of a section."""
+    train = Optimisation(steps=1, batch_size=BATCH, micro_batch_size=2, lr=3e-3)
+    config = Config(
+        recipe="tiny",
+        run_dir="nowhere",
+        seed=0,
+        model=Model(precision="fp32"),
+        domain=Domain(tokenizer="byte", block_size=64),
+        scoring=Scoring(micro_batch_size=BATCH),
+        launcher=Launcher(stall_seconds=0),
+        checkpoint=Checkpoint(every=10_000),
+        validation=Validation(every=10, blocks=8),
+        train=keys.pop("train", train),
+    )
+    for name, value in keys.items():
+        section, _, key = name.rpartition("__")
+        setattr(getattr(config, section) if section else config, key, value)
+    return config
 
 
 def metric(folder: Path, name: str) -> list[float]:

@@ -17,6 +17,7 @@ import yaml
 from corpus_cases import run, source, texts, write
 from omegaconf import OmegaConf
 from places import ROOT
+from tiny import configured
 
 from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
 from nemo_rod.corpus.store import BlockStore
@@ -82,7 +83,8 @@ def test_good_configuration_passes() -> None:
 @pytest.mark.parametrize(
     "key, value, sentence",
     [
-        ("rod.steps", 0, "rod.steps=0 is not valid: expected >= 1."),
+        ("rod.steps", 0, "rod.steps=0 is not valid: expected in [1, 2**31)."),
+        ("rod.seed", 0, "rod.seed=0 is not valid: expected in [1, 2**31)."),
         ("rod.selection.kappa", -1, "rod.selection.kappa=-1.0 is not valid: expected >= 0."),
         ("rod.worker", None, "rod.worker is None: expected a worker class"),
         ("rod.selection.balance", "half", "rod.selection.balance='half' is not valid"),
@@ -205,18 +207,16 @@ def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
 
 def translated(kind: type = TrainJob, gpus_per_node: int = 0, **options: Any) -> dict[str, Any]:
     """A job in NeMo-RL's terms."""
-    common = {
-        "name": "rod",
-        "blocks": "blocks",
-        "out": "out",
+    keys = {
         "parallel": Parallel(data=4, tensor=2),
-        "precision": "bf16",
-        "scoring_micro_batch_size": 4,
+        "model__precision": "bf16",
+        "scoring__micro_batch_size": 4,
         "seed": 5,
-        "stall_seconds": 60.0,
-        "model": "base",
+        "launcher__stall_seconds": 60.0,
     }
-    return nemo_rl_values(kind(**common, **options), block_size=64, gpus_per_node=gpus_per_node)
+    config = configured(**keys, **options.pop("keys", {}))
+    job = kind(name="rod", config=config, blocks="blocks", out="out", start="base", **options)
+    return nemo_rl_values(job, gpus_per_node=gpus_per_node)
 
 
 def optimised(**changes: Any) -> Optimisation:
@@ -227,12 +227,14 @@ def test_training_job_in_nemo_rls_terms() -> None:
     arm = rod_arm(prefix="1/4")
     values = translated(
         arm=arm,
-        optimisation=optimised(),
+        keys={
+            "train": optimised(),
+            "checkpoint__every": 7,
+            "logger": ["wandb", "tensorboard"],
+            "recipe": "toy",
+        },
         references=["r"],
-        checkpoint_every=7,
         config_digest="abc",
-        loggers=["wandb", "tensorboard"],
-        run_name="toy/rod",
     )
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
@@ -254,7 +256,7 @@ def test_keys_that_save_memory_in_nemo_rls_terms() -> None:
     arm = make_arm("no_replay", num_adaptation=9, num_replay=9, batch_size=16, seed=5)
 
     def megatron(**changes: Any) -> dict[str, Any]:
-        values = translated(arm=arm, optimisation=optimised(**changes))
+        values = translated(arm=arm, keys={"train": optimised(**changes)})
         return dict(values["policy"]["megatron_cfg"])
 
     plain = megatron()
@@ -314,7 +316,7 @@ def test_jobs_and_hand_written_configurations_have_one_schedule(
     written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
     written |= {"warmup_steps": given, "decay_steps": given} if given else {}
     optimisation = optimised(**written)
-    job = translated(arm=rod_arm(), optimisation=optimisation)["rod"]
+    job = translated(arm=rod_arm(), keys={"train": optimisation})["rod"]
     expected = optimisation.warmup, optimisation.decay
     for rod in (job, written):
         scheduler = scheduler_of({"rod": rod})
@@ -372,7 +374,7 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
     with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
-        translated(**job, scoring_precision="fp8")
+        translated(**job, keys={"scoring__precision": "fp8"})
 
 
 def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from nemo_rod.run.stages import Stages
 def save(folder: Path, *steps: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text(
-        json.dumps({"config_digest": "c", "seed": 42, "model": "base/hf"})
+        json.dumps({"config_digest": "c", "config": {"seed": 42}, "start": "base/hf"})
     )
     for step in steps:
         checkpoint = folder / "checkpoints" / f"iter_{step:07d}"

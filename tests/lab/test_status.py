@@ -108,7 +108,7 @@ def test_place_is_that_of_the_last_start() -> None:
 
 
 def test_progress_of_training_counts_and_estimates(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text(json.dumps({"optimisation": {"steps": 100}}))
+    (tmp_path / "job.json").write_text(json.dumps({"config": {"train": {"steps": 100}}}))
     (tmp_path / "metrics.jsonl").write_text("")
     assert training_progress(tmp_path) == ("0/100", "", "")
     rows = [

@@ -17,7 +17,7 @@ from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 def write_partial(folder: Path, steps: int, total: int) -> None:
     """An arm in training, with a torn last line."""
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({"optimisation": {"steps": total}}))
+    (folder / "job.json").write_text(json.dumps({"config": {"train": {"steps": total}}}))
     start = {"validation/replay/web/loss": 3.0, "validation/adaptation/news/loss": 4.0}
     (folder / "validation_start.json").write_text(json.dumps(start))
     rows = []

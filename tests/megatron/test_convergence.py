@@ -61,12 +61,12 @@ def converging(tiny: Setting, name: str) -> Path:
         steps=20,
         lr=3e-3,
         references=[],
-        checkpoint_every=2,
-        validation_every=2,
-        convergence={"tolerance": 100.0, "patience": 2, "decay_steps": 4},
+        checkpoint__every=2,
+        validation__every=2,
+        convergence=Rule(tolerance=100.0, patience=2, decay_steps=4),
     )
     values = json.loads(job.read_text())
-    values["optimisation"]["decay_fraction"] = 4 / 20
+    values["config"]["train"]["decay_fraction"] = 4 / 20
     job.write_text(json.dumps(values))
     return job
 

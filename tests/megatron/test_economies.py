@@ -10,7 +10,7 @@ import pytest
 from places import WORKERS
 from safetensors.torch import load_file
 from test_resume import rows
-from tiny import ARCHITECTURE, BATCH, Torchrun, metric, sources
+from tiny import ARCHITECTURE, BATCH, Torchrun, configured, metric, sources
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
@@ -52,22 +52,23 @@ def write(root: Path, name: str) -> Path:
     arm = make_arm("no_replay", num_adaptation=store.num_adaptation,
                    num_replay=store.num_replay, batch_size=BATCH, seed=7)  # fmt: skip
     (root / name).mkdir()
+    config = configured(
+        parallel=Parallel(distributed_optimizer="precision_aware_optimizer" in changes),
+        model__precision=precision,
+        scoring__micro_batch_size=4,
+        seed=7,
+        train=Optimisation(steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes),
+        checkpoint__every=200,
+        validation__every=STEPS // LOOKS,
+        validation__blocks=4,
+    )
     job = TrainJob(
         name=name,
+        config=config,
         blocks=str(root / "blocks"),
         out=str(root / name),
-        parallel=Parallel(distributed_optimizer="precision_aware_optimizer" in changes),
-        precision=precision,
-        scoring_micro_batch_size=4,
-        seed=7,
-        stall_seconds=0,
-        model=str(root / "init"),
+        start=str(root / "init"),
         arm=arm,
-        optimisation=Optimisation(
-            steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes
-        ),
-        validation_every=STEPS // LOOKS,
-        validation_blocks=4,
     )
     write_job(job, root / f"{name}.json")
     return root / f"{name}.json"

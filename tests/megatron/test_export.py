@@ -24,7 +24,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
 def test_a_saved_step_is_what_was_validated_then(tiny: Setting, layout: Parallel) -> None:
     """Validated after step 10 of 20; the last step equals the export at the end, bit for bit."""
     out = tiny.root / f"exported_tp{layout.tensor}"
-    job = tiny.rod_job(out, layout, checkpoint_every=10)
+    job = tiny.rod_job(out, layout, checkpoint__every=10)
     tiny.torchrun(layout.world_size, "nemo_rod.megatron", job)
     exported = {step: export(tiny, out, step) for step in (10, 20)}
     at_end, last = tensors(out / "hf"), tensors(exported[20])
@@ -38,6 +38,6 @@ def export(tiny: Setting, trained: Path, step: int) -> Path:
     """Exports a step with one process; returns the folder of the Hugging Face checkpoint."""
     out = trained / f"export_{step}"
     checkpoint = str(trained / "checkpoints" / f"iter_{step:07d}")
-    job = tiny.write(ExportJob, out.name, out, model=str(tiny.base), checkpoint=checkpoint)
+    job = tiny.write(ExportJob, out.name, out, start=str(tiny.base), saved=checkpoint)
     tiny.torchrun(1, "nemo_rod.megatron", job)
     return out / "hf"

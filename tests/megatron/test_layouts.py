@@ -137,7 +137,7 @@ def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) ->
     losses = {}
     for layout in ("single", "dp2_distopt"):
         folder = tiny.root / f"{layout}_first_validation"
-        job = tiny.rod_job(folder, LAYOUTS[layout], steps=3, validation_every=1)
+        job = tiny.rod_job(folder, LAYOUTS[layout], steps=3, validation__every=1)
         tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job, timeout=300)
         names = [f"validation/{source.role}/{source.name}/loss" for source in tiny.store.sources]
         losses[layout] = [metric(folder, name) for name in names]
@@ -150,7 +150,9 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
     """The watch over ranks must not take a long validation for a stalled rank."""
     num_blocks, micro_batch, every, steps = 8, 4, 3, 6  # the first two as the job has them
     parallel = LAYOUTS[layout]
-    job = tiny.rod_job(tiny.root / f"beats_{layout}", parallel, steps=steps, validation_every=every)
+    job = tiny.rod_job(
+        tiny.root / f"beats_{layout}", parallel, steps=steps, validation__every=every
+    )
     outputs = tiny.torchrun(parallel.world_size, WORKERS / "jobs_worker.py", "--count", job)
     held = BlockStore(tiny.blocks, split="holdout")
     blocks = sum(min(source.count, num_blocks) for source in held.sources)

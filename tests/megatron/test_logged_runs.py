@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from test_resume import NEVER, kill_after
 from tiny import Setting
 
 from nemo_rod.config import Parallel
-from nemo_rod.jobs import read_job, write_job
 
 STEPS = 12
 
@@ -25,9 +23,8 @@ def test_a_killed_and_resumed_run_is_one_curve_in_every_logger(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))  # no account: files
     out = tiny.root / "logged"
-    job = tiny.rod_job(out, Parallel(), steps=STEPS, checkpoint_every=5)
     loggers = ["tensorboard", "wandb"]
-    write_job(dataclasses.replace(read_job(job), loggers=loggers, run_name="tiny/rod"), job)
+    job = tiny.rod_job(out, Parallel(), steps=STEPS, checkpoint__every=5, logger=loggers)
     kill_after(8, job, 1)
     lost = (out / "metrics.jsonl").read_text().splitlines()[5:]
     assert lost  # steps after the checkpoint, which are done twice

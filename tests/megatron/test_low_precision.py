@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import composed
+from tiny import configured
 
 import nemo_rod.megatron  # noqa: F401  Megatron looks for TransformerEngine before its stand-in is there
-from nemo_rod.config import Optimisation, Parallel
-from nemo_rod.jobs import ReferenceJob, TrainJob, arithmetic
+from nemo_rod.jobs import CheckJob, ReferenceJob, TrainJob
 from nemo_rod.selection import References, ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -141,13 +141,11 @@ def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
     from nemo_rod.megatron.train_job import train
 
     common: dict[str, Any] = {
-        "name": "job", "blocks": "/nowhere", "out": str(tmp_path / "out"), "parallel": Parallel(),
-        "precision": "bf16", "scoring_micro_batch_size": 1, "seed": 1, "stall_seconds": 0,
-        "model": "/nowhere", "scoring_precision": "fp8",
+        "name": "job", "blocks": "/nowhere", "out": str(tmp_path / "out"), "start": "/nowhere",
+        "config": configured(model__precision="bf16", scoring__precision="fp8"),
     }  # fmt: skip
-    steps = Optimisation(steps=1, batch_size=1, micro_batch_size=1, lr=1.0)
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
-        train(TrainJob(**common, arm={}, optimisation=steps))
+        train(TrainJob(**common, arm=SimpleNamespace()))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
         reference(ReferenceJob(**common, role="replay", model_digest="m", lengths=[1]))
     assert not any(tmp_path.iterdir())
@@ -163,6 +161,10 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
 
         def hashes(self, ids: np.ndarray) -> np.ndarray:
             return np.zeros((len(ids), 16), dtype=np.uint8)
+
+    def arithmetic(precision: str, scoring: str | None) -> str:
+        config = configured(model__precision=precision, scoring__precision=scoring)
+        return CheckJob(name="", config=config, blocks="", out="", start="").arithmetic
 
     blocks: Any = Blocks()
     assert arithmetic("bf16", None) == "bf16"

@@ -23,7 +23,7 @@ from nemo_rod.selection import References
 def job(tiny: Setting, out: Path, layout: str) -> Path:
     """Writes the job that scores the tiny setting's replay with its base."""
     values = json.loads((tiny.references[1] / "job.json").read_text())
-    values |= {"out": str(out), "parallel": vars(LAYOUTS[layout])}
+    values["out"], values["config"]["parallel"] = str(out), vars(LAYOUTS[layout])
     file = out.with_name(f"{out.name}_{layout}.json")
     file.write_text(json.dumps(values))
     return file

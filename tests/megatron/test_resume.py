@@ -74,7 +74,7 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
 ) -> None:
     parallel, guessed = LAYOUTS[layout], "_guessed" if scoring else ""
     whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
-    options: dict[str, Any] = {"checkpoint_every": 4, "scoring": scoring}
+    options: dict[str, Any] = {"checkpoint__every": 4, "scoring": scoring}
     job = tiny.rod_job(whole, parallel, **options)
     tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)
     job = tiny.rod_job(broken, parallel, **options)
@@ -101,11 +101,11 @@ def test_resumed_with_other_replicas_chooses_the_same(
     whole, moved = tiny.root / f"whole_{before}", tiny.root / f"moved_{before}_{after}"
     if not (whole / "hf").exists():
         world_size = layouts[before].world_size
-        job = tiny.rod_job(whole, layouts[before], checkpoint_every=4)
+        job = tiny.rod_job(whole, layouts[before], checkpoint__every=4)
         tiny.torchrun(world_size, "nemo_rod.megatron", job)
-    job = tiny.rod_job(moved, layouts[before], checkpoint_every=4)
+    job = tiny.rod_job(moved, layouts[before], checkpoint__every=4)
     kill_after(6, job, layouts[before].world_size)
-    job = tiny.rod_job(moved, layouts[after], checkpoint_every=4)
+    job = tiny.rod_job(moved, layouts[after], checkpoint__every=4)
     tiny.torchrun(layouts[after].world_size, "nemo_rod.megatron", job)
 
     one, other = (

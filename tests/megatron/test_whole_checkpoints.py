@@ -119,9 +119,9 @@ def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_run_resumes_from_the_checkpoint_before_to_the_bit(tiny: Setting) -> None:
     whole, killed = tiny.root / "rod_whole", tiny.root / "rod_killed"
     tiny.torchrun(
-        1, "nemo_rod.megatron", tiny.rod_job(whole, LAYOUTS["single"], checkpoint_every=10)
+        1, "nemo_rod.megatron", tiny.rod_job(whole, LAYOUTS["single"], checkpoint__every=10)
     )
-    job = tiny.rod_job(killed, LAYOUTS["single"], checkpoint_every=10)
+    job = tiny.rod_job(killed, LAYOUTS["single"], checkpoint__every=10)
     tiny.torchrun(1, "nemo_rod.megatron", job)
     shutil.rmtree(killed / "hf")
     last = max((killed / "checkpoints").glob("iter_*"))

@@ -20,8 +20,8 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import EvaluateJob
+from nemo_rod.lab.evaluate import evaluate_stages
 from nemo_rod.lab.merge import merge_stages
-from nemo_rod.run.evaluate import evaluate_stages
 from nemo_rod.run.handover import Stage, partial
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
@@ -284,9 +284,8 @@ def test_the_losses_of_a_model_are_written_whole_or_not_at_all(
 
     monkeypatch.setattr(forward_jobs, "_scorer", lambda *_: Scorer())
     monkeypatch.setattr(forward_jobs, "is_recorder", lambda: True)
-    job = EvaluateJob(
-        **Stages(recipe(run_dir)).jobs.common("evaluate", tmp_path), models={"base": "hf"}
-    )
+    jobs = Stages(recipe(run_dir)).jobs
+    job = jobs.job(EvaluateJob, "evaluate", tmp_path, models={"base": "hf"})
     with monkeypatch.context() as patched:
         patched.setattr("nemo_rod.files.os.replace", interrupt)
         with pytest.raises(KeyboardInterrupt):

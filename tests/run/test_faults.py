@@ -5,6 +5,7 @@ Every fault is a real one, given to the real command on two processes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -87,10 +88,14 @@ def run(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[Start]:
     runs: list[Run] = []
 
     def start(**changes: Any) -> Run:
-        """Starts a run with some values of its job changed."""
+        """Starts a run with some values of its job changed, by dotted key."""
         out = tiny.root / f"fault_{request.node.name}_{len(runs)}"
-        job = tiny.rod_job(out, LAYOUTS["dp2"], stall_seconds=15)
-        job.write_text(json.dumps({**json.loads(job.read_text()), **changes}))
+        job = tiny.rod_job(out, LAYOUTS["dp2"], launcher__stall_seconds=15)
+        values = json.loads(job.read_text())
+        for name, value in changes.items():
+            *sections, key = name.split(".")
+            functools.reduce(dict.__getitem__, sections, values)[key] = value
+        job.write_text(json.dumps(values))
         runs.append(Run(job))
         return runs[-1]
 
@@ -120,7 +125,7 @@ def in_place_of_metrics(make: Callable[[Path], None]) -> Callable[[Run], None]:
     return replace
 
 
-FROZEN = {"stall_seconds": 600}
+FROZEN = {"config.launcher.stall_seconds": 600}
 # fault -> what happens after step 3, what the command says, changes of the job, seconds to its end
 FAULTS: dict[str, tuple[Callable[[Run], None], str, dict[str, Any], int]] = {
     "killed": (lambda job: job.ranks[1].kill(), "rank 1: was ended by SIGKILL", {}, 60),
@@ -176,7 +181,8 @@ def test_scores_that_are_not_finite_are_refused(
     weights = load_file(diverged / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, diverged / "model.safetensors", metadata={"format": "pt"})
-    assert re.search(sentence, run(model=str(diverged), on_nonfinite=on_nonfinite).ends())
+    changes = {"start": str(diverged), "config.selection.on_nonfinite": on_nonfinite}
+    assert re.search(sentence, run(**changes).ends())
 
 
 def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:

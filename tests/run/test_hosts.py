@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_a_key_of_a_variant_reaches_both_hosts(
     if key in NOT_ON_NEMO_RL:
         with pytest.raises(ValueError, match=r"NeMo-RL|nemo_rl|launcher=local"):
             config_of(variant, "nemo_rl")
-            nemo_rl_values(job, block_size=128)
+            nemo_rl_values(job)
         return
     ours, theirs = (json.loads(json.dumps(nemo_rl(j))) for j in (plain, job))
     assert ours != theirs, f"{key} does not reach NeMo-RL"
@@ -93,11 +93,10 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.settings.compose", lambda values: values)
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.cluster.run", lambda *_: ran.append("ray"))
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
-    common = jobs.common("evaluate", tmp_path)
-    jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)
-    jobs.run(
-        ReferenceJob(**common, model="hf", role="replay", model_digest="", lengths=[16]), tmp_path
-    )
+    job = partial(jobs.job, name="a job", out=tmp_path)
+    jobs.run(job(EvaluateJob, models={"base": "hf"}), tmp_path)
+    own: dict[str, Any] = {"role": "replay", "model_digest": "", "lengths": [16]}
+    jobs.run(job(ReferenceJob, start="hf", **own), tmp_path)
     assert ran == ["here", "ray"]
 
 
@@ -129,9 +128,10 @@ def toy() -> Config:
 
 def nemo_rl(job: TrainJob) -> dict[str, Any]:
     """What NeMo-RL is given, but for the job's digest, which is made of the rest."""
-    return nemo_rl_values(dataclasses.replace(job, config_digest=""), block_size=128)
+    return nemo_rl_values(dataclasses.replace(job, config_digest=""))
 
 
 def leaves(job: TrainJob) -> dict[str, Any]:
-    """What a job says, but for its digest, which is made of the rest."""
-    return {**dataclasses.asdict(job), "config_digest": ""}
+    """What a job says, but for its digest, made of the rest, and for the variant as given."""
+    config = dataclasses.replace(job.config, variants={})
+    return dataclasses.asdict(dataclasses.replace(job, config=config, config_digest=""))

@@ -231,7 +231,7 @@ class TwoNodes:
 
     def __init__(self, tiny: Setting, name: str) -> None:
         self.out = tiny.root / name
-        job = tiny.rod_job(self.out, LAYOUTS["dp2"], stall_seconds=15)
+        job = tiny.rod_job(self.out, LAYOUTS["dp2"], launcher__stall_seconds=15)
         port = two(self.out)[0].port
         self.processes = [
             subprocess.Popen(

@@ -13,10 +13,10 @@ import pytest
 from command_line import composed
 from test_render import CLUSTER
 
-from nemo_rod.commands import cancel, run_stages
-from nemo_rod.lab import status
+from nemo_rod.commands import run_stages
+from nemo_rod.lab import cancel, launches, status
 from nemo_rod.run.checks import check
-from nemo_rod.run.launch import queue, slurm
+from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stages import Stages
@@ -141,7 +141,7 @@ def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
     with pytest.raises(ValueError, match="copy has no job in the queue"):
         cancelled("copy")
     assert cluster.numbers() == before
-    assert {job for _, job in queue.jobs_by_stage(Path("copy"), "slurm").values()} == set()
+    assert {job for _, job in launches.jobs_by_stage(Path("copy"), "slurm").values()} == set()
     launch(run_dir="copy")  # which has no chain of its own
     assert len(cluster.numbers()) == 10
     Path("link").symlink_to("run")  # another name of the same folder

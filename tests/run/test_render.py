@@ -22,9 +22,10 @@ from places import GOLDEN, ROOT
 from nemo_rod.config import Config
 from nemo_rod.hosts.ray import launcher as ray
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.local import Local
-from nemo_rod.run.launch.render import launch_folder, read_launch, write_files
+from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.stages import Stages
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tiny import configured
 
 from nemo_rod.config import Launcher
 from nemo_rod.jobs import EvaluateJob
@@ -201,9 +201,8 @@ def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])
 def test_collectives_wait_longer_than_the_watch(stall_seconds: float) -> None:
-    job = EvaluateJob(
-        **{field.name: None for field in fields(EvaluateJob)} | {"stall_seconds": stall_seconds}
-    )
+    config = configured(launcher__stall_seconds=stall_seconds)
+    job = EvaluateJob(name="", config=config, blocks="", out="", models={})
     never = 7 * 86_400  # what no watch ends still ends some day
     assert 60 * job.collective_minutes >= (stall_seconds + 600 if stall_seconds else never)
 

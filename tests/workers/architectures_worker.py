@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from scoring_worker import RandomBlocks, scorer
 
-from nemo_rod.config import Parallel
+from nemo_rod.config import Model, Parallel
 
 BLOCKS, BLOCK_SIZE = 5, 128
 
@@ -60,7 +60,7 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         os.environ.pop(f"NVTE_{name}_ATTN", None)
     try:
         bridge, provider = model_provider(
-            str(hf), parallel, precision="fp32", block_size=BLOCK_SIZE
+            str(hf), parallel, Model(precision="fp32"), block_size=BLOCK_SIZE
         )
         for name, value in changes.items():
             setattr(provider, name, value)

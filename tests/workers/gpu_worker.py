@@ -212,12 +212,11 @@ def _against_stock(case: Case, arm: str, precision: str | None = None) -> dict[s
         training = one.Training(model, case.store, case.groups, micro_batch_size=2)
         options = {} if precision is None else {"scoring_precision": precision}
         ours = RoDSelector(case.selector(arm), case.store, scoring_micro_batch_size=4, **options)
+        ours.on_choice = lambda choice: chosen.append(choice.block_ids)
         step = ours.wrap(training.train_step)
         for number in range(3):
             if kind == "ours":
                 training.rod(step, number, BATCH)
-                assert ours.choice is not None
-                chosen.append(ours.choice.block_ids)
             else:
                 replicas, rank = case.groups.dp.size(), case.groups.dp.rank()
                 ids = chosen[-1 - number if case.spoil else number]

@@ -65,7 +65,7 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
 
     class SaveWeights(Callback):
         def __init__(self) -> None:
-            self.bridge = AutoBridge.from_hf_pretrained(job.model)
+            self.bridge = AutoBridge.from_hf_pretrained(job.start)
 
         def on_train_step_start(self, context: CallbackContext) -> None:
             folder = weights / str(context.state.train_state.step)

@@ -134,6 +134,7 @@ def main() -> None:
         """Stands where the recorder does: nothing was chosen, so nothing is recorded."""
 
         def on_choice(self, choice: Any) -> None: ...
+        def on_step(self, choice: Any, seconds: float) -> None: ...
 
     @dataclass
     class Winners(DatasetProvider):
@@ -147,7 +148,7 @@ def main() -> None:
         def batches(self) -> Iterator[dict[str, torch.Tensor]]:
             groups, size = (
                 get_pg_collection(context_now[0].model[0]),
-                job.optimisation.micro_batch_size,
+                job.config.train.micro_batch_size,
             )
             store = BlockStore(job.blocks)
             for record in Curriculum.open(Path(job.out) / "curriculum.rod", read_only=True):

@@ -9,12 +9,11 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import DTYPES
 from nemo_rod.jobs import ReferenceJob, TrainJob
+from nemo_rod.layout import check_nodes
 from nemo_rod.loggers import LOGGERS, project
 
 
-def nemo_rl_values(
-    job: TrainJob | ReferenceJob, *, block_size: int, gpus_per_node: int = 0
-) -> dict[str, Any]:
+def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> dict[str, Any]:
     """Translates a job to sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
     The values come from the job rather than from our recipe, as an arm may differ from the recipe
@@ -23,10 +22,11 @@ def nemo_rl_values(
     Raises:
         ValueError: NeMo-RL's workers do not support the job.
     """
+    config, block_size = job.config, job.config.domain.block_size
     parallel, elsewhere = job.parallel, "use launcher=local or slurm"
-    if job.scoring_precision is not None:
+    if config.scoring.precision is not None:
         raise ValueError(
-            f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
+            f"{job.name} has scoring.precision={config.scoring.precision}, which NeMo-RL's workers "
             f"cannot score in: {elsewhere}, or leave it unset."
         )
     if isinstance(job, TrainJob):
@@ -43,32 +43,31 @@ def nemo_rl_values(
             f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
         )
     per_node = min(parallel.world_size, gpus_per_node or parallel.world_size)
-    if parallel.world_size % per_node:
-        raise ValueError(
-            f"The layout's {parallel.world_size} processes do not fill nodes of "
-            f"cluster.gpus_per_node={per_node}: change parallel, or set nemo_rl.cluster.num_nodes "
-            "and gpus_per_node."
-        )
+    check_nodes(parallel, per_node)
     rod: dict[str, Any] = {
         "blocks": job.blocks,
         "out": job.out,
-        "seed": job.seed,
+        "seed": config.seed,
         "stall_seconds": job.stall_seconds,
-        "scoring": {"micro_batch_size": job.scoring_micro_batch_size},
+        "scoring": {"micro_batch_size": config.scoring.micro_batch_size},
+        "eod": config.domain.eod,
+        "trust_remote_code": config.model.trust_remote_code,
     }
+    if config.model.special_tokens == "renamed":  # compared with the base's after the download
+        rod["tokenizer"] = config.domain.tokenizer
     megatron: dict[str, Any] = {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
         "expert_model_parallel_size": parallel.expert,
         "sequence_parallel": parallel.sequence,
-        "optimizer": {"bf16": job.precision == "bf16"},
+        "optimizer": {"bf16": config.model.precision == "bf16"},
     }
     if parallel.distributed_optimizer is not None:
         megatron["optimizer"]["use_distributed_optimizer"] = parallel.distributed_optimizer
     policy: dict[str, Any] = {
-        "model_name": job.model,
+        "model_name": job.start,
         "max_total_sequence_length": block_size,
-        "precision": DTYPES[job.precision],
+        "precision": DTYPES[config.model.precision],
         "megatron_cfg": megatron,
     }
     nodes = {"gpus_per_node": per_node, "num_nodes": parallel.world_size // per_node}
@@ -77,7 +76,7 @@ def nemo_rl_values(
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
         rod["wanted"] = job.wanted or None
         rod["lengths"] = [n for n in job.lengths if n < block_size]
-        size = job.scoring_micro_batch_size
+        size = config.scoring.micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
         return values
     merged: Any = OmegaConf.to_container(OmegaConf.merge(values, _training_values(job)))
@@ -86,7 +85,7 @@ def nemo_rl_values(
 
 def _training_values(job: TrainJob) -> dict[str, Any]:
     """Returns the values that only a training job sets."""
-    o = job.optimisation
+    config, o = job.config, job.config.train
     rod = {
         "arm": job.arm.name,
         "variant": asdict(job.arm),
@@ -95,8 +94,8 @@ def _training_values(job: TrainJob) -> dict[str, Any]:
         "steps": o.steps,
         "warmup_steps": o.warmup,
         "decay_steps": o.decay,
-        "selection": {"on_nonfinite": job.on_nonfinite},
-        "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
+        "selection": {"on_nonfinite": config.selection.on_nonfinite},
+        "validation": asdict(config.validation),
         "hf": True,
     }
     optimizer = {
@@ -123,7 +122,8 @@ def _training_values(job: TrainJob) -> dict[str, Any]:
         "max_grad_norm": o.clip_grad,
         "megatron_cfg": megatron,
     }
-    checkpointing = {"save_period": job.checkpoint_every, "keep_top_k": job.checkpoint_keep}
+    saved = config.checkpoint
+    checkpointing = {"save_period": saved.every, "keep_top_k": saved.keep}
     logger = {
         **{f"{name}_enabled": name in job.loggers for name in LOGGERS},
         "wandb": {"project": project("WANDB_PROJECT"), "name": job.run_name},

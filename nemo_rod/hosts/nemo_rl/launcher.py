@@ -58,12 +58,7 @@ class NemoRL(Local):
             return
         from nemo_rod.hosts.nemo_rl import cluster, settings
 
-        domain, gpus_per_node = config.domain, config.cluster.gpus_per_node
-        values = nemo_rl_values(job, block_size=domain.block_size, gpus_per_node=gpus_per_node)
-        trusted = config.model.trust_remote_code
-        values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
-        if config.model.special_tokens == "renamed":  # compared with the base's after the download
-            values["rod"]["tokenizer"] = domain.tokenizer
+        values = nemo_rl_values(job, gpus_per_node=config.cluster.gpus_per_node)
         merged: Any = OmegaConf.to_container(OmegaConf.merge(values, overrides(config)))
         command = "train" if isinstance(job, TrainJob) else "reference"
         cluster.run(command, settings.compose(merged))

@@ -13,9 +13,12 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.bounds import check_bounds, one_of, same
 from nemo_rod.config import (
     DTYPES,
+    Config,
+    Domain,
+    Launcher,
     Optimisation,
     Scoring,
     Selection,
@@ -37,22 +40,22 @@ class RoD:
     variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
     config_digest: str | None = None  # of the job's configuration; null: of the keys here
     references: list[str] = field(default_factory=list)  # folders of reference losses
-    steps: int = key(MISSING, ">= 1")  # number of updates
-    warmup_fraction: float = key(Optimisation.warmup_fraction, "in [0, 1)")  # share of the steps
-    decay_fraction: float = key(Optimisation.decay_fraction, "in [0, 1]")  # share of the steps
-    warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
-    decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
-    seed: int = 42  # seed of the candidate stream
+    steps: int = same(Optimisation, "steps")  # number of updates
+    warmup_fraction: float = same(Optimisation, "warmup_fraction")  # share of the steps
+    decay_fraction: float = same(Optimisation, "decay_fraction")  # share of the steps
+    warmup_steps: int | None = same(Optimisation, "warmup_steps")  # the same in steps
+    decay_steps: int | None = same(Optimisation, "decay_steps")  # the same in steps
+    seed: int = same(Config, "seed")  # seed of the candidate stream
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
     role: str | None = one_of(None, "adaptation", "replay")  # role of the blocks to score
     tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
-    eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
+    eod: int | None = same(Domain, "eod")  # id that ends documents; null: the tokenizer's EOS
     trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
     wanted: str | None = None  # file of the blocks to score, bool [blocks of the store]; null: all
     lengths: list[int] = field(default_factory=list)  # tokens of scored prefixes, in references
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class
-    stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never
+    stall_seconds: float = same(Launcher, "stall_seconds")  # without an answer
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
     validation: Validation = field(default_factory=Validation)

@@ -69,9 +69,8 @@ class RehearsalStages:
 
         def build() -> None:
             folder.mkdir(exist_ok=True)
-            common = self.stages.jobs.common("model", folder)
-            job = CheckJob(**common, model=str(self.places.checkpoint))
-            self.stages.jobs.run(job, folder)
+            jobs, start = self.stages.jobs, str(self.places.checkpoint)
+            jobs.run(jobs.job(CheckJob, "model", folder, start=start), folder)
             described = read_json(self.places.checkpoint / "config.json")
             kinds = (described.get("text_config") or described).get("layer_types") or ()
             if sees_gpu() and "linear_attention" in kinds:  # at the shape of the real model

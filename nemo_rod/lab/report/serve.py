@@ -13,9 +13,9 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import say
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.report.stage import build
 from nemo_rod.lab.text import every_key, whole_number
-from nemo_rod.run.launch.render import read_launch
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 

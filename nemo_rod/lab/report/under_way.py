@@ -100,6 +100,7 @@ def _part(folder: Path, label: str, arm: Path | None) -> Part:
     if not metrics.is_file():
         return Part(name, label, state)
     rows = read_lines(metrics)
-    steps = read_json(job).get("optimisation", {}).get("steps") if job.is_file() else None
+    config = read_json(job).get("config", {}) if job.is_file() else {}
+    steps = config.get("train", {}).get("steps")
     before = read_json(start) if start.is_file() else {}
     return Part(name, label, state, len(rows), steps, rows, before)

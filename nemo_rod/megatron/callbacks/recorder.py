@@ -25,9 +25,6 @@ class Recorder(Callback):
     """Writes one record in `curriculum.rod` and one line in `metrics.jsonl` for every step.
 
     The line includes the metrics of the validation.
-
-    Attributes:
-        row: all metrics of the step that just ended, on the recording rank.
     """
 
     folder: Path
@@ -36,7 +33,9 @@ class Recorder(Callback):
     header: CurriculumHeader
     progress: Progress
     journal: Journal | None = field(default=None, init=False)
+    trained: tuple[Choice, float] | None = field(default=None, init=False)
     lr: float = field(default=math.nan, init=False)
+    # all metrics of the step that just ended, on the recording rank
     row: dict[str, Any] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -55,6 +54,10 @@ class Recorder(Callback):
         if self.journal is not None and not choice.is_estimated:
             self.journal.begin(choice)
 
+    def on_step(self, choice: Choice, seconds: float) -> None:
+        """Keeps a step's choice and duration until the trainer reports its loss."""
+        self.trained = choice, seconds
+
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Keeps this step's learning rate, which the trainer advances before the step ends."""
         self.lr = next(group["lr"] for group in context.optimizer.param_groups if group)
@@ -62,10 +65,10 @@ class Recorder(Callback):
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Records the step that just ended."""
         if is_recorder():
-            assert self.journal is not None and self.selector.choice is not None
+            assert self.journal is not None and self.trained is not None
             # the step counter advances after this callback, so it still holds the step that ran
-            step, choice = context.state.train_state.step, self.selector.choice
-            seconds, parts = self.selector.step_seconds, choice.seconds
+            step, (choice, seconds) = context.state.train_state.step, self.trained
+            parts = choice.seconds
             size = self.header.block_size
             scored_share = (self.selector.selector.length or size) / size
             operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))

@@ -86,7 +86,7 @@ def logger_config(job: TrainJob) -> LoggerConfig:
         if hasattr(LoggerConfig, "mlflow_log_artifacts"):
             options["mlflow_log_artifacts"] = False  # checkpoints stay in the run's folder
     return LoggerConfig(
-        log_interval=max(1, job.optimisation.steps // 20),
+        log_interval=max(1, job.config.train.steps // 20),
         tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
         **options,
     )

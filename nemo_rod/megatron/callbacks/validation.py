@@ -23,21 +23,17 @@ class Validation(Callback):
 
     The losses before the first step are in `validation_start.json` of the run's folder, since
     `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
-
-    Attributes:
-        every: steps between two validations; 0 for never.
-        num_blocks: maximum number of blocks per source.
-        metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
-            ended, or of the initial weights before the first; empty if there was no validation.
     """
 
     store: BlockStore
     folder: Path
     _: KW_ONLY
-    every: int
-    num_blocks: int
+    every: int  # steps between two validations; 0 for never
+    num_blocks: int  # maximum number of blocks per source
     micro_batch_size: int
     beat: Callable[[], None] = lambda: None
+    # `validation/<role>/<source>/loss` in nats per token after the step that just ended, or of the
+    # initial weights before the first; empty if there was no validation
     metrics: dict[str, float] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:

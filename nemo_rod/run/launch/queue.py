@@ -16,21 +16,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """State of one job in Slurm.
+    """State of one job in Slurm."""
 
-    Attributes:
-        state: Slurm's state name, such as PENDING, RUNNING, FAILED or TIMEOUT.
-        nodes: nodes on which it runs or ran; empty if none yet.
-        reason: why it is pending.
-        left: time until its limit, in Slurm's notation.
-        alive: whether it is in the queue, pending or running.
-    """
-
-    state: str
-    nodes: str = ""
-    reason: str = ""
-    left: str = ""
-    alive: bool = False
+    state: str  # Slurm's name, such as PENDING, RUNNING, FAILED or TIMEOUT
+    nodes: str = ""  # those on which it runs or ran; empty if none yet
+    reason: str = ""  # why it is pending
+    left: str = ""  # time until its limit, in Slurm's notation
+    alive: bool = False  # whether it is in the queue, pending or running
 
 
 def slurm_logs(run_dir: Path) -> Path:
@@ -75,44 +67,8 @@ def alive(run_dir: Path) -> dict[str, QueuedJob]:
     Raises:
         ValueError: if squeue does not respond.
     """
-    own, _ = _in_queue(run_dir, read_jobs(run_dir))
+    own, _ = in_queue(run_dir, read_jobs(run_dir))
     return own
-
-
-def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
-    """Returns every stage's job number and job; None for jobs that Slurm no longer knows.
-
-    Queries squeue, then for jobs that it no longer lists sacct, then the controller.
-
-    Args:
-        run_dir: folder of the run.
-        launcher: that of the latest launch; of the others, only jobs in the queue count.
-
-    Raises:
-        ValueError: if squeue does not respond.
-    """
-    jobs = read_jobs(run_dir)
-    own, others = _in_queue(run_dir, jobs)
-    of_latest = [number for number, job in jobs.items() if job.launcher == launcher]
-    latest = [number for number in of_latest if number not in others]
-    ended: dict[str, QueuedJob] = {}
-    by_cluster = _by_cluster(sorted(set(latest) - set(own)))
-    for cluster, numbers in by_cluster.items():
-        command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
-        lines = _run(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
-        for line in lines if isinstance(lines, list) else []:
-            short, state, nodes = line.split("|")
-            # the state of a cancelled job is "CANCELLED by 1000"
-            ended[numbers[short]] = QueuedJob(state.split()[0], nodes)
-    for cluster, numbers in by_cluster.items() if not ended else ():
-        for short, number in numbers.items():
-            lines = _run("scontrol", *cluster, "show", "job", "--oneliner", short)
-            for line in lines if isinstance(lines, list) else []:
-                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-                nodes = fields.get("NodeList", "").replace("(null)", "")
-                ended[number] = QueuedJob(fields["JobState"], nodes)
-    known = own | ended
-    return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}
 
 
 def cancel(numbers: Iterable[str]) -> None:
@@ -121,17 +77,17 @@ def cancel(numbers: Iterable[str]) -> None:
     Raises:
         ValueError: if Slurm refuses.
     """
-    for cluster, short in _by_cluster(numbers).items():
-        lines = _run("scancel", *cluster, *short)
+    for cluster, short in by_cluster(numbers).items():
+        lines = ask("scancel", *cluster, *short)
         if isinstance(lines, str):
             raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")
 
 
-def _in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob], set[str]]:
+def in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob], set[str]]:
     """Returns the run's jobs in the queue, and its recorded numbers that now belong to others."""
     own: dict[str, QueuedJob] = {}
     others = set()
-    for cluster, full in _by_cluster(numbers).items():
+    for cluster, full in by_cluster(numbers).items():
         states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r|%L")
         logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
         log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}
@@ -148,7 +104,7 @@ def _in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJo
     return own, others
 
 
-def _by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
+def by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
     """Groups job numbers by cluster.
 
     Jobs of one run are on one cluster, unless its launches went to several.
@@ -165,7 +121,7 @@ def _by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]
 
 
 def _squeue(run_dir: Path, *options: str) -> list[str]:
-    lines = _run("squeue", "--me", "--noheader", *options)
+    lines = ask("squeue", "--me", "--noheader", *options)
     if isinstance(lines, str):
         raise ValueError(
             f"Slurm does not list the jobs of {run_dir} in the queue ({lines}): run it again where "
@@ -174,7 +130,7 @@ def _squeue(run_dir: Path, *options: str) -> list[str]:
     return lines
 
 
-def _run(*command: str) -> list[str] | str:
+def ask(*command: str) -> list[str] | str:
     """Returns the output lines of a program of Slurm's, or the reason for its failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from nemo_rod.config import REFERENCE, Config, config_class
-from nemo_rod.run.checks import to_config
+from nemo_rod.config import REFERENCE, Config
 from nemo_rod.run.handover import Stage
 
 _CONFIG_HEAD = """\
@@ -81,36 +80,3 @@ def stage_command(config: Config, stage: Stage) -> str:
     command, *overrides = stage.command.split()
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
     return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
-
-
-def latest_config(run_dir: Path) -> Path | None:
-    """Returns the configuration of the latest launch of a run folder; None without one."""
-    files = run_dir.glob("launch/*/config.yaml")
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
-
-
-def read_launch(run_dir: Path) -> tuple[str, Config]:
-    """Returns the latest launch of a run folder: the launcher's name and its configuration.
-
-    Raises:
-        ValueError: if nothing was launched there, or its configuration is damaged.
-    """
-    if (file := latest_config(run_dir)) is None:
-        raise ValueError(
-            f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
-        )
-    try:
-        values: Any = OmegaConf.load(file)
-        for key in ("defaults", "hydra"):
-            del values[key]
-        composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
-    except Exception as error:  # YAML's and OmegaConf's have no class in common
-        reason = "".join(str(error).splitlines()[:1])
-        raise ValueError(
-            f"{file} is damaged ({reason}): restore it from a copy, or launch the run again."
-        ) from None
-    assert isinstance(composed, DictConfig)
-    try:
-        return file.parent.name, to_config(composed)
-    except ValueError as error:
-        raise ValueError(f"{file} was changed since the launch: {error}") from None

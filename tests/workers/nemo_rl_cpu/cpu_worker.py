@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-from nemo_rod.config import Parallel
+from nemo_rod.config import Model, Parallel
 from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
 
 
@@ -58,7 +58,7 @@ class OnCpu:
                 tensor=megatron["tensor_model_parallel_size"],
                 pipeline=megatron["pipeline_model_parallel_size"],
             ),
-            precision={"float32": "fp32", "bfloat16": "bf16"}[config["precision"]],
+            Model(precision={"float32": "fp32", "bfloat16": "bf16"}[config["precision"]]),
             block_size=config["max_total_sequence_length"],
         )
         provider.calculate_per_token_loss = True  # as NeMo-RL does: it normalises by itself

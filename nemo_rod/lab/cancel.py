@@ -26,8 +26,8 @@ def main(options: Namespace) -> None:
         ValueError: if the folder is not a run's, none of its jobs is in the queue, or Slurm does
             not respond.
     """
+    from nemo_rod.lab.launches import read_launch
     from nemo_rod.run.launch import queue
-    from nemo_rod.run.launch.render import read_launch
 
     alive = sorted(queue.alive(options.run_dir))
     if not alive:

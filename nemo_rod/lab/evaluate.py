@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from nemo_rod import parts
 from nemo_rod.config import Config
+from nemo_rod.lab.held_out_losses import partial_folder
 from nemo_rod.run.handover import Stage
-from nemo_rod.run.held_out_losses import partial_folder
 from nemo_rod.run.model_jobs import ModelJobs
-
-if TYPE_CHECKING:
-    from nemo_rod.run.stages import Stages
+from nemo_rod.run.stages import Stages, measured_files
 
 
 class Measurement(Protocol):
@@ -47,22 +44,13 @@ class Measurement(Protocol):
         """Measures the arms without a result and writes `FILE` for each."""
 
 
-def measurements() -> list[Measurement]:
-    """Returns all registered measurements."""
-    return [parts.load("measurements", name) for name in parts.names("measurements")]
-
-
-def measured_files(folder: Path) -> tuple[Path, ...]:
-    """Returns the results of a model, finished or not; they are void once it is made again."""
-    return tuple(folder / file for m in measurements() for file in (m.FILE, *m.PARTIAL))
-
-
 def evaluate_stages(stages: Stages) -> list[Stage]:
     """Returns the stage that measures every arm without a result."""
     jobs, config = stages.jobs, stages.config
     chosen = [config.arm] if config.arm else config.arms
     names = ["base", *(name for name in chosen if name != "base")]
-    requested = [m for m in measurements() if m.wanted(config)]
+    known: list[Measurement] = parts.load_all("measurements")
+    requested = [measurement for measurement in known if measurement.wanted(config)]
     folders = [jobs.results.arm(name) for name in names]
 
     def run() -> None:

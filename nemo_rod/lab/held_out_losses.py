@@ -72,7 +72,7 @@ def measured(
     valid = valid_losses(work, {name: inputs[name] | precision for name in models})
     paths = {name: str(path) for name, path in models.items() if name not in valid}
     if paths:
-        jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=paths), work)
+        jobs.run(jobs.job(EvaluateJob, "evaluate", work, models=paths), work)
     yield {name: valid.get(name) or read_json(work / f"{name}.json", "loss") for name in models}
     shutil.rmtree(work)
 

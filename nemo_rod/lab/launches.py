@@ -1,0 +1,81 @@
+"""What was launched in a run folder: its configuration, and Slurm's answers about its jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_rod.config import Config, config_class
+from nemo_rod.run.checks import to_config
+from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
+
+
+def latest_config(run_dir: Path) -> Path | None:
+    """Returns the configuration of the latest launch of a run folder; None without one."""
+    files = run_dir.glob("launch/*/config.yaml")
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def read_launch(run_dir: Path) -> tuple[str, Config]:
+    """Returns the latest launch of a run folder: the launcher's name and its configuration.
+
+    Raises:
+        ValueError: if nothing was launched there, or its configuration is damaged.
+    """
+    if (file := latest_config(run_dir)) is None:
+        raise ValueError(
+            f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
+        )
+    try:
+        values: Any = OmegaConf.load(file)
+        for key in ("defaults", "hydra"):
+            del values[key]
+        composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
+    except Exception as error:  # YAML's and OmegaConf's have no class in common
+        reason = "".join(str(error).splitlines()[:1])
+        raise ValueError(
+            f"{file} is damaged ({reason}): restore it from a copy, or launch the run again."
+        ) from None
+    assert isinstance(composed, DictConfig)
+    try:
+        return file.parent.name, to_config(composed)
+    except ValueError as error:
+        raise ValueError(f"{file} was changed since the launch: {error}") from None
+
+
+def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
+    """Returns every stage's job number and job; None for jobs that Slurm no longer knows.
+
+    Queries squeue, then for jobs that it no longer lists sacct, then the controller.
+
+    Args:
+        run_dir: folder of the run.
+        launcher: that of the latest launch; of the others, only jobs in the queue count.
+
+    Raises:
+        ValueError: if squeue does not respond.
+    """
+    jobs = read_jobs(run_dir)
+    own, others = in_queue(run_dir, jobs)
+    of_latest = [number for number, job in jobs.items() if job.launcher == launcher]
+    latest = [number for number in of_latest if number not in others]
+    ended: dict[str, QueuedJob] = {}
+    groups = by_cluster(sorted(set(latest) - set(own)))
+    for cluster, numbers in groups.items():
+        command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
+        lines = ask(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
+        for line in lines if isinstance(lines, list) else []:
+            short, state, nodes = line.split("|")
+            # the state of a cancelled job is "CANCELLED by 1000"
+            ended[numbers[short]] = QueuedJob(state.split()[0], nodes)
+    for cluster, numbers in groups.items() if not ended else ():
+        for short, number in numbers.items():
+            lines = ask("scontrol", *cluster, "show", "job", "--oneliner", short)
+            for line in lines if isinstance(lines, list) else []:
+                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+                nodes = fields.get("NodeList", "").replace("(null)", "")
+                ended[number] = QueuedJob(fields["JobState"], nodes)
+    known = own | ended
+    return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}
