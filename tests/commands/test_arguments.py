@@ -20,7 +20,9 @@ HELP = {
     "curriculum verify": ["CURRICULUM", "STORE"],
     "curriculum diff": ["CURRICULUM CURRICULUM"],
     "import": ["blocks", "references", "curriculum", "config", "FOLDER", "TRACE"],
-    "import blocks": ["FOLDER", "OUT", "tokenizer=NAME", "eod=ID", "recipe=NAME", "check=N"],
+    "import blocks": [
+        *("FOLDER", "OUT", "tokenizer=NAME", "eod=ID", "recipe=NAME", "pool_share=SHARE", "check=N")
+    ],
     "import references": ["CACHE", "blocks=STORE", "role=ROLE", "model=MODEL", "precision="],
     "import curriculum": ["TRACE", "OUT", "blocks=STORE"],
     "import config": ["DEFAULT", "RUN", "OUT", "recipe=NAME", "curriculum=FOLDER"],

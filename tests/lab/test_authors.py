@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,29 @@ def test_content_hash_is_theirs() -> None:
         assert content_hash(origin, tokens).hex() == expected
 
 
+def test_a_pool_is_the_one_that_their_run_drew(
+    theirs: tuple[Path, list[dict]], tmp_path: Path
+) -> None:
+    words = ("import", "blocks", theirs[0], tmp_path / "store", "tokenizer=byte")
+    assert "expected a number in (0, 1]" in nemo_rod(*words, "pool_share=1.5").stderr
+    assert nemo_rod(*words, "pool_share=0.4").returncode == 0
+    other = [row for row in theirs[1] if row["origin_tag"] == 1]
+    drawn = random.Random(42).sample(other, round(0.4 * len(other)))
+    kept = {row["content_hash"] for row in drawn if row["split"] == "train"}
+    new = {row["content_hash"] for row in theirs[1] if not row["origin_tag"]}
+    for split in ("train", "holdout"):
+        store = BlockStore(tmp_path / "store", split)
+        store.verify()
+        rows = [row for row in theirs[1] if row["split"] == split]
+        if split == "train":
+            rows = [row for row in rows if row["content_hash"] in kept | new]
+        rows.sort(key=lambda row: (row["origin_tag"], row["origin"]))
+        expected = np.array([row["token_ids"] for row in rows])
+        assert np.array_equal(store.tokens(np.arange(len(store))), expected)
+    hashes = np.load(tmp_path / "store" / "content_hash.npy")
+    assert len(hashes) == len(BlockStore(tmp_path / "store"))
+
+
 def test_blocks_keep_their_order_and_their_holdout(
     theirs: tuple[Path, list[dict]], ours: Path
 ) -> None:
@@ -119,6 +143,38 @@ def test_a_trace_of_two_launches_and_two_phases(
     exported = [json.loads(line) for line in back.read_text().splitlines()]
     flat = [row | {"step": n} for n, step in enumerate(expected, start=1) for row in step]
     assert exported == flat
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trace_of_two_launches_trains(theirs: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    """Step by step on the blocks that the last launch of each recorded."""
+    run, recorded = tmp_path / "run", tmp_path / "theirs"
+    done = nemo_rod("import", "blocks", theirs[0], run, "recipe=toy_synthetic")
+    assert done.returncode == 0, done.stderr
+    launches(theirs[1], tmp_path / "logs")
+    words = ("import", "curriculum", tmp_path / "logs", recorded / "curriculum.rod")
+    assert nemo_rod(*words, f"blocks={run / 'blocks'}").returncode == 0
+    small = [
+        f"{section}.{key}={value}"
+        for section, steps in (("pretrain", 1), ("train", 7))
+        for key, value in {"steps": steps, "batch_size": K, "micro_batch_size": K}.items()
+    ]
+    recipe = ("recipe=toy_synthetic", f"run_dir={run}", "parallel=single", *small)
+    arm = f"+variants.transfer={{of:rod,curriculum:{recorded}}}"
+    for words in (
+        ("pretrain", *recipe),
+        ("train", *recipe, arm, "arms=[transfer]", "arm=transfer"),
+    ):
+        done = nemo_rod(*words)
+        assert done.returncode == 0, done.stderr
+    with (
+        Curriculum.open(recorded / "curriculum.rod", read_only=True) as imported,
+        Curriculum.open(run / "arms" / "transfer" / "curriculum.rod", read_only=True) as trained,
+    ):
+        assert len(imported) == len(trained) == 7
+        for one, other in zip(imported, trained, strict=True):
+            assert np.array_equal(one.trained_on, other.trained_on)
 
 
 def copied(folder: Path, out: Path, change: Callable[[int, pa.Table], pa.Table | None]) -> Path:

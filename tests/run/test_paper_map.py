@@ -132,6 +132,10 @@ def test_the_papers_numbers_belong_to_our_recipes_and_sources() -> None:
     assert len(replay) == 14 and all(category_of(name) for name in replay)
     listed = [name for names in paper()["categories"].values() for name in names]
     assert sorted(listed) == sorted(replay)
+    # an imported Legal corpus has these four, a German one its own names
+    theirs = ("world_knowledge", "reasoning_math", "multilingual", "code")
+    assert [category_of(name) for name in theirs] == [*paper()["categories"]]
+    assert category_of("wk_rqa") == "world knowledge" and category_of("gc_web") is None
 
 
 def test_what_several_tables_of_the_paper_say_of_an_arm() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -80,6 +81,7 @@ def import_blocks(
     tokenizer: Tokenizer,
     *,
     block_size: int | None = None,
+    pool_share: float = 1.0,
     check_every: int = 64,
     progress: Callable[[int], object] = lambda done: None,
 ) -> BlockStore:
@@ -90,6 +92,8 @@ def import_blocks(
         out: Folder of the new store.
         tokenizer: The tokenizer that made the blocks, which they do not name.
         block_size: Tokens that every block must have; None for those of the first one.
+        pool_share: Share of the replay blocks to train on, as `data_mixer.replay_share` draws it
+            with its seed of 42; all held-out blocks stay.
         check_every: One of so many blocks is compared with its content hash; 1 compares all, which
             takes four times as long.
         progress: Called with the number of blocks done.
@@ -104,7 +108,8 @@ def import_blocks(
     work = out.with_name(f"{out.name}.importing")
     shutil.rmtree(work, ignore_errors=True)
     sources: dict[tuple[str, str], _Source] = {}
-    done = 0
+    done = seen = 0
+    is_drawn = _drawn(parts, pool_share) if pool_share < 1.0 else None
     try:
         for rows in (rows for part in parts for rows in _read(part)):
             block_size = block_size or rows.tokens.shape[1]
@@ -113,14 +118,18 @@ def import_blocks(
             if (key := (rows.role, rows.origin)) not in sources:
                 places = zip(SPLITS, (target, target / "holdout"), strict=True)
                 sources[key] = _Source({s: SplitWriter(p, block_size) for s, p in places})
+            done += len(rows.tokens)
+            if is_drawn is not None and rows.role == "replay":
+                kept = is_drawn[seen : seen + len(rows.tokens)] | (rows.split == "holdout")
+                seen += len(rows.tokens)
+                rows = rows._replace(tokens=rows.tokens[kept], hashes=rows.hashes[kept])
             hashes = block_hashes(rows.origin, rows.tokens)
             sources[key].writers[rows.split].append(rows.tokens, hashes)
             if rows.split == "train":
                 sources[key].hashes.append(rows.hashes)
-            done += len(rows.tokens)
             progress(done)
         assert block_size is not None, "a part has a row"
-        _finish(work, folder, sources, parts, block_size, tokenizer)
+        _finish(work, folder, sources, parts, block_size, tokenizer, pool_share)
         work.rename(out)
     except BaseException:
         for source in sources.values():
@@ -146,6 +155,17 @@ def _parts(folder: Path) -> list[Path]:
             ".parquet: copy the folder again"
         )
     return parts
+
+
+def _drawn(parts: list[Path], share: float) -> NDArray[np.bool_]:
+    """Returns which rows of replay, of both splits and in order, their run draws, bool [N]."""
+    import pyarrow.parquet as pq
+
+    tags = (np.asarray(pq.read_table(part, columns=["origin_tag"])["origin_tag"]) for part in parts)
+    count = sum(int((tag == 1).sum()) for tag in tags)
+    is_drawn = np.zeros(count, dtype=bool)
+    is_drawn[random.Random(42).sample(range(count), round(count * share))] = True
+    return is_drawn
 
 
 def _read(part: Path) -> Iterator[_Rows]:
@@ -225,6 +245,7 @@ def _finish(
     parts: list[Path],
     block_size: int,
     tokenizer: Tokenizer,
+    pool_share: float,
 ) -> None:
     """Writes the manifests, the table of hashes and the list of sources."""
     order = sorted(sources, key=lambda key: (ROLES.index(key[0]), key[1]))
@@ -245,7 +266,7 @@ def _finish(
             "holdout": {"fraction": counts["holdout"] / total, "seed": 42, "unit": "block"},
             "holdout_floor": None,
             "replay_ratio": None,
-            "reading": {"kind": "authors"},
+            "reading": {"kind": "authors"} | ({"pool_share": pool_share} if pool_share < 1 else {}),
             "files": [{"name": p.name, "bytes": p.stat().st_size, "documents": 0} for p in parts],
             "documents": 0,  # they are not counted
             "tokens": total * block_size,

@@ -25,7 +25,7 @@ def declare(parser: Arguments) -> None:
         return verb
 
     text = "Makes a block store of a folder of the authors' blocks."
-    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [check=N]"
+    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N]"
     verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME [check=N]", text)
     verb.add_argument("folder", metavar="FOLDER", type=Path, help="folder of part_*.parquet")
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the new store, or of a run")
@@ -43,6 +43,13 @@ def declare(parser: Arguments) -> None:
             name="recipe",
             value="NAME",
             help="takes them as its prepared blocks; has the tokenizer, too",
+        ),
+        Key(
+            name="pool_share",
+            value="SHARE",
+            help="keeps this share of the replay to train on, as data_mixer.replay_share drew it",
+            expected="a number in (0, 1]",
+            read=_share,
         ),
         Key(
             name="check",
@@ -92,6 +99,13 @@ def declare(parser: Arguments) -> None:
     parser.description = "Imports artifacts of bethgelab/replay-on-demand."
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0.0 < share <= 1.0:
+        raise ValueError(text)
+    return share
+
+
 def _blocks(options: Namespace) -> None:
     from nemo_rod.corpus.tokenizer import load_tokenizer
     from nemo_rod.files import write_json
@@ -117,6 +131,7 @@ def _blocks(options: Namespace) -> None:
         out,
         tokenizer,
         block_size=size,
+        pool_share=options.pool_share or 1.0,
         check_every=options.check or 64,
         progress=progress.step,
     )

@@ -35,10 +35,15 @@ def title_of(recipe: str) -> str:
 
 
 def category_of(source: str) -> str | None:
-    """Returns the paper's knowledge category of one of its replay sources; None for others."""
-    for category, sources in paper()["categories"].items():
-        if source in sources:
-            return str(category)
+    """Returns the paper's knowledge category of one of its replay sources; None for others.
+
+    In the authors' own corpora, the Legal sources are categories, and the German ones have names
+    that differ from ours.
+    """
+    for names in ("categories", "categories of the authors' corpora"):
+        for category, sources in paper()[names].items():
+            if source in sources:
+                return str(category)
     return None
 
 
