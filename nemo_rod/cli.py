@@ -38,6 +38,7 @@ A whole recipe:
   nemo-rod known recipe=NAME                      which texts the model knows, and so can forget
   nemo-rod plan recipe=NAME                       what it costs: tokens, time, memory, disk
   nemo-rod probe recipe=NAME                      some steps: forgetting by source, RoD's share
+  nemo-rod time recipe=NAME                       plain and RoD steps: tokens/s, MFU, memory
   nemo-rod rehearse recipe=NAME                   a scaled-down run of everything, in minutes
 
 One stage at a time:

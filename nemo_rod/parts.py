@@ -49,8 +49,8 @@ OURS: dict[str, dict[str, str]] = {
         "nemo2": "nemo_rod.hosts.nemo2",
     },
     # modules that make NVIDIA's stack work where something is missing; see cpu/__init__.py. The
-    # house uses "cpu" alone, so packages cannot add any
-    "platforms": {"cpu": "nemo_rod.cpu"},
+    # house uses these alone, so packages cannot add any
+    "platforms": {"cpu": "nemo_rod.cpu", "forks": "nemo_rod.cpu.forks"},
     # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
     "stages": {
         "merge": "nemo_rod.lab.merge:merge_stages",
@@ -74,6 +74,7 @@ OURS: dict[str, dict[str, str]] = {
         "plan": "nemo_rod.lab.plan.command:plan",
         "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
         "probe": "nemo_rod.lab.probe.command:probe",
+        "time": "nemo_rod.lab.probe.speed:time",
         "known": "nemo_rod.lab.smollm2.known_texts:measure",
     },
     # modules with declare(parser): commands that take paths

@@ -8,20 +8,18 @@ import importlib.metadata
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import TESTS
-from preloaded import STACKS, Run
 from tiny import MOE_ARCHITECTURE, Setting
 
-from nemo_rod.run.processes.pythons import sees_gpu
+from nemo_rod.run.processes.torchrun import start
 from tests import lanes
 
 _START = time.time()
@@ -107,8 +105,8 @@ def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[s
 
 
 @pytest.fixture(scope="session")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[str]]]:
-    """Runs a program under torchrun's agent on this machine.
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Runs a program under torchrun on this machine, as a stage's job is run.
 
     `torchrun(nproc, target, *args, timeout=600, env=None, cwd=None, expect_failure=False)` runs
     `target` (a script's path, or a module's name) in `nproc` processes and returns what each rank
@@ -116,11 +114,9 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     the ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
     outlasts `timeout` seconds; nothing it started lives on.
 
-    The processes are forks of one that has imported Megatron (`preloaded.py`). With `fresh=True`
-    they are started by the `torchrun` program itself, for what changes imports or the environment
-    that they read; so they are where there is a GPU, whose driver does not survive a fork.
+    The processes are forks of one that has imported Megatron, where there is no GPU. With
+    `fresh=True` they import for themselves, for what changes imports or must be without them.
     """
-    preloaded: list[subprocess.Popen[bytes]] = []
 
     def run(
         nproc: int,
@@ -133,108 +129,55 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         fresh: bool = False,
     ) -> list[str]:
         logs = tmp_path_factory.mktemp("torchrun")
-        arguments = [str(target), *map(str, args)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        program, environment = Path(target), {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        if program.suffix == ".py":
+            path = [str(program.parent), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(path)
+        command = [
+            # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--local-addr=127.0.0.1",
+            ),
+            *(f"--nproc-per-node={nproc}", "--redirects=3", f"--log-dir={logs}", "-m"),
+            program.stem if program.suffix == ".py" else str(target),
+            *map(str, args),
+        ]
+        with open(logs / "launcher.log", "w") as log, contextlib.chdir(cwd or Path.cwd()):
+            output = {"stdout": log, "stderr": log, "env": environment}
+            launcher = subprocess.Popen(command, **output) if fresh else start(command, environment)
         try:
-            if fresh or sees_gpu():
-                code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
-            else:
-                if not preloaded:
-                    preloaded.append(_start_preloaded())
-                wanted = Run(
-                    nproc=nproc,
-                    target=arguments[0],
-                    arguments=arguments[1:],
-                    environment=environment,
-                    path=(env or {}).get("PYTHONPATH", "").split(":") if env else [],
-                    folder=str(cwd or Path.cwd()),
-                    logs=str(logs),
-                )
-                code = _run_preloaded(preloaded[0], wanted, timeout)
-            ended = f"ended with exit code {code}"
-            outcome = f"did not end within {timeout:g} s" if code is None else ended
+            ended = f"ended with exit code {launcher.wait(timeout)}"
+            failed = launcher.returncode != 0
+        except subprocess.TimeoutExpired:
+            ended, failed = f"did not end within {timeout:g} s", None
         except pytest.fail.Exception as interrupted:  # the test's own limit, by pytest-timeout
-            code, outcome = None, f"had not ended: {interrupted.msg}"
+            ended, failed = f"had not ended: {interrupted.msg}", None
+        finally:
+            _kill(launcher.pid)
+            launcher.wait()
         outputs = [_output(logs, rank) for rank in range(nproc)]
-        if code is None or (code != 0) != expect_failure:
-            pytest.fail(_report(outcome, arguments, outputs, logs), pytrace=False)
+        if failed is not expect_failure:
+            if launcher.stdout is not None:
+                (logs / "launcher.log").write_text(launcher.stdout.read())
+            pytest.fail(_report(ended, command, outputs, logs), pytrace=False)
         return outputs
 
-    yield run
-    for server in preloaded:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait(30)
+    return run
 
 
-def _start_preloaded() -> subprocess.Popen[bytes]:
-    # a process that has asked CUDA for GPUs has no forks that can use them; NVML may be asked
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    program = str(TESTS / "helpers" / "preloaded.py")
-    return subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, env=environment)
-
-
-def _run_preloaded(server: subprocess.Popen[bytes], run: Run, timeout: float) -> int | None:
-    """The run's exit code, or None if it did not end in time."""
-    assert server.stdin is not None
-    server.stdin.write(run.line())
-    server.stdin.flush()
-    logs, end = Path(run.logs), time.monotonic() + timeout
-    try:
-        while not (logs / "exit").exists():
-            if time.monotonic() > end:
-                return None
-            assert server.poll() is None, "the process that imports Megatron for all runs ended"
-            time.sleep(0.05)
-        return int((logs / "exit").read_text())
-    finally:
-        if (logs / "pid").exists():
-            pid = int((logs / "pid").read_text())
-            if not (logs / "exit").exists():
-                _signal(pid, STACKS)
-                time.sleep(1)  # until they are written
-            _signal(pid, signal.SIGKILL)
-
-
-def _run_torchrun(
-    nproc: int,
-    program: list[str],
-    environment: dict[str, str],
-    cwd: Path | None,
-    logs: Path,
-    timeout: float,
-) -> int | None:
-    """Its exit code, or None if it did not end in time."""
-    command = [
-        # --standalone lets the rendezvous pick a free port itself, so that parallel runs never meet
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc)),
-        *("--redirects", "3", "--log-dir", str(logs)),
-        *([] if program[0].endswith(".py") else ["-m"]),
-        *program,
-    ]
-    with open(logs / "launcher.log", "wb") as log:
-        launcher = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=cwd
-        )
-        try:
-            return launcher.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _signal(launcher.pid, signal.SIGKILL)
-            launcher.wait()
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    """To a launcher that still runs, and to its ranks, which may have sessions of their own."""
+def _kill(pid: int) -> None:
+    """Kills a launcher that still runs, and its ranks, which may have sessions of their own."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(pid)
         for process in [launcher, *launcher.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+                process.kill()
 
 
 def _output(logs: Path, rank: int) -> str:
@@ -246,7 +189,6 @@ def _output(logs: Path, rank: int) -> str:
 
 def _report(outcome: str, command: Sequence[str], outputs: Sequence[str], logs: Path) -> str:
     named = [(f"rank {rank}", text) for rank, text in enumerate(outputs)]
-    launcher = logs / "launcher.log"  # absent before the process that runs share has imported all
-    named.append(("torchrun", launcher.read_text(errors="replace") if launcher.exists() else ""))
+    named.append(("torchrun", (logs / "launcher.log").read_text(errors="replace")))
     tails = [f"--- {name} ---\n" + "\n".join(text.splitlines()[-40:]) for name, text in named]
     return "\n".join([f"{' '.join(command)}\n{outcome}; the last lines of each log:", *tails])

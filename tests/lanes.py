@@ -31,8 +31,8 @@ ROOT = TESTS.parent
 RECORD = TESTS / "lanes.json"
 # what every lane reads, whatever it imports
 COMMON = (
-    *("pyproject.toml", "Makefile", "requirements/", "nemo_rod/upstream/functions.txt"),
-    *("tests/conftest.py", "tests/helpers/preloaded.py"),
+    *("pyproject.toml", "Makefile", "requirements/", "tests/conftest.py"),
+    "nemo_rod/upstream/functions.txt",
 )
 ROOTS = ("nemo_rod/", "tests/", "docs/examples/")  # what a lane of everything covers
 

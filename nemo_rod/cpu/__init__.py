@@ -3,6 +3,7 @@
     devices.py   redirects torch.cuda to the CPU
     trainers.py  patches Megatron-Bridge, Megatron-LM and NeMo 2.x
     on_cpu.py    runs a host's unmodified script
+    forks.py     starts a run's programs without importing all of it anew
     plain/       plain torch instead of TransformerEngine's layers and kernels
 
 None of NVIDIA's files are edited. Nearly every function replaced here can only raise on a PyTorch

@@ -12,6 +12,7 @@ from made_up_run import made_up_training, recipe
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.probe.command import probe, probed
+from nemo_rod.lab.probe.speed import time
 from nemo_rod.selection import Curriculum
 
 SMALL = (
@@ -64,3 +65,24 @@ def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
     assert whole["hours"] == pytest.approx(hours)
     assert whole["cost"] == pytest.approx(2 * hours * processes)
     assert "Not known from this" in printed and f"{shares[0]:.0%} in the first tenth" in printed
+
+
+def test_a_timing_is_of_the_recipes_shape_on_made_up_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path / "run", "train.steps=40")
+    with made_up_training():
+        time(config)
+    folder, printed = tmp_path / "run_time", capsys.readouterr().out
+    said = json.loads((folder / "time.json").read_text())
+    assert {*said["arms"]} == {"no_replay", "rod"} and "RoD takes" in printed
+    sources = {source.name for source in BlockStore(folder / "blocks").sources}
+    assert sources == {*config.domain.sources}
+    for name, arm in said["arms"].items():
+        rows = [*map(json.loads, (folder / "arms" / name / "metrics.jsonl").open())]
+        assert len(rows) == 13
+        seconds = sorted(row["timing/train/total"] for row in rows[3:])
+        assert arm["seconds_per_step"] == pytest.approx((seconds[4] + seconds[5]) / 2)
+        tokens = config.train.batch_size * config.domain.block_size
+        assert arm["tokens_per_second"] == pytest.approx(tokens / arm["seconds_per_step"])
+        assert arm["mfu"] == pytest.approx(arm["tflops_per_process"] / said["peak_tflops"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from places import ROOT
 from tiny import configured
 
 from nemo_rod.config import Launcher
@@ -38,12 +39,16 @@ time.sleep(5)
 """
 
 
+@pytest.mark.parametrize("is_fork", [False, True])
 @pytest.mark.parametrize("program", [FREEZES, LEAVES])
 def test_command_finds_its_frozen_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, is_fork: bool
 ) -> None:
     monkeypatch.setattr(HeartbeatFile, "patience", 2)
-    said = run_process([sys.executable, "-c", program], tmp_path / "log", Launcher())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "program"] if is_fork else [sys.executable, "-c", program]
+    said = run_process(command, tmp_path / "log", Launcher())
     gone = {"killed": "rank 0: had no heartbeat for 2 s"}
     assert said == (gone if program is FREEZES else {})
 
@@ -178,19 +183,25 @@ from nemo_rod.config import Launcher
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.run.processes.torchrun import run_process
 from nemo_rod.run.stage_log import StageLog
-child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
 with StageLog(Path(sys.argv[1]), "rod").only_one():
-    run_process([sys.executable, "-c", child], Path(sys.argv[1]) / "log", Launcher())
+    run_process([sys.executable, *sys.argv[2:]], Path(sys.argv[1]) / "log", Launcher())
 """
+SLEEPS = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
 
 
-def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
-    command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)])
+@pytest.mark.parametrize("program", [("-c", SLEEPS), ("-m", "sleeps")])  # the second is a fork
+def test_lock_of_a_stage_outlives_a_killed_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path), *program])
     log = tmp_path / "log"
     while not (log.exists() and "up" in log.read_text()):
         assert command.poll() is None
         time.sleep(0.1)
-    (child,) = psutil.Process(command.pid).children()
+    below = psutil.Process(command.pid).children(recursive=True)
+    child = max(below, key=psutil.Process.create_time)
     command.kill()
     command.wait()
     assert StageLog(tmp_path, "rod").is_held()

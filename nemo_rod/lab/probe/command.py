@@ -57,9 +57,7 @@ def probed(config: Config) -> Config:
     small.checkpoint.every, small.validation.every = small.train.steps, 0
     tasks = section(small, Tasks)
     tasks.capabilities, tasks.held_out = {}, 0
-    # the pools of both arms, and a tenth more for what is held out
-    blocks = max(2.0, config.selection.multiplier) * small.train.steps * small.train.batch_size
-    most = int(1.1 * blocks * config.domain.block_size)
+    most = text_needed(small)
     sources = {name: dict(values) for name, values in config.domain.sources.items()}
     for spec in config.domain.specs:
         cap = min(spec.max_tokens or most, most)
@@ -68,6 +66,12 @@ def probed(config: Config) -> Config:
             sources[spec.name]["max_tokens"] = cap
     small.domain = dataclasses.replace(small.domain, sources=sources)  # parsed anew
     return small
+
+
+def text_needed(small: Config) -> int:
+    """Returns the tokens of the pools of both arms, and a tenth more for what is held out."""
+    blocks = max(2.0, small.selection.multiplier) * small.train.steps * small.train.batch_size
+    return int(1.1 * blocks * small.domain.block_size)
 
 
 def findings(config: Config, small: Config) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from nemo_rod import parts
 from nemo_rod.config import Launcher
 from nemo_rod.files import write_whole
 from nemo_rod.progress import PREFIX
@@ -110,17 +111,7 @@ def run_process(
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
         heartbeat = HeartbeatFile(Path(folder) / "rank-0")
         env[HeartbeatFile.variable] = str(heartbeat.path)
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
-            preexec_fn=_before_program,
-            pass_fds=KEPT_OPEN,
-        )
+        process = start(command, env)
         with _forwarded_signals(process) as signals:
             # in a thread of its own: a process that outlives the job may keep the pipe open
             reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
@@ -191,6 +182,25 @@ def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
         *(python_with_megatron(), "-m", "torch.distributed.run", *nodes.torchrun_options(), *bound),
         *(f"--nproc-per-node={world_size // nodes.count}", "-m", "nemo_rod.megatron"),
     ]
+
+
+def start(command: list[str], environment: Mapping[str, str]) -> Running:
+    """Starts a command with its output in a pipe; `python -m MODULE`, on CPU, as a fork."""
+    is_own = command[:2] == [sys.executable, "-m"]
+    if is_own and not sees_gpu() and Nodes.of_this_job().count == 1:
+        fork: Running = parts.load("platforms", "forks").Fork(command[2:], environment, KEPT_OPEN)
+        return fork
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
+        preexec_fn=_before_program,
+        pass_fds=KEPT_OPEN,
+    )
 
 
 def _before_program() -> None:

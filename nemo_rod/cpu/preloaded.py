@@ -1,0 +1,23 @@
+"""What the server of forks imports before it forks (`forks.py`), and nobody else.
+
+A job reports what cannot be imported; here it is left out, and so are the warnings of the imports.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from nemo_rod.signals import end_with_parent
+
+end_with_parent()
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
+_nowhere = os.open(os.devnull, os.O_WRONLY)
+os.dup2(_nowhere, 1)
+os.dup2(_nowhere, 2)
+with suppress(Exception):
+    import torch.distributed.run  # noqa: F401
+
+    import nemo_rod.megatron.forward_jobs
+    import nemo_rod.megatron.train_job  # noqa: F401
