@@ -115,7 +115,10 @@ TYPES: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "glm4_moe_lite": {},
     "ernie4_5_moe": {},
-    "exaone4": {"tie_word_embeddings": True, "sliding_window": None, "layer_types": None},
+    "exaone4": {  # 1.2B
+        **{"tie_word_embeddings": True, "sliding_window": None, "sliding_window_pattern": None},
+        **{"num_hidden_layers": 30, "layer_types": ["full_attention"] * 30},
+    },
     "exaone_moe": {},
     "minimax_m2": {},
     "hy_v3": {"first_k_dense_replace": 1},

@@ -255,6 +255,7 @@ def test_a_layout_that_does_not_divide_is_refused() -> None:
 
 def test_a_class_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+    pytest.importorskip("megatron.core")
     config = composed(QWEN, f"model.hf={tmp_path}")
     with pytest.raises(NotChecked):
         check_class(config)
@@ -262,6 +263,10 @@ def test_a_class_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     for described, sentence in (
         (fancy, "is of the class FancyForCausalLM, which the installed"),
         ({**fancy, "auto_map": {}}, r"or set model\.trust_remote_code=true"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
+            "MixtralForCausalLM, which the installed Megatron-Bridge does not convert: choose",
+        ),
     ):
         (tmp_path / "config.json").write_text(json.dumps(described))
         with pytest.raises(ValueError, match=sentence):

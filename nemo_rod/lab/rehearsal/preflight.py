@@ -6,6 +6,8 @@ check that needs the network where there is none raises `NotChecked`.
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
@@ -118,10 +120,10 @@ def _origin(*tokenizers: SpecialTokens) -> str:
 
 
 def check_class(config: Config) -> str:
-    """Checks that the installed transformers has the checkpoint's class.
+    """Checks that transformers has the checkpoint's class, and that Megatron-Bridge names it.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if an installed version has it not.
         NotChecked: if the checkpoint's config.json is not on this machine.
     """
     described = published_config(str(config.model.hf))
@@ -131,6 +133,14 @@ def check_class(config: Config) -> str:
 
     name = str((described.get("architectures") or ["no class"])[0])
     if hasattr(transformers, name):
+        bridge = importlib.util.find_spec("megatron.bridge")  # not imported: that takes long
+        if bridge is not None:  # jobs may have another interpreter
+            files = Path(str(bridge.origin)).parent.glob("models/**/*bridge.py")
+            if not any(re.search(rf"\b{name}\b", file.read_text()) for file in files):
+                raise ValueError(
+                    f"{config.model.hf} is of the class {name}, which the installed "
+                    "Megatron-Bridge does not convert: choose a model of another class."
+                )
         return name
     if "auto_map" in described and config.model.trust_remote_code:
         return f"{name}, by the checkpoint's own code"
