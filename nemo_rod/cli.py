@@ -62,6 +62,7 @@ Without a recipe:
   nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, updated
   nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM]   what the models of a run write after a prompt
   nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
+  nemo-rod report FOLDER                          the page of a job of your own that selects
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
   nemo-rod curriculum materialise ARM --format FORMAT OUT   its blocks in order, for any trainer
@@ -148,9 +149,9 @@ def recipe_commands() -> list[str]:
 def takes_paths(command: str, words: Sequence[str]) -> bool:
     """Returns whether a command line has the path form instead of the recipe form.
 
-    A command without a recipe form always has. `train`, `reference` and `merge` have it if a word
-    belongs to the path form alone, if the first word of `merge` is a folder, or if the first word
-    asks for help.
+    A command without a recipe form always has. `train`, `reference`, `merge` and `report` have it
+    if a word belongs to the path form alone, if the first word of the latter two is a folder, or if
+    the first word asks for help.
     """
     if command not in recipe_commands() or command not in parts.names("commands"):
         return command in parts.names("commands")
@@ -160,7 +161,7 @@ def takes_paths(command: str, words: Sequence[str]) -> bool:
     return (
         bool(names & parts.load("commands", command).MARKS)
         or first in _HELP
-        or (command == "merge" and is_folder)
+        or (command in ("merge", "report") and is_folder)
     )
 
 

@@ -185,8 +185,9 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
         write_scalars(writer, known, done)
     if wandb := state.wandb_logger:
         wandb.log(known, done)
-    if mlflow := getattr(state, "mlflow_logger", None):
-        mlflow.log_metrics(known, step=done)
+    for name in ("mlflow_logger", "comet_logger"):  # Comet's since 0.6
+        if logger := getattr(state, name, None):
+            logger.log_metrics(known, step=done)
 
 
 def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:

@@ -93,6 +93,7 @@ OURS: dict[str, dict[str, str]] = {
         "train": "nemo_rod.hosts.nemo_rl.train_command",
         "reference": "nemo_rod.hosts.reference_command",
         "merge": "nemo_rod.lab.merge",
+        "report": "nemo_rod.lab.report.job_folder",
         "paper": "nemo_rod.lab.reproduce",
     },
     # dataclasses: sections of the configuration that belong to parts

@@ -66,7 +66,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
 
     check_host("megatron_bridge", train.train_step)
     job = HostReferenceJob(**options)
-    refuse(cfg, job.roles, between_steps=True)
+    refuse(cfg, job.roles)
     if cfg.peft is not None:
         raise ValueError(
             "The job trains adapters (peft), which references do not load: give a configuration "
@@ -90,7 +90,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
         with Installed() as installed:
             _watch_data(installed, cfg, job)
             runtime_config_update(cfg)
-            refuse(cfg, job.roles, between_steps=True)  # precision and overlap are set from here on
+            refuse(cfg, job.roles)  # precision and overlap are set from here on
             state.cfg = cfg
             ready = setup(state, get_dataset_provider(cfg.dataset))
         job.write(
@@ -107,14 +107,17 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
 def _watch_data(installed: Installed, cfg: Any, job: Job) -> None:
     from megatron.bridge.data import loaders
 
-    def built(train: Any) -> None:
+    def built(train: Any, valid: Any) -> None:
         # precision and overlap settings reach the model's configuration only when the job starts
         refuse(cfg, job.roles)
         job.built(
             train,
+            valid,
             num_drawn=loaders.get_train_valid_test_num_samples(cfg)[0],
             batch_size=cfg.train.global_batch_size,
             seed=cfg.dataset.random_seed,
+            steps=cfg.train.train_iters,
+            every=getattr(cfg, "validation", cfg.train).eval_interval,  # in `train` before 0.4
         )
 
     job.watch_data(installed, loaders, built, lambda: cfg.train.global_batch_size)
@@ -138,23 +141,22 @@ class _SelectingJob(SelectingJob):
         yield
         vars(self.state).update(before)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows the metrics in TensorBoard, W&B and MLflow, if the job writes them."""
-        show(self.state, step + 1, metrics)  # as in the trainer's own logs
+    def log(self, done: int, metrics: dict[str, float]) -> None:
+        """Shows the metrics in TensorBoard, W&B, MLflow and Comet, if the job writes them."""
+        show(self.state, done, metrics)
 
 
-def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
+def refuse(cfg: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before anything starts.
 
     Args:
         cfg: the job's ConfigContainer.
         roles: see `nemo_rod.hosts.swap_in.install`.
-        between_steps: whether samples are scored outside training steps; see `refuse_unsafe`.
 
     Raises:
         ValueError: the job is not supported; the message names the key, the reason and the cure.
     """
-    refuse_unsafe(cfg.model, cfg.ddp, splits_context=True, between_steps=between_steps)
+    refuse_unsafe(cfg.model, cfg.ddp)
     data, train = cfg.dataset, cfg.train
     packed = getattr(data, "packed_sequence_specs", None) is not None
     blend, per_split = getattr(data, "blend", None), getattr(data, "blend_per_split", None)

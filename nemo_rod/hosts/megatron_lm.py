@@ -24,6 +24,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from nemo_rod.hosts.swap_in.job import Installed, Job, SelectingJob, check_host, refuse_job
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 from nemo_rod.hosts.swap_in.roles import Roles
+from nemo_rod.loggers import write_scalars
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 
 
@@ -114,7 +115,7 @@ def _watch(installed: Installed, job: Job, parsed: Callable[[Any], None]) -> Non
         parsed(get_args())
         return result
 
-    def built(train: Any) -> None:
+    def built(train: Any, valid: Any) -> None:
         if train is None:
             raise ValueError(
                 "The job's dataset provider made no training data on some ranks: expected one "
@@ -124,9 +125,12 @@ def _watch(installed: Installed, job: Job, parsed: Callable[[Any], None]) -> Non
         args = get_args()
         job.built(
             train,
+            valid,
             num_drawn=training.get_train_valid_test_num_samples()[0],
             batch_size=args.global_batch_size,
             seed=args.seed,
+            steps=args.train_iters,
+            every=args.eval_interval,
         )
 
     installed.replace(training, "initialize_megatron", initialized)
@@ -153,14 +157,12 @@ def _watch(installed: Installed, job: Job, parsed: Callable[[Any], None]) -> Non
 
 
 class _SelectingJob(SelectingJob):
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, done: int, metrics: dict[str, float]) -> None:
         """Shows the metrics in TensorBoard and W&B, if the job writes them."""
         from megatron.training import get_tensorboard_writer, get_wandb_writer
 
-        done = step + 1  # as in the trainer's own logs
         if writer := get_tensorboard_writer():
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, done)
+            write_scalars(writer, metrics, done)
         if wandb := get_wandb_writer():
             wandb.log(metrics, done)
 
@@ -216,4 +218,4 @@ def refuse(args: Any, roles: Roles) -> None:
         prefixes=None if blend is None else blend[0],
         roles=roles,
     )
-    refuse_unsafe(core_transformer_config_from_args(args), splits_context=True)
+    refuse_unsafe(core_transformer_config_from_args(args), args)

@@ -28,11 +28,13 @@ from nemo_rod.hosts.swap_in.job import (
     Job,
     SelectingJob,
     check_host,
+    learning_rate,
     refuse_job,
 )
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.selection.curriculum.journal import number
 
 SUPPORTED = (2, 7)
 
@@ -48,7 +50,7 @@ def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
     """
     check_version()
     check_host("nemo2", *trainer.callbacks)
-    job = SelectingJob(**options)
+    job = _SelectingJob(trainer, **options)
     refuse(model, data, trainer, job.roles)
     return _installed(_Selection(job, data), trainer)
 
@@ -113,25 +115,29 @@ class _WithData(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called after the data module's own `setup`."""
         if stage == "fit":
-            batch_size = self.data.global_batch_size
+            batch_size, interval = self.data.global_batch_size, trainer.val_check_interval
             self.job.built(
                 self.data._train_ds,
+                getattr(self.data, "_validation_ds", None),
                 num_drawn=self.job.candidates(trainer.max_steps * batch_size, batch_size),
                 batch_size=batch_size,
                 seed=self.data.seed,
+                steps=trainer.max_steps,
+                every=interval if isinstance(interval, int) else None,
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses unsafe precision and overlap settings, which the model only has from here on."""
         module = pl_module.module if hasattr(pl_module, "module") else pl_module
         ddp_config = trainer.strategy.ddp_config
-        refuse_unsafe(get_model_config(module), ddp_config, splits_context=True)
+        refuse_unsafe(get_model_config(module), ddp_config)
 
 
 class _Selection(_WithData):
     """Makes a job's training steps select."""
 
     job: SelectingJob
+    lr: float | None = None  # of the step under way
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
@@ -143,12 +149,13 @@ class _Selection(_WithData):
         """Replaces the schedule in training; called before every training and validation pass."""
         if step.forward_only:
             return
-        number = step.trainer.global_step
+        done = step.trainer.global_step
+        self.lr = learning_rate(step.trainer.optimizers[0])
         select = self.job.around(
             step.forward_backward_func,
-            step=number,
+            step=done,
             groups=ProcessGroupCollection.use_mpu_process_groups(),
-            consumed=number * self.data.global_batch_size,
+            consumed=done * self.data.global_batch_size,
         )
 
         def read_and_select(**call: Any) -> Any:
@@ -161,6 +168,30 @@ class _Selection(_WithData):
 
         # a cached property of this step only
         step.__dict__["forward_backward_func"] = read_and_select
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        names = {"train/loss": "reduced_train_loss", "train/grad_norm": "grad_norm"}
+        known = {name: number(trainer.callback_metrics.get(key)) for name, key in names.items()}
+        self.job.ended(known | {"train/lr": self.lr})
+
+
+class _SelectingJob(SelectingJob):
+    """A job whose metrics go to Lightning's loggers, which write on the first rank."""
+
+    logs_elsewhere = True
+
+    def __init__(self, trainer: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.trainer = trainer
+
+    def is_logging(self) -> bool:
+        """Returns whether this is the first rank."""
+        return bool(self.trainer.is_global_zero)
+
+    def log(self, done: int, metrics: dict[str, float]) -> None:
+        """Shows the metrics in every logger of the trainer."""
+        for logger in self.trainer.loggers:
+            logger.log_metrics(metrics, step=done)
 
 
 class _Scored(Exception):
@@ -268,7 +299,7 @@ def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
             f"The job's data is {type(data).__name__}: expected llm.PreTrainingDataModule, which "
             "reads .bin and .idx files."
         )
-    refuse_unsafe(model.config, strategy.ddp_config, splits_context=True)
+    refuse_unsafe(model.config, strategy.ddp_config)
     sampler = strategy.data_sampler or data.data_sampler
     blend = data.build_kwargs.get("blend") or data.build_kwargs["blend_per_split"][0]
     features = (

@@ -94,7 +94,7 @@ def train(
     every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header), exporter]
     config = bridge_config(job, provider, store, identity)
     write_config_whole(config)
-    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    refuse_unsafe(provider, config.ddp)
     refuse_other_shapes(
         provider,
         scoring=scoring.micro_batch_size,

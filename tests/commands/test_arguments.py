@@ -32,6 +32,7 @@ HELP = {
         *("--config RECIPE.yaml", "recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
         *("multiplier=", "checkpoint=", "forward_step="),
     ],
+    "report": ["FOLDER", "recipe=NAME", "KEY=VALUE"],
     "train": ["--config RECIPE.yaml", "KEY=VALUE", "recipe=NAME"],
 }
 
@@ -85,6 +86,9 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
         ("merge -m recipe=toy", False),
         ("merge base adapted", True),
         ("merge a=b c d lambda=0.5", True),
+        ("report", False),
+        ("report recipe=toy report.seeds=[a]", False),
+        ("report checkpoints/rod", True),
     ],
 )
 def test_paths_or_a_recipe(line: str, expected: bool) -> None:

@@ -22,7 +22,9 @@ import torch
 import transformers
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from nemo_rod.cli import path_parser
 from nemo_rod.selection import References
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
@@ -51,6 +53,7 @@ SHARDED = {
     "ddp.overlap_grad_reduce": True,
     "ddp.overlap_param_gather": True,
 }
+REPLAY_LOSS = "validation/replay/old/text_document/loss"
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
 
 
@@ -91,8 +94,14 @@ def jobs(
         {
             **ROD,
             "name": "twice",
-            "settings": {"rerun_state_machine.rerun_mode": "report_determinism_stats"},
+            "settings": {
+                "rerun_state_machine.rerun_mode": "report_determinism_stats",
+                "logger.tensorboard_dir": str(jobs.root / "tensorboard"),
+            },
+            "validation_every": 2,
         },
+        # the weights that "rod" ends with, on the same held-out samples
+        {**ROD, "name": "after", "base": "rod", "references": ["long_new", "long_old"], "steps": 8},
         {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
         {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
         {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
@@ -158,6 +167,62 @@ def test_metrics_say_what_was_chosen(jobs: BridgeJobs) -> None:
     shares = [is_replay[step][chosen].mean() for step, chosen in enumerate(curriculum.chosen)]
     for name in ("rod/replay_share", "rod/share/old/text_document"):
         assert [row[name] for row in rows] == shares
+
+
+def held_out(row: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if key.startswith("validation/")}
+
+
+def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: BridgeJobs) -> None:
+    """Every 2 steps if so asked, else at the job's own interval, of 10, and at the end."""
+    begin, rows = (
+        {name: of(name) for name in ("rod", "twice", "take_all", "after")}
+        for of in (jobs.start, jobs.metrics)
+    )
+    sources = {"validation/adaptation/new/text_document/loss", REPLAY_LOSS}
+    assert set(begin["rod"]) == sources
+    assert begin["rod"] == begin["twice"] == begin["take_all"]  # of the same base
+    measured = [row["step"] for row in rows["twice"] if held_out(row)]
+    assert measured == [1, 3, 5]
+    assert [row["step"] for row in rows["rod"] if held_out(row)] == [STEPS - 1]
+    last = held_out(rows["rod"][-1])
+    assert last == held_out(rows["twice"][-1])
+    # a job that begins with the weights of the end
+    assert begin["after"] == pytest.approx({name: last[name] for name in sources}, abs=1e-6)
+    forgotten = max(0.0, last[REPLAY_LOSS] - begin["rod"][REPLAY_LOSS])
+    assert last["validation/forgetting"] == pytest.approx(forgotten, rel=1e-9)
+    assert abs(last[REPLAY_LOSS] - begin["rod"][REPLAY_LOSS]) > 0.001
+
+
+def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
+    events, rows = EventAccumulator(str(jobs.root / "tensorboard")).Reload(), jobs.metrics("twice")
+    for name in ("rod/replay_share", "train/loss"):
+        shown = [
+            (event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(name)
+        ]
+        assert shown == [(row["step"] + 1, row[name]) for row in rows]
+    assert [event.step for event in events.Scalars(REPLAY_LOSS)] == [0, 2, 4, 6]
+    assert [row["train/loss"] for row in rows] == jobs.steps("twice", "loss")
+    assert [row["train/grad_norm"] for row in rows] == jobs.steps("twice", "grad_norm")
+    assert rows[0]["train/lr"] > rows[-1]["train/lr"] > 0
+
+
+def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = jobs.root / "rod"
+    options = path_parser("report").parse_args(["report", str(folder)])
+    options.main(options)
+    assert capsys.readouterr().out == f"{folder}/rod/report/index.html\n"
+    results = json.loads((folder / "rod" / "report" / "results.json").read_text())
+    last = jobs.metrics("rod")[-1]
+    rod, base = (results["arms"][name] for name in ("rod", "base"))
+    new, start = "validation/adaptation/new/text_document/loss", jobs.start("rod")
+    found = rod["val_forgetting"], rod["adapt_loss"], base["adapt_loss"]
+    expected = last["validation/forgetting"], last[new], start[new]
+    assert found == pytest.approx(expected, rel=1e-12)  # a weighted mean over one source
+    assert rod["trained_tokens"] == STEPS * BATCH * 64
+    assert rod["compute"] == pytest.approx(STEPS * (1 + MULTIPLIER / 3))
+    page = (folder / "rod" / "report" / "index.html").read_text()
+    assert "Held-out loss by source" in page and "curriculum.html" in page
 
 
 @pytest.mark.swap_in

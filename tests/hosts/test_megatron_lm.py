@@ -113,6 +113,7 @@ def test_taking_all_is_the_stock_job(jobs: ScriptJobs) -> None:
 def test_the_job_trains_on_the_top_of_its_pools(jobs: ScriptJobs) -> None:
     jobs.assert_trained_on_the_top("rod", steps=STEPS)
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
+    jobs.assert_watched("rod", every=4)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

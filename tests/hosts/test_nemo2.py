@@ -50,7 +50,9 @@ def test_rod_selects_in_training_and_not_in_validation(jobs: NemoJobs) -> None:
     stock, rod = jobs.steps("stock", "read")[-1], jobs.steps("rod", "read")[-1]
     micro_batches = STEPS * BATCH // 2
     assert len(rod["training"]) == len(stock["training"]) == micro_batches
-    assert len(rod["scoring"]) == MULTIPLIER * micro_batches
+    # of the candidates, and of held-out samples at the start and after 4 and 8 steps
+    held_out, rest = divmod(len(rod["scoring"]) - MULTIPLIER * micro_batches, 3)
+    assert held_out > 0 and rest == 0
     assert "scoring" not in stock
     assert rod["validation"] == stock["validation"]
     assert len(rod["validation"]) > 0
@@ -58,6 +60,16 @@ def test_rod_selects_in_training_and_not_in_validation(jobs: NemoJobs) -> None:
 
 def test_the_job_trains_on_the_top_of_its_pools(jobs: NemoJobs) -> None:
     jobs.assert_trained_on_the_top("rod", steps=STEPS)
+    jobs.assert_watched("rod", every=4)
+
+
+def test_its_metrics_are_in_the_loggers_of_the_trainer(jobs: NemoJobs) -> None:
+    shown = [json.loads(line) for line in (jobs.root / "rod" / "logged.jsonl").open()]
+    start = {"done": 0, **jobs.start("rod")}
+    rows = [{"done": row.pop("step") + 1, **row} for row in jobs.metrics("rod")]
+    names = [name for name in start if name != "done"] + ["rod/replay_share", "train/loss"]
+    expected = [{name: row[name] for name in ("done", *names) if name in row} for row in rows]
+    assert [line for line in shown if len(line) > 1] == [start, *expected]
 
 
 def test_two_replicas(jobs: NemoJobs) -> None:

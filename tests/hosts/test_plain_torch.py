@@ -16,8 +16,11 @@ import torch
 from places import ROOT, WORKERS
 from tiny import STEPS, Setting, metric
 from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from nemo_rod.config import Parallel
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer
 from nemo_rod.hosts.plain_torch import scorer as scoring
 from nemo_rod.selection import Curriculum, References
@@ -119,6 +122,35 @@ def test_replay_scores_zero_at_the_base(runs: Runs) -> None:
     np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
 
 
+def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
+    """Those of whoever measures the same weights; at the start, every 5 steps, and at the end."""
+    root = runs.root
+    start, rows = (
+        {name: of(root / name) for name in ("one", "resumed", "ddp", "fsdp2")}
+        for of in (read_start, lambda folder: read_lines(folder / "metrics.jsonl"))
+    )
+    held_out = BlockStore(runs.tiny.blocks, split="holdout")
+    assert len(start["one"]) == len(held_out.sources)
+    model = AutoModelForCausalLM.from_pretrained(runs.tiny.base, dtype=torch.float32)
+    losses = TorchScorer(model, held_out, micro_batch_size=1).losses(np.arange(len(held_out)))
+    for row in held_out.sources:
+        own = losses[row.start : row.start + min(row.count, 64)]
+        name = f"validation/{row.role}/{row.name}/loss"
+        assert start["one"][name] == pytest.approx(own.mean(), abs=1e-6)
+    for name in start:
+        assert start[name] == pytest.approx(start["one"], abs=2e-6)
+        measured = [row for row in rows[name] if "validation/forgetting" in row]
+        steps = [row["step"] + 1 for row in measured]
+        assert steps == sorted({5, 10, 15, STEPS, *([7] if name == "resumed" else [])})
+        assert measured[-1]["validation/forgetting"] == pytest.approx(
+            rows["one"][-1]["validation/forgetting"], abs=2e-4
+        )
+
+
+def read_start(folder: Path) -> dict[str, float]:
+    return dict(json.loads((folder / "validation_start.json").read_text()))
+
+
 @pytest.mark.parametrize("script", ["loop.py", pytest.param("trainer.py", marks=pytest.mark.slow)])
 def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> None:
     """The second call, in two processes, continues from the checkpoint of the first."""
@@ -133,6 +165,10 @@ def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> N
     records = list(Curriculum.open(tmp_path / "rod" / "curriculum.rod", read_only=True))
     assert len(records) == 6 and len(records[0].chosen) == 8
     assert (tmp_path / "hf" / "model.safetensors").exists()
+    if script == "trainer.py":
+        page = (tmp_path / "rod" / "report" / "index.html").read_text()
+        assert "Held-out loss by source" in page
+        assert json.loads((tmp_path / "rod" / "job.json").read_text())["steps"] == 6
 
 
 class RandomBlocks:

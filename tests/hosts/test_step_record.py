@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
@@ -26,25 +27,29 @@ HEADER = CurriculumHeader(
 )
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo_rod.hosts.swap_in import step_record
-
-    monkeypatch.setattr(step_record, "is_recorder", lambda: True)
-    monkeypatch.setattr(step_record, "all_or_none", lambda function: function())
-
-
-def run(folder: Path, *steps: int, header: CurriculumHeader = HEADER) -> None:
-    """A job that trains these steps, and is killed or ends."""
-    from nemo_rod.hosts.swap_in.step_record import ChoiceRecord
-
-    record = ChoiceRecord(folder, header)
-    record.begin(steps[0])
+def run(
+    folder: Path,
+    *steps: int,
+    header: CurriculumHeader = HEADER,
+    held_out: str = "h",
+    loss: float = 2.0,
+) -> list[float | None]:
+    """A job that trains these steps, and is killed or ends; its forgetting after each of them."""
+    record = JobRecord(folder, header, step=steps[0], steps=9, held_out=held_out)
+    if record.is_new and held_out:
+        record.begin({"validation/replay/old/loss": loss})
+    forgetting = []
     for step in steps:
         count = header.num_candidates
         pool = Pool(step, np.arange(count), np.arange(count) > 1)
-        loss, reference = np.arange(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
-        record(choose(pool, Joint(), header.num_chosen, loss, reference))
+        nats, reference = np.arange(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
+        choice = choose(pool, Joint(), header.num_chosen, nats, reference)
+        record.chosen(choice)
+        metrics = {"validation/replay/old/loss": loss + step} if held_out else {}
+        row = record.ended(choice, 2 + sum(choice.seconds.values()), metrics)
+        forgetting.append(row.get("validation/forgetting"))
+        assert row["timing/train/update"] == pytest.approx(2)
+    return forgetting
 
 
 def recorded(folder: Path, suffix: str = "") -> tuple[list[int], list[int]]:
@@ -58,10 +63,28 @@ def recorded(folder: Path, suffix: str = "") -> tuple[list[int], list[int]]:
 def test_a_job_that_resumes_continues_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path, 0, 1, 2)
-    run(tmp_path, 2, 3)
+    assert run(tmp_path, 0, 1, 2) == [0, 1, 2]
+    assert run(tmp_path, 2, 3) == [2, 3]
     assert recorded(tmp_path) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert len(list(tmp_path.iterdir())) == 2 and not capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 4 and not capsys.readouterr().err
+
+
+def test_forgetting_is_relative_to_the_start_of_the_same_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, 0, 1)
+    assert run(tmp_path, 1, held_out="") == [None]
+    assert run(tmp_path, 1, 2, loss=1.0) == [0, 1]  # that of the start is 2
+    assert not capsys.readouterr().err
+    assert run(tmp_path, 2, held_out="other") == [None]
+    assert "continues at step 2 with other held-out samples" in capsys.readouterr().err
+    assert (tmp_path / "validation_start.json.1").exists()
+    assert run(tmp_path, 0, 1, loss=3.0) == [0, 1]  # begins again
+
+
+def test_a_job_that_was_not_watched_from_the_start_has_no_forgetting(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1, held_out="")
+    assert run(tmp_path, 2, 3) == [None, None]
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -72,7 +95,8 @@ def test_a_job_that_begins_again_moves_aside_what_was_recorded(
     run(tmp_path, first, first + 1, first + 2)  # without a checkpoint
     assert capsys.readouterr().err == (
         f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}: "
-        "the earlier record is now in curriculum.rod.1 and metrics.jsonl.1.\n"
+        "the earlier record is now in curriculum.rod.1 and metrics.jsonl.1 and "
+        "validation_start.json.1.\n"
     )
     run(tmp_path, 0)
     assert recorded(tmp_path) == ([0], [0])

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from nemo_rod.hosts import swap_in
+from nemo_rod.hosts.swap_in.held_out import HeldOut
 from nemo_rod.hosts.swap_in.job import SelectingJob, losses_and_mask
 from nemo_rod.hosts.swap_in.job_data import JobData, JobReferences
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
@@ -178,6 +179,41 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
             else pytest.raises(ValueError, match=f"read samples {consumed} and .*'single'")
         ):
             job._compare_order(iterator, consumed, count, size, group)
+
+
+def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nemo_rod.hosts.swap_in import job as job_module
+
+    monkeypatch.setattr(job_module, "is_recorder", lambda: True)
+    other = Samples([[1, 2, 3, 4]])
+    other.dataset_path = "/data/other"  # type: ignore[misc]
+    for valid, reason in (
+        (None, "the job has no validation split"),
+        (Samples([]), "the job's validation split has no sample"),
+        (other, "The job reads /data/other .*"),
+    ):
+        for asked in (3, None, 0):
+            options: Any = {"roles": {"/data/web": "replay"}, "validation_every": asked}
+            job = SelectingJob(**options, multiplier=1, policy=TakeAll())
+            named = {"num_drawn": 2, "batch_size": 1, "seed": 0, "steps": 2, "every": None}
+            sentence = f"No held-out losses can be measured: {reason}; give the job a validation "
+            with pytest.raises(ValueError, match=sentence) if asked else nullcontext():
+                job.built(Samples([[1, 2, 3, 4], [4, 5, 6, 7]]), valid, **named)
+            assert bool(capsys.readouterr().err) == (asked is None)
+            assert job.held_out is None
+    with pytest.raises(ValueError, match=r"validation_every=-1 is not valid: expected a number"):
+        SelectingJob(roles={}, multiplier=1, policy=TakeAll(), validation_every=-1)
+
+
+def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
+    samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7]])
+    for every, due in ((3, [3, 6, 7]), (0, [7])):
+        held_out = HeldOut(samples, {0: "replay"}, every=every, unused=())
+        assert [done for done in range(1, 8) if held_out.is_due(done, 7)] == due
+    changed = HeldOut(Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=())
+    assert held_out.digest() != changed.digest()
 
 
 def test_a_script_runs_with_the_megatron_core_beside_it(

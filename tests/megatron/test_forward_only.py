@@ -36,7 +36,6 @@ def refusal(
     *,
     use_megatron_fsdp: bool = False,
     reuse_grad_buf_for_mxfp8_param_ag: bool = False,
-    between_steps: bool = False,
     other_shapes: bool = False,
     is_prefix: bool = False,
     **settings: Any,
@@ -50,7 +49,7 @@ def refusal(
         reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
     )
     try:
-        refuse_unsafe(config, ddp_config, between_steps=between_steps)
+        refuse_unsafe(config, ddp_config)
         scoring = 2 if other_shapes else 1
         refuse_other_shapes(config, scoring=scoring, training=1, is_prefix=is_prefix)
     except ValueError as error:
@@ -72,7 +71,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe='custom': it has quantizers of"),
         ({"fp4": "e2m1", "fp4_recipe": "custom"}, "fp4_recipe='custom': it has quantizers of"),
         (
-            {"reuse_grad_buf_for_mxfp8_param_ag": True, "between_steps": True},
+            {"reuse_grad_buf_for_mxfp8_param_ag": True},
             "reuse_grad_buf_for_mxfp8_param_ag: it leaves gradients where scoring between two st",
         ),
         ({"moe_expert_capacity_factor": 1.5}, "it drops tokens by what else is in a micro-batch"),
@@ -86,7 +85,6 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"qk_clip": True}, "qk_clip: it clips queries and keys by candidates that are not trai"),
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
         ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
-        ({"context_parallel_size": 2}, "context parallel: it splits the blocks it would score"),
         (
             {**OVERLAPPED, "other_shapes": True},
             "its buffers have only the shape of training's; set tp_comm_overlap=False, or",
@@ -110,8 +108,7 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
         {**INTERLEAVED, "overlap_p2p_comm": True, "batch_p2p_comm": False},
         {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
         {"fp8_recipe": "custom"},
-        # its buffer holds weights again when the next step begins
-        {"reuse_grad_buf_for_mxfp8_param_ag": True},
+        {"context_parallel_size": 2},
         {"moe_expert_capacity_factor": -1.0},
         OVERLAPPED,
         {"tp_comm_overlap": True, "other_shapes": True},

@@ -15,6 +15,7 @@ from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 RECIPES = ROOT / "recipes" / "swap_in"
 BATCH, MULTIPLIER = 8, 2  # samples trained on in one step of every job, candidates for each
+HELD_OUT = ("adaptation/new", "replay/old")
 NUMBERS = ("step", "loss", "grad_norm")
 
 
@@ -46,10 +47,29 @@ class Jobs:
     def metrics(self, name: str) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.root / name / "rod" / "metrics.jsonl").open()]
 
+    def start(self, name: str) -> dict[str, float]:
+        """Held-out losses before the first step."""
+        return json.loads((self.root / name / "rod" / "validation_start.json").read_text())
+
     def curriculum(self, name: str) -> CurriculumArrays:
         path = self.root / name / "rod" / "curriculum.rod"
         with Curriculum.open(path, read_only=True) as curriculum:
             return curriculum.arrays()
+
+    def assert_watched(self, name: str, *, every: int) -> None:
+        """Losses and times of every step, held-out losses at the start and at intervals."""
+        rows, start = self.metrics(name), self.start(name)
+        held_out = {f"validation/{kind}/text_document/loss" for kind in HELD_OUT}
+        assert set(start) == held_out and all(0 < loss < 10 for loss in start.values())
+        for row in rows:
+            assert (held_out <= set(row)) == ((row["step"] + 1) % every == 0), row
+            assert 0 < row["timing/train/update"] <= row["timing/train/total"]
+        for name_of_number in ("loss", "grad_norm"):
+            found = [row[f"train/{name_of_number}"] for row in rows]
+            np.testing.assert_allclose(found, self.steps(name, name_of_number), rtol=1e-6)
+        (replay,) = (key for key in held_out if "/replay/" in key)
+        forgotten = max(0.0, rows[-1][replay] - start[replay])
+        np.testing.assert_allclose(rows[-1]["validation/forgetting"], forgotten, rtol=1e-9)
 
     def assert_trained_on_the_top(self, name: str, *, steps: int) -> None:
         """Every sample was drawn once, the highest scores were trained on, and the base scores 0.

@@ -21,6 +21,7 @@ from nemo_rod.loggers import (
     logger_names,
     mark_restart,
     prepare_runs,
+    show,
 )
 
 ENVIRONMENT = (
@@ -67,6 +68,17 @@ def test_unknown_loggers_and_written_secrets_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         composed("recipe=toy_synthetic", f"run_dir={tmp_path}", typed)
+
+
+def test_every_logger_of_a_trainer_shows_the_metrics() -> None:
+    shown: list[Any] = []
+    log = SimpleNamespace(log_metrics=lambda metrics, step: shown.append((step, metrics)))
+    state = SimpleNamespace(tensorboard_logger=None, wandb_logger=None)
+    show(state, 3, {"step": 2, "train/loss": 1.5, "rod/threshold": None})
+    assert not shown
+    state.mlflow_logger = state.comet_logger = log
+    show(state, 3, {"step": 2, "train/loss": 1.5, "rod/threshold": None})
+    assert shown == [(3, {"train/loss": 1.5})] * 2
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "swap_in" / "nemo2"
 sys.path.insert(0, str(RECIPE))
@@ -73,8 +75,30 @@ def one_run(
             policy=nemo_rod.Joint() if joint else nemo_rod.TakeAll(),
             multiplier=2 if joint else 1,
             out=out / "rod",
+            validation_every=None if joint else 0,
         )
+        job["trainer"].loggers = [Lines(out)]
     llm.pretrain(**job)
+
+
+class Lines(Logger):
+    """Writes some of the metrics of every call to `logged.jsonl`."""
+
+    name, version = "lines", 0
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        ours = ("validation/adaptation", "validation/replay", "rod/replay_share", "train/loss")
+        known = {name: value for name, value in metrics.items() if name.startswith(ours)}
+        self.out.mkdir(parents=True, exist_ok=True)
+        with open(self.out / "logged.jsonl", "a") as file:
+            file.write(json.dumps({**({"done": step} if known else {}), **known}) + "\n")
 
 
 class Watch(Callback):

@@ -66,7 +66,7 @@ def train(
     batches = RoDBatches(
         trained, store, References.open(references, store), steps=stop or len(lrs),
         batch_size=BATCH, micro_batch_size=micro_batch_size, scoring_micro_batch_size=4,
-        pools=pools, out=out,
+        pools=pools, out=out, held_out=BlockStore(store.root, split="holdout"), validation_every=5,
     )  # fmt: skip
     parameters = list(trained.parameters())
     groups = [

@@ -59,6 +59,7 @@ def one_run(
     settings: dict[str, Any] | None = None,
     die_at: int | None = None,
     refused: str | None = None,
+    validation_every: int | None = None,
 ) -> None:
     """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
 
@@ -76,6 +77,7 @@ def one_run(
         settings: dotted keys of the configuration and their values.
         die_at: the step in which the process kills itself.
         refused: what must be said when the job is refused as it starts.
+        validation_every: as for `install`.
     """
     from before import make_config
     from megatron.bridge.training.gpt_step import forward_step
@@ -122,6 +124,7 @@ def one_run(
         references=[root / reference for reference in references],
         policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
         multiplier=1 if kind == "take_all" else multiplier,
+        validation_every=validation_every,
     )
     with installed, refusal:
         pretrain(cfg, forward_step, callbacks=watch)

@@ -2,7 +2,7 @@
 
 torchrun trainer.py MODEL BLOCKS ADAPTATION_REFERENCES REPLAY_REFERENCES OUT [STEPS]
 
-The same command resumes after an interruption.
+The same command resumes after an interruption. At the end, OUT/rod/report/index.html is its page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from transformers.trainer_utils import get_last_checkpoint
 
 from nemo_rod import BlockStore, References, RoDBatches
+from nemo_rod.lab.report import build_job_report
 
 BATCH_SIZE, MICRO_BATCH_SIZE = 8, 2
 
@@ -67,12 +68,16 @@ def train(model_folder: str, blocks: str, references: list[str], out: Path, step
         steps=steps,
         batch_size=BATCH_SIZE,
         micro_batch_size=MICRO_BATCH_SIZE,
+        held_out=BlockStore(blocks, split="holdout"),
+        validation_every=max(1, steps // 10),
         out=out / "rod",
     )
     args.gradient_accumulation_steps = len(batches) // steps
     trainer = RoDTrainer(model, args, batches=batches)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(out)) if out.exists() else None)
     trainer.save_model(str(out / "hf"))
+    if trainer.is_world_process_zero():
+        build_job_report(out / "rod")
 
 
 if __name__ == "__main__":

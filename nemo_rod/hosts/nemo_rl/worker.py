@@ -113,7 +113,7 @@ class RoDWorkerMixin:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
         held_out = BlockStore(self._rod_task.blocks, split="holdout")
         scorer = self._rod_scorer(held_out)
-        return source_losses(scorer, held_out, num_blocks=self._rod_task.validation_blocks)
+        return source_losses(scorer, held_out.sources, num_blocks=self._rod_task.validation_blocks)
 
     def rod_losses_at(
         self, *, block_ids: np.ndarray, lengths: tuple[int, ...]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import digest
+from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection import (
     Candidates,
@@ -28,8 +28,10 @@ from nemo_rod.selection import (
     SourceRow,
 )
 from nemo_rod.selection.candidates import Pools
-from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.dealing import deal
+from nemo_rod.selection.held_out import source_losses
+
+HELD_OUT_BLOCKS = 64  # of every source
 
 
 class RoDBatches:
@@ -55,8 +57,12 @@ class RoDBatches:
         policy: turns scores into the chosen blocks; by default `Joint()`.
         pools: candidates of every step; by default `Candidates` of the store with their defaults.
         on_nonfinite: what to do about a score that is not finite, "refuse" or "exclude".
-        out: folder of `curriculum.rod` and `metrics.jsonl`, written by the first rank; None for no
-            record. Files of a run that began before are kept as `curriculum.rod.1` and so on.
+        held_out: store of blocks that are not trained on, such as that of the split "holdout", on
+            whose first blocks of every source held-out losses are measured at the start and at the
+            end; None for none.
+        validation_every: further steps after which held-out losses are measured; 0 for none.
+        out: folder of the record, written by the first rank; None for no record. Files of a run
+            that began before are kept as `curriculum.rod.1` and so on.
         group: process group of the replicas; by default all processes, if there are several.
 
     Attributes:
@@ -91,10 +97,13 @@ class RoDBatches:
         policy: Policy | None = None,
         pools: Pools | None = None,
         on_nonfinite: OnNonfinite = "refuse",
+        held_out: BlockStore | None = None,
+        validation_every: int = 0,
         out: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.store, self.references, self.steps, self.group = store, references, steps, group
+        self._model = model
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
         replicas = self.scorer.replicas
@@ -118,10 +127,16 @@ class RoDBatches:
             references=references,
             on_nonfinite=on_nonfinite,
         )
+        self.held_out, self.validation_every = held_out, validation_every
+        if held_out is not None and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint:
+            raise ValueError(
+                f"the held-out blocks in {held_out.root} are of another tokenizer than those in "
+                f"{store.root}: prepare both with the model's."
+            )
         self.out = None if out is None else Path(out)
         self.next_step = 0
         self.choice: Choice | None = None
-        self._journal: Journal | None = None  # of the first rank
+        self._record: JobRecord | None = None  # of the first rank
         self._is_open = False
         self._began: float | None = None  # when the step under way began; None between steps
 
@@ -132,10 +147,13 @@ class RoDBatches:
     def state_dict(self) -> dict[str, int]:
         """Returns what a checkpoint must keep, after it has ended the step.
 
+        One rank may call it alone. A step that it ends has no held-out losses, for which
+        `end_step` must be called before.
+
         Example:
             >>> torch.save({"batches": batches.state_dict()}, "checkpoint.pt")
         """
-        self.end_step()
+        self._end_step({}, measures=False)
         return {"step": self.next_step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -150,7 +168,8 @@ class RoDBatches:
         """Writes the metrics of the step that was trained on, before a checkpoint names it.
 
         It is called by itself when the next batch is asked for, and does nothing if the step has
-        ended or some of its batches are still to come.
+        ended or some of its batches are still to come. Collective over the replicas if held-out
+        losses are measured.
 
         Args:
             metrics: further metrics of the step, such as `{"train/loss": 2.1}`, in nats per token.
@@ -158,16 +177,28 @@ class RoDBatches:
         Example:
             >>> batches.end_step({"train/loss": 2.1, "train/lr": 1e-5})
         """
+        self._end_step(metrics or {}, measures=True)
+
+    def _end_step(self, metrics: Mapping[str, float], *, measures: bool) -> None:
         choice = self.choice
         if self._began is None or choice is None or choice.pool.step >= self.next_step:
             return
         total = time.perf_counter() - self._began
         self._began = None
-        if self._journal is not None:
-            seconds = {**choice.seconds, "update": total - sum(choice.seconds.values())}
-            timing = {**seconds, "total": total}
-            row = {f"timing/train/{part}": value for part, value in timing.items()}
-            self._journal.append(choice.pool.step, choice, {**row, **(metrics or {})})
+        done, every = choice.pool.step + 1, self.validation_every
+        if measures and (done == self.steps or (every and done % every == 0)):
+            metrics = {**metrics, **self._held_out_losses()}
+        if self._record is not None:
+            self._record.ended(choice, total, dict(metrics))
+
+    def _held_out_losses(self) -> dict[str, float]:
+        """Measures with the current weights. Collective over the replicas."""
+        if self.held_out is None:
+            return {}
+        size = self.scorer.micro_batch_size
+        scorer = TorchScorer(self._model, self.held_out, micro_batch_size=size, group=self.group)
+        sources = [row for row in self.held_out.sources if row.count]
+        return source_losses(scorer, sources, num_blocks=HELD_OUT_BLOCKS)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields the batches of this process, from `next_step` on. Collective over the replicas.
@@ -192,16 +223,24 @@ class RoDBatches:
                     if number == len(own):  # a checkpoint after it continues with the next step
                         self.next_step = step + 1
                     yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}
-            finally:
-                self.end_step()
+            except BaseException:  # perhaps of this rank alone
+                self._end_step({}, measures=False)
+                raise
+            self.end_step()
 
     def _choose(self, step: int) -> Choice:
         """Chooses and records the blocks of a step, the same ones on every rank."""
         if not self._is_open:
-            self._journal = self.scorer.on_all_ranks(
+            self._record = self.scorer.on_all_ranks(
                 lambda: self._open(step) if self.scorer.rank == 0 else None
             )
             self._is_open = True
+            is_new = self._record is not None and self._record.is_new
+            if "new" in self.scorer.gathered("new" if is_new else ""):
+                losses = self._held_out_losses()
+                if losses and self._record is not None:
+                    self._record.begin(losses)
+            self._began = time.perf_counter()
         choice = self.selector.choose(step, self.scorer)
         if self.references is not None and self.policy.needs_scores:
             self._check_precision(self.references)
@@ -211,8 +250,8 @@ class RoDBatches:
                 f"step {step}: replicas chose different blocks, where all must choose the same: "
                 "their files or software differ; give all the same and resume."
             )
-        if self._journal is not None:
-            self._journal.begin(choice)
+        if self._record is not None:
+            self._record.chosen(choice)
         return choice
 
     def _check_precision(self, references: References) -> None:
@@ -223,16 +262,7 @@ class RoDBatches:
                     f"in {self.scorer.precision!r}: write them with the model as it is trained."
                 )
 
-    def _open(self, step: int) -> Journal | None:
-        """Opens the record at a step; files that this run does not continue are moved aside."""
-        if self.out is None:
-            return None
-        self.out.mkdir(parents=True, exist_ok=True)
-        names = ("curriculum.rod", "metrics.jsonl")
-        present = [self.out / name for name in names if step == 0 and (self.out / name).exists()]
-        number = next(n for n in count(1) if not any(Path(f"{p}.{n}").exists() for p in present))
-        for path in present:
-            path.rename(f"{path}.{number}")
+    def _open(self, step: int) -> JobRecord:
         decided_by = repr((self.policy, self.pools, self.scorer.length, self.selector.on_nonfinite))
         header = CurriculumHeader(
             num_candidates=self.pools.size,
@@ -246,7 +276,14 @@ class RoDBatches:
             sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in self.store.sources),
             scored=self.policy.needs_scores,
         )
-        return Journal(self.out, header, step=step)
+        return JobRecord(
+            self.out,
+            header,
+            step=step,
+            steps=self.steps,
+            held_out=self.held_out.digest if self.held_out else "",
+            scored_length=self.scorer.length,
+        )
 
     @property
     def _batches_per_step(self) -> int:

@@ -10,15 +10,15 @@ One module per host defines where to bind; everything else is independent of the
 
     roles.py           which source is adaptation, which is replay
     job_data.py        the job's training data as blocks with ids, and the pools of its steps
-    step_record.py     the curriculum and the metrics of such a job
+    held_out.py        held-out losses of such a job
     job.py             the user's options, and the selector built from them
     job_references.py  reference losses of the job's own data
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
 
-A host does four things: it refuses features that selection does not work with; it scales the length
-of the train split by the multiplier; it passes the job's dataset to
-`Job.built` once it is built; and it replaces the schedule of every training step by
-`SelectingJob.around`, which chooses by `nemo_rod.megatron.rod_selector`, as our own jobs do.
+A host does five things: it refuses features that selection does not work with; it scales the length
+of the train split by the multiplier; it passes the job's datasets to `Job.built` once they are
+built; it replaces the schedule of every training step by `SelectingJob.around`, which chooses by
+`nemo_rod.megatron.rod_selector`, as our own jobs do; and it calls `SelectingJob.ended` after it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class InstallOptions(_Data, total=False):
     references: Sequence[str | Path]
     policy: Policy
     out: str | Path
+    validation_every: int | None
 
 
 class ReferenceOptions(_Data, total=False):
@@ -89,6 +90,9 @@ def install(host: str, *args: Any, **options: Any) -> Any:
                 `MULTIPLIER`.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
                 checkpoint folder (on NeMo beside it), and none if the job saves no checkpoints.
+            validation_every: steps between two measurements of held-out losses by source, which are
+                also made at the start and the end; by default those between two validations of the
+                job itself. 0 for none.
 
     Returns:
         A handle whose `uninstall()` removes the selector again; also a context manager.

@@ -41,7 +41,8 @@ class JobData:
     Args:
         dataset: megatron-core's BlendedDataset or GPTDataset.
         roles: roles of the sources; see `roles.py`.
-        num_samples: maximum number of samples that the job may draw.
+        num_samples: maximum number of samples that the job may draw; None for all that the sources
+            have, whatever the blend draws of each.
         unused: keys of the samples that the job's forward step does not read, such as an S x S
             mask that the model computes itself.
 
@@ -54,7 +55,7 @@ class JobData:
     """
 
     def __init__(
-        self, dataset: Any, roles: Roles, *, num_samples: int, unused: Collection[str] = ()
+        self, dataset: Any, roles: Roles, *, num_samples: int | None, unused: Collection[str] = ()
     ) -> None:
         self._dataset, self.unused = dataset, unused
         self._parts = list(getattr(dataset, "datasets", [dataset]))
@@ -68,7 +69,9 @@ class JobData:
         self.block_size = int(self._config.sequence_length)
         prefixes = [part.dataset_path for part in self._parts]
         names, role_of = name_sources(prefixes), assign_roles(prefixes, roles)
-        if self._blended:
+        if num_samples is None:
+            counts = np.array([len(part) for part in self._parts])
+        elif self._blended:
             if dataset.dataset_index is None:  # mapped when first read
                 dataset[0]
             counts = np.bincount(dataset.dataset_index, minlength=len(names))

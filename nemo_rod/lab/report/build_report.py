@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
 from nemo_rod.lab.report.page import render_page, render_under_way
 from nemo_rod.lab.report.paper_tables import PAPER_TABLES
 from nemo_rod.lab.report.provenance import provenance_of
-from nemo_rod.lab.report.results import results_of
+from nemo_rod.lab.report.results import Shown, results_of
 from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
 from nemo_rod.lab.report.table import TABLES
-from nemo_rod.lab.report.under_way import has_begun, parts_of
+from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 
 
@@ -56,15 +56,13 @@ def build_report(
     Raises:
         ValueError: If the run has not begun, or a file is damaged.
     """
-    from nemo_rod.lab.report.figures import FIGURES, draw
-    from nemo_rod.lab.report.figures.canvas import inline_svg, save
-
     out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
     is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
     if is_evaluated_yet or not has_begun(run_dir):
         run = replace(read_run(run_dir), recipe=name)
-    explorers = write_explorers(run_dir, out, recipe=name, texts=texts)
+    curricula = {folder.name: folder / "curriculum.rod" for folder in arm_folders(run_dir)}
+    explorers = write_explorers(curricula, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
         page = render_under_way(name, parts, charts_of(parts), explorers=explorers)
         write_whole(out / "index.html", page.encode())
@@ -80,10 +78,28 @@ def build_report(
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
+    write_page(out, [(run, results), *others], parts, explorers)
+    return results
+
+
+def write_page(
+    out: Path, shown: Sequence[Shown], parts: Sequence[Part], explorers: list[tuple[str, str]]
+) -> None:
+    """Writes the results of the first run, with its tables, figures and page.
+
+    Args:
+        out: Folder of the report.
+        shown: The run, and runs of other recipes beside it.
+        parts: Parts of the run.
+        explorers: Files of its curricula and labels of their arms.
+    """
+    from nemo_rod.lab.report.figures import FIGURES, draw
+    from nemo_rod.lab.report.figures.canvas import inline_svg, save
+
+    results = shown[0][1]
     for name in ("tables", "figures"):
         shutil.rmtree(out / name, ignore_errors=True)  # may hold files of removed arms
         (out / name).mkdir(parents=True)
-    shown = [(run, results), *others]
     tables = {}
     for make in (*TABLES, *PAPER_TABLES):
         table = make(results)
@@ -102,21 +118,25 @@ def build_report(
     charts = charts_of(parts, list(results["arms"]))
     page = render_page(results, tables, pictures, charts, parts, explorers=explorers)
     write_whole(out / "index.html", page.encode())
-    return results
 
 
 def write_explorers(
-    run_dir: Path, out: Path, *, recipe: str, texts: Texts | None
+    curricula: Mapping[str, Path], out: Path, *, recipe: str, texts: Texts | None
 ) -> list[tuple[str, str]]:
     """Writes a page for every curriculum with scores: `curriculum.html` for RoD, or the first arm.
+
+    Args:
+        curricula: `curriculum.rod` by the name of its arm; some may be missing.
+        out: Folder of the report.
+        recipe: Name in the heading.
+        texts: As for `build_report`.
 
     Returns:
         Files and labels of their arms.
     """
-    folders = {folder.name: folder for folder in arm_folders(run_dir)}
     found: list[tuple[str, str, dict[str, Any], str]] = []
-    for name in sorted(folders, key=lambda name: ("rod" not in name, len(name), name)):
-        path, note = folders[name] / "curriculum.rod", ""
+    for name in sorted(curricula, key=lambda name: ("rod" not in name, len(name), name)):
+        path, note = curricula[name], ""
         if not path.exists():
             continue
         try:

@@ -30,7 +30,7 @@ DESIGN = (
     "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
-_FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
+FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
 _NUMBER = (int, float)
 # Types of facts, besides null.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -197,7 +197,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
             )
     arm_file, tasks_file = folder / "arm.json", folder / "tasks.json"
     name = parse_arm(folder.name)
-    facts: dict[str, Any] = _FREE if name.kind == "base" else {}
+    facts: dict[str, Any] = FREE if name.kind == "base" else {}
     if name.kind != "base" or arm_file.is_file():
         facts = {**facts, **read_json(arm_file, "kind", "steps")}
     _check_facts(arm_file, facts, cure="train the arm again")

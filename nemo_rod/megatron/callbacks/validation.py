@@ -60,7 +60,7 @@ class Validation(Callback):
         scorer = MegatronScorer(
             context.model, self.store, groups, micro_batch_size=size, beat=self.beat
         )
-        return source_losses(scorer, self.store, num_blocks=self.num_blocks)
+        return source_losses(scorer, self.store.sources, num_blocks=self.num_blocks)
 
 
 class UntilConverged(Callback):

@@ -17,21 +17,12 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from nemo_rod.upstream.changes import graphs_replay_only_in_training, old_cuda_graph_flags
 
 
-def refuse_unsafe(
-    config: Any,
-    ddp_config: Any = None,
-    *,
-    splits_context: bool = False,
-    between_steps: bool = False,
-) -> None:
-    """Refuses features that break a scoring pass inside a training step.
+def refuse_unsafe(config: Any, ddp_config: Any = None) -> None:
+    """Refuses features that break a scoring pass, inside a training step or between two.
 
     Args:
         config: the model's configuration.
         ddp_config: the configuration of the data-parallel wrapper, if there is one.
-        splits_context: whether the scoring pass splits positions over context-parallel ranks.
-        between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
-            validation, by NeMo-RL's workers, and for references by a job's own model.
 
     Raises:
         ValueError: the configuration uses such a feature; the message has the reason and the
@@ -70,7 +61,7 @@ def refuse_unsafe(
         (bool(custom), " and ".join(custom),
          "has quantizers of your own, which may keep scales that scoring would move",
          "a recipe of TransformerEngine's without a history, such as 'mxfp8' or 'nvfp4'"),
-        (shared_buffer and between_steps, "reuse_grad_buf_for_mxfp8_param_ag",
+        (shared_buffer, "reuse_grad_buf_for_mxfp8_param_ag",
          "leaves gradients where scoring between two steps, as for validation, reads weights",
          "reuse_grad_buf_for_mxfp8_param_ag=False"),
         (getattr(config, "moe_router_force_load_balancing", False),
@@ -92,8 +83,6 @@ def refuse_unsafe(
         (getattr(config, "hybrid_context_parallel", False), "hybrid_context_parallel",
          "deals the tokens of a step by a schedule of its own", "hybrid_context_parallel=False"),
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
-        (config.context_parallel_size > 1 and not splits_context, "context parallel",
-         "splits the blocks it would score", "context_parallel_size=1"),
     ):  # fmt: skip
         if enabled:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")

@@ -57,7 +57,7 @@ class MegatronScorer:
     def __post_init__(self) -> None:
         self.config = get_model_config(self.model[0])
         ddp_config = getattr(self.model[0], "ddp_config", None)
-        refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
+        refuse_unsafe(self.config, ddp_config)
         refuse_unfit(self.model, self.precision)
 
     def losses(self, block_ids: np.ndarray) -> np.ndarray:

@@ -94,15 +94,7 @@ class Journal:
         assert step == self._curriculum.next_step - 1, step
         for write in self._writes:
             write.result()
-        header = self._curriculum.header
-        source_C = header.source_index(choice.pool.block_ids)
-        names = [row.name for row in header.sources]
-        total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
-        pace = {
-            "rod/overhead": total / update - 1,  # cost of the selection, in plain steps
-            "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
-        }
-        row = {"step": step, **metrics, **pace, **selection_metrics(choice, source_C, names)}
+        row = step_row(step, choice, metrics, self._curriculum.header)
         with open(self._metrics, "a") as file:
             file.write(_line(row))
             descriptor = os.dup(file.fileno())
@@ -115,14 +107,23 @@ def number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Appends the metrics of a step to a file with one JSON object per line."""
-    with open(path, "a") as file:
-        file.write(_line(row))
+def step_row(
+    step: int, choice: Choice, metrics: dict[str, Any], header: CurriculumHeader
+) -> dict[str, Any]:
+    """Returns a step's row of metrics: those given, and those of its choice; see `append`."""
+    source_C = header.source_index(choice.pool.block_ids)
+    total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
+    return {
+        "step": step,
+        **metrics,
+        "rod/overhead": total / update - 1,  # cost of the selection, in plain steps
+        "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
+        **selection_metrics(choice, source_C, [row.name for row in header.sources]),
+    }
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the metrics of all steps in a file of `append_line`; empty if there is no file."""
+    """Returns the metrics of all steps in a `metrics.jsonl`; empty if there is no file."""
     return read_lines(path) if path.exists() else []
 
 

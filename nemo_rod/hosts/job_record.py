@@ -1,0 +1,165 @@
+"""The folder of a job that selects, of whatever host: what it chose, and how it fared.
+
+    job.json                 steps of the job, tokens of a sample that are scored, and a digest of
+                             its held-out samples
+    curriculum.rod           pools, scores and choices
+    metrics.jsonl            one line per step that has ended
+    validation_start.json    held-out losses before the first step
+
+Names and forms are those of a trained arm of a recipe; `nemo-rod report FOLDER` shows either.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import interpreting, read_json, sync, write_json
+from nemo_rod.lab.forgetting import validation_forgetting
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader
+from nemo_rod.selection.curriculum.header import refuse_foreign
+from nemo_rod.selection.curriculum.journal import Journal, keep_steps, read_rows, step_row
+from nemo_rod.selection.held_out import START_FILE
+
+# what changes if a job goes on longer or with other batches: its record has a new segment then
+_GROWS = ("num_candidates", "num_chosen", "store", "references", "sources")
+
+
+class JobRecord:
+    """Records every step of a job in its folder, in one process.
+
+    A job that resumes continues its files. One that begins again, at their first step or before,
+    as without a checkpoint, moves them aside (`curriculum.rod.1`): they may be of another run.
+    One that goes on longer, or with other batch sizes, keeps the curriculum so far in the same way,
+    and begins a new one.
+
+    Args:
+        folder: the folder; None to write nothing.
+        header: the curriculum's header.
+        step: the step that training starts from.
+        steps: number of steps of the whole job.
+        held_out: digest of the held-out samples; "" if no held-out losses are measured.
+        scored_length: leading tokens of a sample that are scored; None for all.
+
+    Attributes:
+        start: held-out losses before the first step, `validation/<role>/<source>/loss` in nats per
+            token; empty if they are not known.
+        is_new: whether no earlier step is recorded, so that `start` can be measured now.
+
+    Raises:
+        ValueError: the folder belongs to another run.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        header: CurriculumHeader,
+        *,
+        step: int,
+        steps: int,
+        held_out: str = "",
+        scored_length: int | None = None,
+    ) -> None:
+        self.folder, self.header = folder, header
+        self.start: dict[str, float] = {}
+        self.is_new = step == 0
+        self._journal: Journal | None = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("curriculum.rod", "metrics.jsonl", START_FILE, "job.json")
+        path, metrics, start, job = (folder / name for name in names)
+        with interpreting(metrics):
+            first_steps = [int(row["step"]) for row in read_rows(metrics)[:1]]
+        is_segment = False
+        if path.exists():
+            with Curriculum.open(path, read_only=True) as before:
+                first = before.header.first_step
+                header = replace(header, first_step=first)
+                grown = {key: getattr(before.header, key) for key in _GROWS}
+                refuse_foreign(path, before.header, replace(header, **grown))
+                is_segment = before.header != header
+                first_steps += [first] if len(before) else []
+        self.is_new = not first_steps or min(first_steps) >= step
+        if first_steps and self.is_new:
+            files = [path, metrics, start]
+            _move_aside(files, f"begins at step {step} without the steps recorded")
+        elif is_segment:
+            Curriculum.open(path, resume_at=step).close()  # drops the steps that are done again
+            _move_aside([path], f"continues at step {step} with other data than recorded")
+        known = read_json(job)["held_out"] if job.exists() else ""
+        if start.exists() and self.is_new:
+            start.unlink()  # of an attempt that ended before its first step
+        elif start.exists() and held_out and known != held_out:
+            _move_aside(
+                [start], f"continues at step {step} with other held-out samples than recorded"
+            )
+        if start.exists():
+            self.start = dict(read_json(start))
+        facts = {"steps": steps, "held_out": held_out or known}
+        write_json(job, facts | {"scored_length": scored_length or header.block_size})
+        keep_steps(metrics, step)
+        if not path.exists():
+            header = replace(header, first_step=step)
+            Curriculum.create(path, header).close()
+        self.header, self._journal = header, Journal(folder, header, step=step)
+
+    def begin(self, losses: dict[str, float]) -> None:
+        """Records the held-out losses before the first step."""
+        self.start = losses
+        if self.folder is not None:
+            write_json(self.folder / START_FILE, losses)
+
+    def chosen(self, choice: Choice) -> None:
+        """Records the choice of a step before it is trained on, without waiting for the disk."""
+        if self._journal is not None:
+            self._journal.begin(choice)
+
+    def ended(self, choice: Choice, total: float, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Records a step that has ended.
+
+        Args:
+            choice: its choice.
+            total: its duration in seconds, without held-out losses.
+            metrics: metrics of the host, and held-out losses if any were measured.
+
+        Returns:
+            All metrics of the step, with `validation/forgetting` (F_val; paper, appendix
+            "Evaluation") if its held-out losses and those of the start are known.
+        """
+        update = total - sum(choice.seconds.values())
+        timing = {**choice.seconds, "update": update, "total": total}
+        metrics = {**{f"timing/train/{part}": value for part, value in timing.items()}, **metrics}
+        replay = [row for row in self.header.sources if row.role == "replay"]
+        keys = {row.name: f"validation/replay/{row.name}/loss" for row in replay}
+        if replay and all(key in metrics and key in self.start for key in keys.values()):
+            now, base = (
+                {name: losses[key] for name, key in keys.items()}
+                for losses in (metrics, self.start)
+            )
+            weights = {row.name: row.count for row in replay}
+            metrics["validation/forgetting"] = validation_forgetting(now, base, weights)
+        step = choice.pool.step
+        if self._journal is None:
+            return step_row(step, choice, metrics, self.header)
+        return self._journal.append(step, choice, metrics)
+
+
+def _move_aside(files: list[Path], reason: str) -> None:
+    """Renames files durably, by the first number that is free for all of them, and prints them."""
+    present = [file for file in files if file.exists()]
+    suffixes = (f".{number}" for number in count(1))
+    suffix = next(s for s in suffixes if not any(Path(f"{file}{s}").exists() for file in files))
+    for file in present:
+        os.replace(file, file.with_name(file.name + suffix))
+    sync(files[0].parent)
+    names = " and ".join(file.name + suffix for file in present)
+    print(
+        f"nemo-rod: the job {reason} in {files[0].parent}: the earlier record is now in {names}.",
+        file=sys.stderr,
+        flush=True,
+    )

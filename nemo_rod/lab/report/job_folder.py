@@ -1,0 +1,181 @@
+"""`nemo-rod report FOLDER`: the page of a job that selects in its own trainer (docs/swap-in.md).
+
+The hosts write the files of such a folder; they have the forms of a trained arm's:
+
+    job.json                 number of steps
+    curriculum.rod           blocks drawn and trained on
+    metrics.jsonl            metrics by step, with held-out losses
+    validation_start.json    held-out losses before the first step
+"""
+
+from __future__ import annotations
+
+import statistics
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.files import interpreting, read_json, write_whole
+from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.build_report import judged, write_explorers, write_page
+from nemo_rod.lab.report.curves import charts_of
+from nemo_rod.lab.report.history import read_history
+from nemo_rod.lab.report.page import render_under_way
+from nemo_rod.lab.report.provenance import provenance_of
+from nemo_rod.lab.report.run_files import FREE, ROLES, Arm, Run
+from nemo_rod.lab.report.under_way import Part
+from nemo_rod.lab.report.verdicts import judge_across_seeds
+from nemo_rod.selection.competition import FORWARD
+from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.journal import read_rows
+from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.held_out import START_FILE
+
+MARKS: set[str] = set()  # words of the form without a recipe: it is known by its folder
+_USAGE = """\
+nemo-rod report FOLDER
+       nemo-rod report recipe=NAME [KEY=VALUE ...]"""
+_DESCRIPTION = """\
+Writes FOLDER/report/, with the page of a job that selects in its own trainer. FOLDER is the one
+that the job records its choices in, or the folder of its checkpoints. The job may still run.
+
+With recipe=, the report of a recipe's run, in Hydra's grammar: `nemo-rod report recipe=NAME --cfg
+job` shows all keys of that form."""
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod report` with a folder."""
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the job's record")
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Writes the report, and prints where its page is.
+
+    Raises:
+        ValueError: If the folder has no record, or a file is damaged.
+    """
+    folder = options.folder
+    if not (folder / "curriculum.rod").exists() and (folder / "rod").is_dir():
+        folder = folder / "rod"
+    build_job_report(folder)
+    print(folder / "report" / "index.html")
+
+
+def build_job_report(folder: Path) -> dict[str, Any] | None:
+    """Writes `FOLDER/report/`, as `build_report` does for a run.
+
+    Returns:
+        Content of `results.json`; None if no held-out losses are recorded yet.
+
+    Raises:
+        ValueError: If the folder has no record, or a file is damaged.
+    """
+    file, out = folder / "curriculum.rod", folder / "report"
+    if not file.exists():
+        raise ValueError(
+            f"{folder} has no curriculum.rod: expected the folder that nemo_rod.install(..., out=) "
+            "or RoDBatches(..., out=) writes, by default rod/ beside the job's checkpoints."
+        )
+    with Curriculum.open(file, read_only=True) as curriculum:
+        header, done = curriculum.header, len(curriculum)
+    metrics, job, start = (folder / name for name in ("metrics.jsonl", "job.json", START_FILE))
+    with interpreting(metrics):
+        rows = read_rows(metrics)
+    about = read_json(job, "steps", "scored_length") if job.exists() else {}
+    steps = about.get("steps")
+    before = dict(read_json(start)) if start.exists() else {}
+    name = "rod" if header.scored else "take_all"
+    state = "evaluated" if rows and rows[-1]["step"] + 1 == steps else "in progress"
+    last = rows[-1]["step"] + 1 if rows else None
+    parts = [Part(name, parse_arm(name).label, state, last, steps, rows, before)]
+    title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
+    out.mkdir(exist_ok=True)
+    explorers = write_explorers({name: file}, out, recipe=title, texts=None)
+    losses = {"base": before, name: next((r for r in reversed(rows) if _loss(r)), {})}
+    measured = {arm: loss for arm, row in losses.items() if (loss := _loss(row))}
+    if name not in measured or not done:
+        page = render_under_way(title, parts, charts_of(parts), explorers=explorers)
+        write_whole(out / "index.html", page.encode())
+        return None
+    length = about.get("scored_length", header.block_size) if header.scored else 0
+    facts = {"base": FREE, name: _facts(header, rows, done, length)}
+    arms = {
+        arm: Arm(
+            name=parse_arm(arm),
+            seed=header.seed,
+            loss={role: loss.get(role, {}) for role in ROLES},
+            tasks=None,
+            blocks=None,
+            facts=facts[arm],
+            history=None if arm == "base" else read_history(file),
+        )
+        for arm, loss in measured.items()
+    }
+    run = Run(folder, title, arms, _weights(header, measured[name]), (), [])
+    results = judged(run) | {"replicates": [], "settings": []}
+    results = {"provenance": provenance_of(folder, results)} | results
+    results["provenance"]["data"] = [
+        {"role": row.role, "source": row.name, "blocks": row.count, "commit": None, "digest": None}
+        for row in header.sources
+    ]
+    results["checks_across_seeds"] = judge_across_seeds([results])
+    if header.first_step:
+        results["notes"].append(
+            f"The record begins at step {header.first_step}: costs and shares are of the steps "
+            "since then."
+        )
+    write_page(out, [(run, results)], parts, explorers)
+    return results
+
+
+def _loss(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the held-out losses in a row of metrics, by role and source; empty without any."""
+    losses: dict[str, dict[str, float]] = {}
+    for key, value in row.items():
+        kind, _, name = key.partition("/")
+        if kind == "validation" and name.endswith("/loss"):
+            role, _, source = name.removesuffix("/loss").partition("/")
+            losses.setdefault(role, {})[source] = value
+    return losses
+
+
+def _facts(
+    header: CurriculumHeader, rows: list[dict[str, Any]], done: int, scored_length: int
+) -> dict[str, Any]:
+    """Returns the keys of an `arm.json`, as far as a job's record has them."""
+    drawn, trained = header.num_candidates, header.num_chosen
+    scored = drawn * scored_length  # tokens in a step
+    is_recorded = [row for row in rows if row["step"] >= header.first_step]
+    seconds = [row["timing/train/total"] for row in is_recorded if "timing/train/total" in row]
+    return {
+        "kind": "trained",
+        "steps": done,
+        "batch_size": trained,
+        "block_size": header.block_size,
+        "multiplier": drawn / trained,
+        "trained_tokens": done * trained * header.block_size,
+        "scored_tokens": done * scored,
+        "compute": done * (1 + FORWARD * scored / (trained * header.block_size)),
+        "wall_seconds": sum(seconds),
+        "seconds_per_step": statistics.median(seconds) if seconds else None,
+        "anneals_at": None,
+    }
+
+
+def _weights(
+    header: CurriculumHeader, losses: dict[str, dict[str, float]]
+) -> dict[str, dict[str, int]]:
+    """Returns the weights of the held-out sources: their samples to train on, by role and name.
+
+    Sources that only the validation data has count equally.
+    """
+    weights: dict[str, dict[str, int]] = {}
+    for role in ROLES:
+        counts = {row.name: row.count for row in header.sources if row.role == role}
+        names = losses.get(role, {})
+        is_known = names and set(names) <= set(counts) and any(counts[name] for name in names)
+        weights[role] = counts if is_known else dict.fromkeys(names, 1)
+    return weights

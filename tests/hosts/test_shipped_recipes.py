@@ -1,0 +1,66 @@
+"""Megatron-Bridge's own recipes, shrunk by their own keys, with the selector in them.
+
+Each writes both references, selects for 8 steps, and does the last four of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from places import WORKERS
+from shipped_recipes_worker import FAMILIES, STEPS
+from swap_in_oracle import BATCH, MULTIPLIER, Jobs, answers
+
+pytestmark = pytest.mark.swap_in
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Run:
+    """Runs the worker on the same data in a folder for each family."""
+    root = tmp_path_factory.mktemp("shipped")
+    Jobs(root, torchrun).make_data()
+
+    def run(family: str, *layout: str, processes: int = 1) -> dict[str, Any]:
+        folder = root / family
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "data").symlink_to(root / "data")
+        worker = WORKERS / "shipped_recipes_worker.py"
+        outputs = torchrun(processes, worker, folder, family, *layout, timeout=900)
+        return answers(outputs[:1])
+
+    return run
+
+
+def assert_top_of_pools(choices: dict[str, Any]) -> None:
+    """By plain arithmetic; the base's own references leave replay no score at the first step."""
+    num_drawn = MULTIPLIER * STEPS * BATCH
+    ids, score = np.array(choices["block_ids"]), np.array(choices["score"], np.float32)
+    assert choices["step"] == list(range(STEPS))
+    assert sorted(ids.ravel()) == list(range(num_drawn))
+    for scores, chosen in zip(score, choices["chosen"], strict=True):
+        assert np.flatnonzero(chosen).tolist() == sorted(np.argsort(-scores, kind="stable")[:BATCH])
+    is_replay = ids[0] >= num_drawn // 2
+    assert (score[0][is_replay] == 0).all() and (score[0][~is_replay] > 0).any()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])
+def test_a_recipe_selects_and_resumes(family: str, run: Run) -> None:
+    said = run(family)
+    assert_top_of_pools(said["whole"])
+    assert said["resumed"] == said["whole"]
+
+
+def test_positions_split_over_processes_choose_the_same(run: Run) -> None:
+    """Context parallelism, of a model without attention: see the worker."""
+    whole = run("mamba")["whole"]
+    assert_top_of_pools(whole)
+    split = run("mamba", "cp2", processes=2)["cp2"]
+    assert split["block_ids"] == whole["block_ids"]
+    np.testing.assert_allclose(split["score"], whole["score"], rtol=0, atol=1e-5)
+    assert split["chosen"] == whole["chosen"]
