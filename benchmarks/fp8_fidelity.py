@@ -3,6 +3,7 @@
 A small model in fp32 learns one source of made-up text and then, by RoD, another, over three seeds.
 FP8 is simulated as `scoring.precision=fp8` has it: the weights and inputs of all linear layers are
 rounded to E4M3 with one scale per tensor, taken from that tensor; products accumulate in fp32.
+MXFP8 has a power of two for every 32 values instead.
 References are made by the same rounded passes. Rounding to bf16 in the same way stands beside it,
 as what a run in bf16 does to the same scores anyway.
 
@@ -48,11 +49,19 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     return (x * scale).to(torch.float8_e4m3fn).to(x.dtype) / scale
 
 
+def to_mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """Rounds to FP8 with a power of two as the scale of 32 values along the summed dimension."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    largest = blocks.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / LARGEST)))
+    return ((blocks / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale).reshape(x.shape)
+
+
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().to(x.dtype)
 
 
-ROUNDINGS: dict[str, Rounding] = {"fp8": to_e4m3, "bf16": to_bf16}
+ROUNDINGS: dict[str, Rounding] = {"fp8": to_e4m3, "mxfp8": to_mxfp8, "bf16": to_bf16}
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from nemo_rod.corpus.sources import SourceSpec, parse_sources
 from nemo_rod.loggers import are_loggers
 
 Part = TypeVar("Part")
+# of a scoring pass: multiples that its products need, of tokens and rows of weights, and of columns
+LOW_PRECISIONS = {"fp8": (8, 16), "mxfp8": (32, 32)}
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -180,7 +182,9 @@ class Scoring:
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
     prefix: str = one_of("1", "1/2", "1/4", "1/8")  # scored share of a candidate, from its start
     every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
-    precision: str | None = one_of(None, "fp8")  # of that pass and of references; null: the model's
+    precision: str | None = one_of(
+        None, *LOW_PRECISIONS
+    )  # of that pass and of references; null: the model's
 
     @property
     def part(self) -> float:

@@ -9,6 +9,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import (
+    LOW_PRECISIONS,
     PROVIDER,
     REFERENCE,
     Config,
@@ -161,7 +162,11 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
             f"{scoring.every}, which compares losses of training with references of another "
             "precision: set one of them."
         )
-    multiple = 8 * parallel.context * (parallel.tensor if parallel.sequence else 1)
+    multiple = (
+        LOW_PRECISIONS[scoring.precision][0]
+        * parallel.context
+        * (parallel.tensor if parallel.sequence else 1)
+    )
     tokens = int(config.domain.block_size * scoring.part)
     if tokens % multiple:
         raise ValueError(

@@ -43,26 +43,27 @@ def operation_counters(state: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(state).items() if name.startswith("_flops_")}
 
 
-def fp8_support() -> tuple[bool, str]:
-    """Returns whether TransformerEngine has FP8 on this GPU, and the reason if it does not.
+def fp8_support(precision: str) -> tuple[bool, str]:
+    """Returns whether TransformerEngine has "fp8" or "mxfp8" on this GPU, and why if it has not.
 
     Older versions have only the function that the public one calls.
     """
     from transformer_engine import pytorch as engine
 
-    if hasattr(engine, "is_fp8_available"):
-        return engine.is_fp8_available(return_reason=True)
-    from transformer_engine.pytorch.fp8 import check_fp8_support
+    if hasattr(engine, f"is_{precision}_available"):
+        return getattr(engine, f"is_{precision}_available")(return_reason=True)
+    from transformer_engine.pytorch import fp8
 
-    return check_fp8_support()
+    return getattr(fp8, f"check_{precision}_support")()
 
 
-def fp8_autocast() -> Any:
-    """Returns TransformerEngine's context of FP8 with current scaling, renamed in 2.9."""
+def fp8_autocast(precision: str) -> Any:
+    """Returns TransformerEngine's context of "fp8" (current scaling) or "mxfp8", renamed in 2.9."""
     from transformer_engine import pytorch as engine
-    from transformer_engine.common.recipe import Float8CurrentScaling, Format
+    from transformer_engine.common import recipe as recipes
 
-    recipe = Float8CurrentScaling(fp8_format=Format.E4M3)
+    kinds = {"fp8": "Float8CurrentScaling", "mxfp8": "MXFP8BlockScaling"}
+    recipe = getattr(recipes, kinds[precision])(fp8_format=recipes.Format.E4M3)
     if hasattr(engine, "autocast"):
         return engine.autocast(enabled=True, recipe=recipe)
     return engine.fp8_autocast(enabled=True, fp8_recipe=recipe)

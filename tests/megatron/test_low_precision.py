@@ -54,8 +54,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
     pytorch: Any = ModuleType("transformer_engine.pytorch")
     pytorch.autocast, pytorch.is_fp8_available = autocast, lambda **_: recorded.available
+    pytorch.is_mxfp8_available = lambda **_: (False, "Blackwell or newer required.")
     recipe: Any = ModuleType("transformer_engine.common.recipe")
     recipe.Float8CurrentScaling = lambda fp8_format: ("current", fp8_format)
+    recipe.MXFP8BlockScaling = lambda fp8_format: ("blocks of 32", fp8_format)
     recipe.Format = SimpleNamespace(E4M3="e4m3")
     package: Any = ModuleType("transformer_engine")
     package.pytorch, package.__spec__ = pytorch, SimpleNamespace()
@@ -89,6 +91,9 @@ def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine: Recorded) -> 
     with low_precision(chunks, "fp8"):
         assert engine.active
     assert not engine.active and engine.recipes == [("current", "e4m3")]
+    with low_precision(chunks, "mxfp8"):
+        assert engine.active
+    assert not engine.active and engine.recipes[1:] == [("blocks of 32", "e4m3")]
     assert not chunks[0][0]._fp8_workspaces
     with pytest.raises(RuntimeError, match="out of memory"), low_precision(chunks, "fp8"):
         chunks[0][0]._fp8_workspaces["weight"] = torch.zeros(1)
@@ -118,6 +123,8 @@ def test_models_that_do_not_fit_are_refused(chunks: list, sentence: str) -> None
     named = [torch.nn.ModuleDict({"0": chunks[0]})]
     with pytest.raises(ValueError, match=rf"^scoring\.precision=fp8 does not work .*{sentence}"):
         refuse_unfit(named, "fp8")
+    with pytest.raises(ValueError, match=r"0\.0\.weight is 16x32, .* multiples of 32 and 32"):
+        refuse_unfit([torch.nn.ModuleDict({"0": model(Linear(16, 32))[0]})], "mxfp8")
 
 
 def test_machines_without_it_are_refused(engine: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +135,8 @@ def test_machines_without_it_are_refused(engine: Recorded, monkeypatch: pytest.M
         refuse_unavailable("fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     refuse_unavailable("fp8")
+    with pytest.raises(ValueError, match=r"mxfp8 needs MXFP8, which .* \(Blackwell or newer"):
+        refuse_unavailable("mxfp8")
     engine.available = (False, "Device compute capability 8.9 or higher required.")
     with pytest.raises(ValueError, match=r"\(Device compute capability 8\.9 or higher required\):"):
         refuse_unavailable("fp8")
@@ -197,6 +206,7 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
         (["launcher=nemo_rl"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
         (["launcher=ray"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
         (["scoring.prefix=1/8"], "needs a multiple of 8 scored tokens per block .* found 4"),
+        (["scoring.precision=mxfp8", "scoring.prefix=1/2"], "multiple of 32 scored .* found 16"),
         (["scoring.precision=int8"], "scoring.precision='int8'"),
     ],
 )

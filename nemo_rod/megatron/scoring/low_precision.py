@@ -1,8 +1,9 @@
 """A scoring pass in a lower precision than training's, by TransformerEngine's own autocast.
 
-Linear layers of TransformerEngine multiply in FP8 (E4M3) with one scale per tensor, taken from the
-tensor itself: there is no history that a scoring pass could move. Attention, norms, embedding and
-output layer keep the model's precision. Nothing is in effect outside the pass.
+Linear layers of TransformerEngine multiply in FP8 (E4M3) with one scale per tensor ("fp8") or, on
+Blackwell, per 32 values ("mxfp8"), taken from the tensor itself: there is no history that a scoring
+pass could move. Attention, norms, embedding and output layer keep the model's precision. Nothing is
+in effect outside the pass.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from contextlib import contextmanager
 
 import torch
 
+from nemo_rod.config import LOW_PRECISIONS
 from nemo_rod.upstream import changes
-
-_ROWS, _COLUMNS = 8, 16  # FP8 products need multiples of these: tokens, and features
 
 
 def refuse_unavailable(precision: str | None) -> None:
     """Refuses a precision of scoring that this machine lacks; None is always available.
 
     Raises:
-        ValueError: there is no GPU, no TransformerEngine, or a GPU without FP8.
+        ValueError: there is no GPU, no TransformerEngine, or a GPU without it.
     """
     if precision is None:
         return
@@ -31,10 +31,11 @@ def refuse_unavailable(precision: str | None) -> None:
     elif importlib.util.find_spec("transformer_engine") is None:
         missing = "TransformerEngine, which is not installed"
     else:
-        available, reason = changes.fp8_support()
+        available, reason = changes.fp8_support(precision)
         if available:
             return
-        missing = f"FP8, which TransformerEngine does not offer here ({reason.strip().rstrip('.')})"
+        reason = reason.strip().rstrip(".")
+        missing = f"{precision.upper()}, which TransformerEngine does not offer here ({reason})"
     raise ValueError(
         f"scoring.precision={precision} needs {missing}: leave scoring.precision unset to score in "
         "model.precision, or run where it is available."
@@ -42,7 +43,7 @@ def refuse_unavailable(precision: str | None) -> None:
 
 
 def refuse_unfit(model: list, precision: str | None) -> None:
-    """Refuses a model that cannot be scored in FP8; None fits all.
+    """Refuses a model that cannot be scored in a precision; None fits all.
 
     Raises:
         ValueError: the message names the layer or the setting.
@@ -60,7 +61,8 @@ def refuse_unfit(model: list, precision: str | None) -> None:
         for key, weight in module.named_parameters(recurse=False)
         if weight.dim() == 2
     ]
-    odd = next((w for w in weights if w[1].shape[0] % _ROWS or w[1].shape[1] % _COLUMNS), None)
+    rows, columns = LOW_PRECISIONS[precision]
+    odd = next((w for w in weights if w[1].shape[0] % rows or w[1].shape[1] % columns), None)
     if own is not None:
         reason = "the model itself is in FP8 or FP4, and so is its scoring"
     elif experts:
@@ -69,7 +71,7 @@ def refuse_unfit(model: list, precision: str | None) -> None:
         reason = "none of the model's layers is one of TransformerEngine's"
     elif odd is not None:
         shape = "x".join(map(str, odd[1].shape))
-        reason = f"{odd[0]} is {shape}, and FP8 products need multiples of {_ROWS} and {_COLUMNS}"
+        reason = f"{odd[0]} is {shape}, and FP8 products need multiples of {rows} and {columns}"
     else:
         return
     raise ValueError(
@@ -80,13 +82,12 @@ def refuse_unfit(model: list, precision: str | None) -> None:
 
 @contextmanager
 def low_precision(model: list, precision: str | None) -> Iterator[None]:
-    """Runs the forward passes of a block in "fp8", or with None in the model's own precision."""
+    """Runs the forward passes of a block in a precision of scoring; None is the model's own."""
     if precision is None:
         yield
         return
-    assert precision == "fp8"
     try:
-        with changes.fp8_autocast():
+        with changes.fp8_autocast(precision):
             yield
     finally:
         # weights in FP8, kept for the next micro-batch: one more byte per weight while training
