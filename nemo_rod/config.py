@@ -170,7 +170,7 @@ class Variant:
     adaptation: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
     replay: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
     follow: str | None = None  # arm whose recorded counts are repeated, with blocks drawn at random
-    follow_by: str | None = one_of(None, "role", "source")  # with follow: whose counts; null: role
+    follow_by: str | None = one_of(None, "role", "source", "block")  # null: role; block: the same
     curriculum: str | None = None  # folder of a run, or of its arm, whose batches are trained on
     reference: str | None = None  # folder of a run whose specialist counts; null: this run's
 

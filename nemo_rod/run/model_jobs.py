@@ -88,8 +88,8 @@ class ModelJobs:
         elif (file := self.recorded(settings)) is not None:
             if blocks is None:
                 _refuse_unfit(file, settings, counted["digest"])
-            follow_by = (variant.follow_by or "role") if variant.follow else None
-            changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
+            by = {None: "role", "block": None}.get(variant.follow_by, variant.follow_by)
+            changed |= {"kappa": None, "recorded": str(file), "follow_by": variant.follow and by}
         return dataclasses.replace(arm, **changed)
 
     def drawn(self, blocks: dict[str, Any] | None = None) -> Mask:

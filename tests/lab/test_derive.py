@@ -23,6 +23,10 @@ from nemo_rod.run.checks import check
 from nemo_rod.run.handover import flatten
 
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
+needs_qwen3_5 = pytest.mark.skipif(
+    not hasattr(pytest.importorskip("transformers"), "Qwen3_5TextConfig"),
+    reason="this transformers has no Qwen3.5 and no Nemotron-H",
+)
 LAYERS = ("num_hidden_layers", "hybrid_override_pattern")
 # keys that may differ, besides those of sources and variants
 CHANGED = {
@@ -103,6 +107,7 @@ def test_what_too_few_processes_cannot_keep_is_named(
     assert small_layout(parallel, processes) == (expected, lost)
 
 
+@needs_qwen3_5
 @pytest.mark.parametrize(
     ("recipe", "class_name", "pattern", "tied"),
     [
@@ -135,11 +140,9 @@ def test_a_model_in_small_keeps_what_decides_which_code_runs(
             assert text[key] == value, key
 
 
+@needs_qwen3_5
 def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> None:
     """All of a layer in one tensor, but those of the head for further tokens one by one."""
-    transformers = pytest.importorskip("transformers")
-    if not hasattr(transformers, "Qwen3_5MoeConfig"):
-        pytest.skip(f"transformers {transformers.__version__} has no Qwen3.5")
     from safetensors.torch import load_file
 
     small = small_model(composed("recipe=german_qwen3_5_35b_a3b"))
@@ -157,6 +160,7 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> No
     }
 
 
+@needs_qwen3_5
 def test_a_config_of_its_own_is_what_is_shrunk() -> None:
     described = {
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -251,7 +255,7 @@ def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
     config = composed("recipe=german_nemotron_nano_12b_v2", f"run_dir={tmp_path}/run", *overrides)
     folder = tmp_path / "run_rehearsal"
     scale = 8 / config.train.steps
-    small = make_rehearsal(config, folder, small_model(config), scale)
+    small = make_rehearsal(config, folder, None, scale)
     files = RayOnSlurm().render(small, RehearsalStages(small).all())
     on_nemo_rl = {"references_base", "references_specialist", "no_replay", "rod"}
     # what builds the model, on Megatron-Bridge, is none of them
@@ -295,7 +299,7 @@ def test_every_state_of_a_rehearsal_is_recognised(config: Config, tmp_path: Path
 
     other = Places(folder).other("runs/german_qwen3_5_4b")
     other.mkdir(parents=True)  # stopped during the rehearsals that it uses
-    describe(config, other, small_model(config))
+    describe(config, other, None)
     assert rehearsal_folder(config) == folder
     foreign.touch()
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
@@ -303,7 +307,7 @@ def test_every_state_of_a_rehearsal_is_recognised(config: Config, tmp_path: Path
     write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by its checks
     assert rehearsal_folder(config) == folder
     (folder / TABLE).unlink()
-    describe(config, folder, small_model(config))
+    describe(config, folder, None)
     assert rehearsal_folder(config) == folder
 
 

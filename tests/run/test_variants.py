@@ -119,7 +119,7 @@ def test_an_optimizer_on_the_host_needs_both_keys() -> None:
             "bad.adaptation is set without share: set both, or neither",
         ),
         ("{of: rod, share: 0.3, replay: best}", "replay='best' is not valid"),
-        ("{of: rod, follow: rod, follow_by: block}", "follow_by='block' is not valid"),
+        ("{of: rod, follow: rod, follow_by: token}", "follow_by='token' is not valid"),
         ("{of: rod, follow: bad}", "follows itself"),
         ("{of: rod, follow: base}", "follows base, which is not a trained arm"),
         ("{of: rod, follow: rod, steps: 321}", "has 321 steps, but follows rod with 320"),
