@@ -166,10 +166,15 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
     Raises:
         ValueError: They cannot be read, or hold ids of another tokenizer than this.
     """
-    inputs: list[Input] = parts.load("readers", spec.kind)(spec)
-    if tokenizer is not None:
-        for item in inputs:
-            item.use(tokenizer)
+    try:
+        inputs: list[Input] = parts.load("readers", spec.kind)(spec)
+        if tokenizer is not None:
+            for item in inputs:
+                item.use(tokenizer)
+    except ValueError as error:
+        if str(error).startswith("domain.sources."):
+            raise
+        raise ValueError(f"source {spec.name}: {error}") from error
     return inputs
 
 

@@ -161,12 +161,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
     elif not any(map(_is_long, texts)):
         arrays = tokenizer.encode_batch(texts)
     else:
-        arrays = []
-        for text in texts:
-            data = bytearray()  # grows without a second copy
-            for piece in pieces(tokenizer, text):
-                data += tokenizer.encode_batch([piece])[0].tobytes()
-            arrays.append(np.frombuffer(data, dtype=np.int32))
+        cut = ([*pieces(tokenizer, text)] for text in texts)
+        arrays = [np.concatenate([tokenizer.encode_batch([p])[0] for p in parts]) for parts in cut]
     lengths = np.array([len(array) for array in arrays], dtype=np.int64)
     if len(arrays) == 1:
         return arrays[0], lengths

@@ -13,7 +13,7 @@ import itertools
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -312,19 +312,13 @@ class ParquetTable(_File):
         return (self.size or 0) * self._done // self._rows if self._rows else 0
 
 
-@takes("files", "max_bytes")
-def read_text(spec: SourceSpec) -> list[Input]:
-    """Returns files that are one document each."""
-    return [TextFile(file, name, spec) for file, name in matching_files(spec)]
+def _reader(kind: type[_File], *keys: str) -> Callable[[SourceSpec], list[Input]]:
+    def read(spec: SourceSpec) -> list[Input]:
+        return [kind(file, name, spec) for file, name in matching_files(spec)]
+
+    return takes("files", "max_bytes", *keys)(read)
 
 
-@takes("files", "text_field", "filter", "max_bytes")
-def read_jsonl(spec: SourceSpec) -> list[Input]:
-    """Returns files of JSON Lines."""
-    return [JsonLines(file, name, spec) for file, name in matching_files(spec)]
-
-
-@takes("files", "text_field", "filter", "max_bytes")
-def read_parquet(spec: SourceSpec) -> list[Input]:
-    """Returns parquet files."""
-    return [ParquetTable(file, name, spec) for file, name in matching_files(spec)]
+read_text = _reader(TextFile)
+read_jsonl = _reader(JsonLines, "text_field", "filter")
+read_parquet = _reader(ParquetTable, "text_field", "filter")

@@ -18,10 +18,7 @@ ALL_SPLITS = "all"
 @takes("path", "subset", "split", "revision", "text_field", "filter", "max_bytes")
 def read_dataset(spec: SourceSpec) -> list[Input]:
     """Returns the Hugging Face dataset of a source, as one input."""
-    try:
-        return [HuggingFaceDataset(spec)]
-    except ValueError as error:
-        raise ValueError(f"source {spec.name}: {error}") from None
+    return [HuggingFaceDataset(spec)]
 
 
 class HuggingFaceDataset(Input):

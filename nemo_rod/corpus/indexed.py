@@ -73,8 +73,7 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
     weights, prefixes = zip(*blend(spec), strict=True)
     if any("://" in prefix for prefix in prefixes):
         raise ValueError(
-            f"source {spec.name}: kind=megatron reads local files: copy the .bin and .idx files, "
-            "and name their prefix"
+            "kind=megatron reads local files: copy the .bin and .idx files, and name their prefix"
         )
     is_weighted = weights[0] is not None
     groups = []
@@ -86,9 +85,7 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
     if is_weighted:
         places = [item.place for item in inputs]
         if twice := {place for place in places if places.count(place) > 1}:
-            raise ValueError(
-                f"source {spec.name}: {min(twice)} has two weights in files: give it one"
-            )
+            raise ValueError(f"{min(twice)} has two weights in files: give it one")
         tokens = [sum(item.tokens for item in group) for group in groups]
         wanted = [w / max(1, count) for w, count in zip(weights, tokens, strict=True)]
         for group, part in zip(groups, wanted, strict=True):

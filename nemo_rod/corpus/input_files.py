@@ -60,23 +60,20 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
     found: dict[str, tuple[File, str]] = {}
     paths_of: dict[object, list[str]] = {}  # of each file
     for pattern in spec.files:
-        where = f"source {spec.name}: files {pattern!r}"
-        check_file_name(pattern, f"source {spec.name}")
+        check_file_name(pattern)
         local = os.path.expanduser(pattern.removeprefix("file://"))
+        matches: list[tuple[File, str, object]]
         try:
-            matches: list[tuple[File, str, object]] = [
-                *(_remote(local) if "://" in local else _local(local))
-            ]
+            matches = [*(_remote(local) if "://" in local else _local(local))]
         except Exception as error:  # storages raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"{where} cannot be listed: {reason}") from error
+            raise ValueError(f"files {pattern!r} cannot be listed: {reason}") from error
         if not matches:
             raise ValueError(
-                f"source {spec.name}: no file matches {pattern!r} in {os.getcwd()}: "
-                "correct files of the source"
+                f"no file matches {pattern!r} in {os.getcwd()}: correct files of the source"
             )
         for file, name, identity in matches:
-            check_file_name(name, f"source {spec.name}")
+            check_file_name(name)
             if str(file) not in found:
                 found[str(file)] = file, name
                 paths_of.setdefault(identity, []).append(str(file))
@@ -104,21 +101,21 @@ def folder_files(folder: Path) -> list[tuple[str, int | None]]:
     """
     files = {name: file.stat().st_size for file, name, _ in _local(f"{folder}/**/*")}
     for name in files:
-        check_file_name(name, str(folder))
+        check_file_name(name)
     return sorted(files.items())
 
 
-def check_file_name(name: str, where: str) -> None:
+def check_file_name(name: str) -> None:
     """Refuses a name that manifests, which are UTF-8, cannot hold."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8" and not name.isascii():
         raise ValueError(
-            f"{where}: file names such as {name!a} are read as {encoding} under this locale: set "
+            f"file names such as {name!a} are read as {encoding} under this locale: set "
             "PYTHONUTF8=1 in the environment"
         )
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(f"{where}: the file name {name!r} is not UTF-8: rename it") from None
+        raise ValueError(f"the file name {name!r} is not UTF-8: rename it") from None
 
 
 def _local(pattern: str) -> Iterator[tuple[Path, str, object]]:

@@ -28,7 +28,7 @@ from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.formats import ReadError
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.resplit import RAISED, further_held_out, moved_blocks, raise_holdout, thin
+from nemo_rod.corpus.resplit import RAISED, further_held_out, raise_holdout, thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.sources import ROLES, SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
@@ -114,9 +114,7 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
-        for before in sorted(
-            self._partial.glob("before-*")
-        ):  # replacements that a kill interrupted
+        for before in sorted(self._partial.glob("before-*")):  # of replacements that were killed
             target = self.root.joinpath(*before.name.split("-", 2)[1:])
             if target.exists():
                 self._discard(before)
@@ -241,8 +239,7 @@ class _Preparation:
         """Holds out further blocks, of all sources together, where there are too few."""
         targets, settings = [self._target(spec) for spec in self.sources], self.settings
         further = further_held_out(targets, floor=settings.floor, seed=settings.holdout_seed)
-        for spec, target, hashes in zip(self.sources, targets, further, strict=True):
-            before = moved_blocks(target)
+        for spec, target, (hashes, before) in zip(self.sources, targets, further, strict=True):
             if hashes == before:
                 continue
             if before:

@@ -29,7 +29,9 @@ _TRAIN, _HELD, _DROPPED = 0, 1, -1
 _THIN = 1 << 127  # makes another key of the holdout's seed
 
 
-def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[set[bytes]]:
+def further_held_out(
+    folders: Sequence[Path], *, floor: int, seed: int
+) -> list[tuple[set[bytes], set[bytes]]]:
     """Decides which blocks are held out beyond those that `is_holdout` chooses.
 
     A block that one source holds out is held out in all, also if a source holds out whole
@@ -47,7 +49,7 @@ def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[
         seed: Seed of the holdout.
 
     Returns:
-        Block hashes for each source.
+        For each source, the hashes of these blocks, and of those that `raise_holdout` has moved.
     """
     sources = [_Source(folder) for folder in folders]
     moved: list[set[bytes]] = [set() for _ in sources]
@@ -76,12 +78,7 @@ def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[
                         moved[other].add(hashes_T[other][k])
             if held_T[t] >= needed:
                 break
-    return moved
-
-
-def moved_blocks(folder: Path) -> set[bytes]:
-    """Returns the hashes of the blocks of a source that `raise_holdout` has moved."""
-    return set(_Source(folder).hashes(1).tolist())
+    return [(hashes, set(s.hashes(1).tolist())) for hashes, s in zip(moved, sources, strict=True)]
 
 
 def raise_holdout(built: Path, target: Path, hashes: set[bytes]) -> Path:

@@ -75,9 +75,7 @@ def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
     state = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16)
     with (folder / "hash.npy").open("rb") as handle:
         handle.seek(HASH_HEADER_BYTES)
-        while chunk := handle.read(1 << 20):
-            state.update(chunk)
-    return state.hexdigest()
+        return hashlib.file_digest(handle, lambda: state).hexdigest()
 
 
 class SplitWriter:

@@ -16,6 +16,7 @@ import pytest
 from corpus_cases import read_documents, run, source, texts, write
 
 from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.input_files import matching_files
 
 zstandard = pytest.importorskip("zstandard")
@@ -202,7 +203,7 @@ def test_what_is_no_json_lines_file_says_what_to_do(
 def test_a_storage_that_cannot_be_listed_is_named(pattern: str, sentence: str) -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(ValueError) as error:
-        names(pattern)
+        open_inputs(spec(pattern))
     assert sentence in str(error.value)
 
 

@@ -280,7 +280,8 @@ def _reason_unread(spec: SourceSpec) -> str | None:
                 if number == RECORDS:
                     return f"its filter drops the first {RECORDS:,} records"
     except Exception as error:  # the library's loaders raise many kinds
-        line = " ".join(str(error).split())[:400] or type(error).__name__
+        line = " ".join(str(error).split()).removeprefix(f"source {spec.name}: ")[:400]
+        line = line or type(error).__name__
         kinds = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
         if kinds & _NETWORK:
             return f"the network failed ({line})"
