@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_rod import parts
@@ -23,58 +24,7 @@ _FORMER = {"score": "reference"}  # deprecated names, removed in the next releas
 _HELP = ("-h", "--help")
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # exit status by which shells report a closed pipe
 # also the help of each command on a recipe: `recipe_parser`
-USAGE = """nemo-rod: continued pretraining with replay on demand
-
-To begin with:
-  nemo-rod doctor                                 what is installed, and what works here
-  nemo-rod recipes                                every recipe: model, corpus, hours
-  nemo-rod run recipe=toy_synthetic               the whole method on made-up text, on a laptop
-  nemo-rod init FOLDER                            a recipe, sources and a cluster of your own
-
-A whole recipe:
-  nemo-rod run recipe=NAME                        every stage, skipping what is done
-  nemo-rod run recipe=NAME dry_run=true           what would run, and what was made with other keys
-  nemo-rod run -m recipe=NAME seed=1,2            a sweep: one run folder each
-  nemo-rod known recipe=NAME                      which texts the model knows, and so can forget
-  nemo-rod plan recipe=NAME                       what it costs: tokens, time, memory, disk
-  nemo-rod probe recipe=NAME                      some steps: forgetting by source, RoD's share
-  nemo-rod time recipe=NAME                       plain and RoD steps: tokens/s, MFU, memory
-  nemo-rod rehearse recipe=NAME                   a scaled-down run of everything, in minutes
-
-One stage at a time:
-  nemo-rod prepare recipe=NAME                    text -> blocks
-  nemo-rod pretrain recipe=NAME                   the base model
-  nemo-rod reference recipe=NAME                  reference losses
-  nemo-rod train recipe=NAME arm=ARM              one arm
-  nemo-rod merge recipe=NAME arm=merge_0.4        weights between base and specialist
-  nemo-rod evaluate recipe=NAME                   held-out losses of every arm
-  nemo-rod evaluate recipe=NAME tasks=paper       and benchmarks, through lm-eval
-  nemo-rod evaluate recipe=NAME arm=ARM step=N    held-out losses of a saved step
-  nemo-rod export recipe=NAME arm=ARM step=N      a saved step as a Hugging Face checkpoint
-  nemo-rod report recipe=NAME                     tables, figures and the page
-
-On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
-  nemo-rod train --config RECIPE.yaml [KEY=VALUE ...]
-  nemo-rod reference --config RECIPE.yaml rod.role=replay [KEY=VALUE ...]
-
-Without a recipe:
-  nemo-rod status RUN_DIR [--watch]               what ran, where, its progress and its end
-  nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, updated
-  nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM]   what the models of a run write after a prompt
-  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
-  nemo-rod report FOLDER                          the page of a job of your own that selects
-  nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
-  nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
-  nemo-rod curriculum materialise ARM --format FORMAT OUT   its blocks in order, for any trainer
-  nemo-rod import blocks|references|curriculum PATH ...  what the authors' code has written
-  nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, ...} ...
-                                                  reference losses of your own job's data
-  nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own
-  nemo-rod paper [LABEL [run]]                    the commands behind a figure or table of the paper
-  nemo-rod completion bash|zsh                    completion of commands, keys, recipes and arms
-
-`nemo-rod COMMAND --help` explains each; `nemo-rod --version` prints the version.
-"""
+USAGE = Path(__file__).with_name("usage.txt").read_text(encoding="utf-8")
 _KEYS = (  # the help of every command on a recipe
     ("recipe=NAME", "one that `nemo-rod recipes` lists; of your own, with --config-dir FOLDER"),
     ("arms=[ARM,...]", "arms to compare, such as arms=[no_replay,fixed_20,rod]; arm=ARM: one"),

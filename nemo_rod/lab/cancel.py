@@ -24,7 +24,7 @@ def main(options: Namespace) -> None:
 
     Raises:
         ValueError: if the folder is not a run's, none of its jobs is in the queue, or Slurm does
-            not respond.
+            not respond, or refuses.
     """
     from nemo_rod.lab.launches import read_launch
     from nemo_rod.run.launch import queue
@@ -33,5 +33,8 @@ def main(options: Namespace) -> None:
     if not alive:
         read_launch(options.run_dir)  # refuses a folder that is not a run's
         raise ValueError(f"{options.run_dir} has no job in the queue: there is nothing to cancel.")
-    queue.cancel(alive)
+    for cluster, short in queue.by_cluster(alive).items():  # running ones are first told to stop
+        lines = queue.ask("scancel", *cluster, *short)
+        if isinstance(lines, str):
+            raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")
     print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")

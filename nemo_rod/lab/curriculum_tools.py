@@ -1,4 +1,4 @@
-"""Tools for finished curricula: export one to parquet, verify one, compare two.
+"""Tools for curricula: read one whole, export it to parquet, verify it, compare two.
 
 Shape suffixes: N = steps, C = candidates, K = chosen.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import move_whole
-from nemo_rod.selection.arrays import Ids, Mask
+from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.header import DIFFERENCE, refuse_other_store
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
@@ -30,6 +30,35 @@ class CurriculumDiff:
     replay_share_a: npt.NDArray[np.float64]  # in the batches of the first
     replay_share_b: npt.NDArray[np.float64]  # in the batches of the second
     same_pools: Mask  # whether both drew the same candidates
+
+
+@dataclass(frozen=True)
+class CurriculumArrays:
+    """All steps at once: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
+
+    All arrays except `chosen` are read-only views of the file.
+    """
+
+    step: Ids
+    block_ids: Ids
+    loss: Nats
+    score: Nats
+    chosen: Mask
+    threshold: npt.NDArray[np.float64]
+
+
+def arrays(curriculum: Curriculum) -> CurriculumArrays:
+    """Returns all steps at once."""
+    records_N, count = curriculum.records(), curriculum.header.num_candidates
+    bits = np.unpackbits(records_N["chosen"], axis=1, count=count, bitorder="little")
+    return CurriculumArrays(
+        step=records_N["step"].view(np.int64),
+        block_ids=records_N["block_ids"],
+        loss=records_N["loss"],
+        score=records_N["score"],
+        chosen=bits.astype(bool),
+        threshold=records_N["threshold"],
+    )
 
 
 def export(curriculum: Curriculum, path: str | Path) -> None:

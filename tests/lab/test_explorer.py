@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from test_build import COUNTS, STEPS, FakeRun, create, write_run
 
+from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.explorer import (
     MAX_BLOCKS,
@@ -48,7 +49,7 @@ def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
         assert sum(cell["chosen"]["count"] for cell in cells) == chosen[name]
         assert sum(cell["dropped"]["count"] for cell in cells) == drawn[name] - chosen[name]
     with Curriculum.open(path, read_only=True) as curriculum:
-        arrays = curriculum.arrays()
+        arrays = curriculum_tools.arrays(curriculum)
         for pool, (step, _) in zip(data["pools"], data["ranges"], strict=True):
             is_replay = arrays.block_ids[step] >= 40
             assert pool["step"] == step and sum(pool["replay"]) == is_replay.sum()

@@ -17,7 +17,7 @@ from corpus_cases import S, run, source, texts, train_bpe, write
 from nemo_rod import cli
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, load_tokenizer
-from nemo_rod.lab import doctor
+from nemo_rod.lab import curriculum_tools, doctor
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.text import tenths
 from nemo_rod.run.processes.pythons import MEGATRON_WORKER
@@ -239,7 +239,7 @@ def test_references_finished_and_not(run_dir: Path) -> None:
 def test_curricula(run_dir: Path) -> None:
     path = run_dir / "arms" / "rod" / "curriculum.rod"
     with Curriculum.open(path, read_only=True) as curriculum:
-        arrays, header = curriculum.arrays(), curriculum.header
+        arrays, header = curriculum_tools.arrays(curriculum), curriculum.header
         shown = lines(inspect(path))
         assert ["a step", f"4 of 8 blocks of {S} tokens"] in shown
         ids = arrays.block_ids

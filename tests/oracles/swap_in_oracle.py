@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from places import ROOT
 
+from nemo_rod.lab.curriculum_tools import CurriculumArrays, arrays
 from nemo_rod.selection import Curriculum
-from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 RECIPES = ROOT / "recipes" / "swap_in"
 BATCH, MULTIPLIER = 8, 2  # samples trained on in one step of every job, candidates for each
@@ -54,7 +54,7 @@ class Jobs:
     def curriculum(self, name: str) -> CurriculumArrays:
         path = self.root / name / "rod" / "curriculum.rod"
         with Curriculum.open(path, read_only=True) as curriculum:
-            return curriculum.arrays()
+            return arrays(curriculum)
 
     def assert_watched(self, name: str, *, every: int) -> None:
         """Losses and times of every step, held-out losses at the start and at intervals."""

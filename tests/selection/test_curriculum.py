@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import diff, export, verify
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.candidates import Candidates, Pool
@@ -83,7 +84,7 @@ def record(path, steps, header=HEADER, seed=0):
 def check(curriculum, steps, first=0):
     """Compare every value of a curriculum with what was recorded."""
     assert len(curriculum) == steps and curriculum.next_step == first + steps
-    arrays = curriculum.arrays()
+    arrays = curriculum_tools.arrays(curriculum)
     for i, row in enumerate(curriculum):
         made = step_of(first + i)
         assert row.step == arrays.step[i] == first + i

@@ -185,6 +185,7 @@ def select(family: str, root: Path, out: str, **model: Any) -> dict[str, Any]:
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
+    from nemo_rod.lab import curriculum_tools
     from nemo_rod.selection import Curriculum
 
     cfg = job(family, root, out, ["new", "old"], "base")
@@ -195,7 +196,7 @@ def select(family: str, root: Path, out: str, **model: Any) -> dict[str, Any]:
         pretrain(cfg, forward_step)
     dist.barrier()  # one of the processes writes
     with Curriculum.open(root / out / "rod" / "curriculum.rod", read_only=True) as curriculum:
-        arrays = curriculum.arrays()
+        arrays = curriculum_tools.arrays(curriculum)
     return {
         name: getattr(arrays, name).tolist() for name in ("step", "block_ids", "chosen", "score")
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_lines
+from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.text import facts, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest
 from nemo_rod.selection.curriculum.log import PADDING_ID
@@ -64,7 +65,7 @@ def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:
 def describe_curriculum(path: Path) -> str:
     """Returns the blocks drawn and trained on, over the course of the run and by source."""
     with Curriculum.open(path, read_only=True) as curriculum:
-        header, arrays = curriculum.header, curriculum.arrays()
+        header, arrays = curriculum.header, curriculum_tools.arrays(curriculum)
         drawn, taken = np.zeros((2, len(header.sources)), dtype=np.int64)
         rows: list[list[object]] = []
         for part in tenths(len(curriculum)):

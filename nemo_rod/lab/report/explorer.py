@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.lab import curriculum_tools
+from nemo_rod.lab.curriculum_tools import CurriculumArrays
 from nemo_rod.lab.report.page import render
 from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
-from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
+from nemo_rod.selection.curriculum.log import Curriculum
 
 MAX_RANGES = 12  # parts of the run that can be selected
 MAX_BLOCKS = 1200  # blocks with their text on the page
@@ -47,7 +49,7 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
             return None
         kinds = 2 * min(MAX_RANGES, num_steps) * len(header.sources)
         some = max(1, min(MAX_OF_A_KIND, MAX_BLOCKS // kinds))
-        arrays = curriculum.arrays()
+        arrays = curriculum_tools.arrays(curriculum)
         ranges: list[list[int]] = []
         cells: list[Numbers] = []
         pools: list[Numbers] = []

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.lab import curriculum_tools
 from nemo_rod.selection.curriculum.log import Curriculum
 
 _STEPS_AT_ONCE = 256  # bounds memory: a step of the paper's runs has 2048 candidates
@@ -94,7 +95,7 @@ def read_history(path: Path) -> History:
         ValueError: If the file is not a curriculum, or is damaged or empty.
     """
     with Curriculum.open(path, read_only=True) as curriculum:
-        header, arrays = curriculum.header, curriculum.arrays()
+        header, arrays = curriculum.header, curriculum_tools.arrays(curriculum)
         if len(arrays.step) == 0:
             raise ValueError(f"{path} holds no step, expected one per update; train the arm again")
         is_replay_O = np.array([row.role == "replay" for row in header.sources], dtype=bool)

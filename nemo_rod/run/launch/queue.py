@@ -71,18 +71,6 @@ def alive(run_dir: Path) -> dict[str, QueuedJob]:
     return own
 
 
-def cancel(numbers: Iterable[str]) -> None:
-    """Cancels jobs; running ones are first signalled to stop.
-
-    Raises:
-        ValueError: if Slurm refuses.
-    """
-    for cluster, short in by_cluster(numbers).items():
-        lines = ask("scancel", *cluster, *short)
-        if isinstance(lines, str):
-            raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")
-
-
 def in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob], set[str]]:
     """Returns the run's jobs in the queue, and its recorded numbers that now belong to others."""
     own: dict[str, QueuedJob] = {}

@@ -25,45 +25,8 @@ from nemo_rod.run.launch.render import frozen_config, launch_folder, stage_comma
 from nemo_rod.run.stage_log import StageLog
 
 STAGE = Path(__file__).parent / "stage.sh"
-REQUEUE = STAGE.with_name("requeue.sh")
+REQUEUE, SUBMIT = STAGE.with_name("requeue.sh"), STAGE.with_name("submit.sh")
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
-_SUBMIT = """\
-#!/bin/bash
-# Submits the jobs of this folder, each after those that it needs: all of them or none.
-set -Eeuo pipefail
-folder={folder}
-cd {cwd} # where the jobs work
-# those of an allocation around this shell would reach the jobs, whose srun refuses some
-unset "${{!SLURM_JOB@}}" "${{!SLURM_STEP@}}" "${{!SLURM_TASK@}}" "${{!SLURM_N@}}"
-unset "${{!SLURM_MEM@}}" "${{!SLURM_CPU@}}" "${{!SLURM_GPU@}}" "${{!SLURM_TRES@}}"
-mkdir -p {logs}
-if [[ -e $folder/jobs.tsv ]]; then
-  echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
-  exit 1
-fi
-declare -A job=()
-cluster=
-
-take_back() {{
-  trap - ERR
-  echo "submit.sh: a job was refused, so the others are taken back" >&2
-  ((${{#job[@]}} == 0)) || scancel ${{cluster:+"--clusters=$cluster"}} "${{job[@]}}"
-  rm -f "$folder/jobs.tsv"
-}}
-trap take_back ERR
-
-submit() {{ # NAME [NEEDED...]
-  local name=$1 after="" number need
-  for need in "${{@:2}}"; do
-    after+=":${{job[$need]}}"
-  done
-  number=$({submit_one})
-  job[$name]=${{number%%;*}} # "number;cluster" where there are several clusters
-  [[ $number != *";"* ]] || cluster=${{number#*;}}
-  printf '%s\\t%s\\n' "$name" "$number" >>"$folder/jobs.tsv"
-}}
-
-"""
 _NODE = """\
 #!/bin/bash
 # What every node of a stage runs, inside the container where there is one.
@@ -217,12 +180,14 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     `submit_one` is the shell command that submits `$name` after `$after` and prints its job number.
     """
     names = {stage.name for stage in stages}
-    head = _SUBMIT.format(
-        folder=shlex.quote(str(launch_folder(config))),
-        cwd=shlex.quote(str(Path.cwd())),
-        logs=shlex.quote(str(slurm_logs(Path(config.run_dir)))),
-        submit_one=submit_one,
-    )
+    head = SUBMIT.read_text()
+    for name, text in (
+        ("folder", shlex.quote(str(launch_folder(config)))),
+        ("cwd", shlex.quote(str(Path.cwd()))),
+        ("logs", shlex.quote(str(slurm_logs(Path(config.run_dir))))),
+        ("submit_one", submit_one),
+    ):
+        head = head.replace(f"{{{name}}}", text)
     lines = [
         shlex.join(["submit", stage.name, *(need for need in stage.needs if need in names)])
         for stage in stages

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from nemo_rod.files import read_json
-from nemo_rod.selection.arrays import Ids, Mask, Nats, Records
+from nemo_rod.selection.arrays import Ids, Nats, Records
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
 from nemo_rod.selection.curriculum.record_log import RecordLog
@@ -49,21 +48,6 @@ class StepRecord:
     def trained_on(self) -> Ids:
         """The blocks trained on, int64 [K]."""
         return self.block_ids[self.chosen]
-
-
-@dataclass(frozen=True)
-class CurriculumArrays:
-    """All steps at once: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
-
-    All arrays except `chosen` are read-only views of the file.
-    """
-
-    step: Ids
-    block_ids: Ids
-    loss: Nats
-    score: Nats
-    chosen: Mask
-    threshold: npt.NDArray[np.float64]
 
 
 class Curriculum:
@@ -127,7 +111,7 @@ class Curriculum:
             curriculum.truncate(resume_at)
         valid_N = log.recover()
         steps_N = header.first_step + np.arange(len(valid_N))
-        valid_N &= curriculum._records()["step"] == steps_N
+        valid_N &= curriculum.records()["step"] == steps_N
         if not valid_N.all():  # a crashed writer damages nothing but the end
             step = steps_N[np.argmin(valid_N)]
             raise ValueError(
@@ -206,7 +190,7 @@ class Curriculum:
 
     def __getitem__(self, index: int) -> StepRecord:
         """Returns the record at a position, from 0; negative positions count from the end."""
-        record = self._records()[range(len(self))[index]]
+        record = self.records()[range(len(self))[index]]
         count = self.header.num_candidates
         bits_C = np.unpackbits(record["chosen"], count=count, bitorder="little")
         return StepRecord(
@@ -221,19 +205,6 @@ class Curriculum:
     def __iter__(self) -> Iterator[StepRecord]:
         return (self[i] for i in range(len(self)))
 
-    def arrays(self) -> CurriculumArrays:
-        """Returns all steps at once."""
-        records_N, count = self._records(), self.header.num_candidates
-        bits = np.unpackbits(records_N["chosen"], axis=1, count=count, bitorder="little")
-        return CurriculumArrays(
-            step=records_N["step"].view(np.int64),
-            block_ids=records_N["block_ids"],
-            loss=records_N["loss"],
-            score=records_N["score"],
-            chosen=bits.astype(bool),
-            threshold=records_N["threshold"],
-        )
-
     def close(self) -> None:
         """Closes the file."""
         self._log.close()
@@ -244,7 +215,8 @@ class Curriculum:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _records(self) -> Records:
+    def records(self) -> Records:
+        """Returns the records of all steps as a read-only view of the file [N]."""
         return self._log.payload().view(self._dtype).reshape(len(self))
 
 
