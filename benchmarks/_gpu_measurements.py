@@ -18,11 +18,11 @@ from _memory import peak_beyond
 from _roofline import Point
 from _rows import Row, over, under
 
-from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring import logits
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.selection import References, Selector
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.dealing import scoring_passes

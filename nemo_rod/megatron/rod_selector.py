@@ -15,16 +15,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, for_each, micro_batches
-from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
+from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.selection import Choice, Selector
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import deal
@@ -92,6 +91,8 @@ class RoDSelector:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Swaps the selector into Megatron-Bridge's training loop for the duration of a block."""
+        from megatron.bridge.training import train as loop  # other hosts do without
+
         train_step, loop.train_step = loop.train_step, self.wrap(loop.train_step)
         try:
             yield

@@ -22,9 +22,8 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
-from nemo_rod.megatron.callbacks.recorder import Recorder
+from nemo_rod.megatron.callbacks.recorder import Recorder, ResumedAverages
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
-from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
@@ -33,6 +32,7 @@ from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
+from nemo_rod.megatron.scoring.training_losses import refuse_dropout
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.progress import Progress

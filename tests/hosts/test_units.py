@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from nemo_rod.hosts import swap_in
 from nemo_rod.hosts.swap_in.held_out import HeldOut
@@ -214,6 +216,24 @@ def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
         assert [done for done in range(1, 8) if held_out.is_due(done, 7)] == due
     changed = HeldOut(Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=())
     assert held_out.digest() != changed.digest()
+
+
+@pytest.mark.parametrize("host", ["megatron_lm", "nemo2"])
+def test_hosts_without_megatron_bridge_import_none_of_it(host: str) -> None:
+    """Neither themselves nor by what they import at the top of a module."""
+    found, waiting = set(), [f"nemo_rod.hosts.{host}", "nemo_rod.hosts.swap_in.job_references"]
+    while waiting:
+        module = waiting.pop()
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        if module in found or not module.startswith("nemo_rod.") or not file.exists():
+            continue
+        found.add(module)
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith("megatron.bridge"), module
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                waiting += [str(node.module), *names]
+    assert "nemo_rod.megatron.rod_selector" in found
 
 
 def test_a_script_runs_with_the_megatron_core_beside_it(

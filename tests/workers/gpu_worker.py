@@ -29,8 +29,8 @@ from _made_up import make_references, make_store
 from _memory import peak_beyond
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.selection import References, Selector
 from nemo_rod.selection.arms import make_arm
 

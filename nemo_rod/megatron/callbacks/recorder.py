@@ -12,12 +12,13 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
 from nemo_rod.megatron.callbacks.validation import Validation
-from nemo_rod.megatron.ranks import is_recorder, peak_memory
+from nemo_rod.megatron.ranks import from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Choice, CurriculumHeader
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, ReferenceLosses
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal, number
+from nemo_rod.selection.estimates import SourceAverages
 
 
 @dataclass(eq=False)
@@ -87,3 +88,22 @@ class Recorder(Callback):
             note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
             self.progress.step(step + 1, note)
         self.selector.beat()  # a rank that hangs in a write falls behind the others
+
+
+@dataclass(eq=False)
+class ResumedAverages(Callback):
+    """Restores the averages of every rank from a resumed run's `curriculum.rod`, once opened."""
+
+    averages: SourceAverages
+    references: ReferenceLosses
+    folder: Path
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Restores the averages. Collective."""
+
+        def recorded() -> dict[str, Any]:
+            with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
+                self.averages.replay(curriculum, self.references)
+            return self.averages.state
+
+        self.averages.state = from_recorder(recorded)

@@ -1,21 +1,15 @@
-"""Block losses from training steps and their averages; see nemo_rod/selection/estimates.py."""
+"""Block losses from training steps; see nemo_rod/selection/estimates.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.scoring.scorer import on_every_rank
 from nemo_rod.megatron.scoring.scoring_pass import loss_sums, mean_losses
-from nemo_rod.selection import Curriculum, ReferenceLosses
-from nemo_rod.selection.estimates import SourceAverages
 
 
 class TrainingLosses:
@@ -65,22 +59,3 @@ def refuse_dropout(config: Any) -> None:
                 "losses, which dropout raises: set scoring.every=1, or remove dropout from the "
                 "base's config.json."
             )
-
-
-@dataclass(eq=False)
-class ResumedAverages(Callback):
-    """Restores the averages of every rank from a resumed run's `curriculum.rod`, once opened."""
-
-    averages: SourceAverages
-    references: ReferenceLosses
-    folder: Path
-
-    def on_train_start(self, context: CallbackContext) -> None:
-        """Restores the averages. Collective."""
-
-        def recorded() -> dict[str, Any]:
-            with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
-                self.averages.replay(curriculum, self.references)
-            return self.averages.state
-
-        self.averages.state = from_recorder(recorded)
