@@ -112,8 +112,8 @@ class Documents:
     def consumed(self) -> int:
         """Returns the number of input bytes read so far."""
         number = self._state["input"]
-        read = sum(item.size or 0 for item in self.inputs[:number])
-        return read + (self.inputs[number].consumed() if self._started else 0)
+        now = self.inputs[number].consumed() if self._started else 0
+        return now + sum(item.size or 0 for item in self.inputs[:number])
 
     def _take(self, text: Content, source: Input) -> tuple[Content, int] | None:
         try:

@@ -133,7 +133,7 @@ class Encoder:
     def _parts(self, source: Iterator[Batch]) -> Iterator[Batch]:
         """Yields batches, in several parts if a document is long, which bounds memory."""
         for batch in source:
-            if not any(_is_long(text) for text in batch.texts):
+            if not any(map(_is_long, batch.texts)):
                 yield batch
                 continue
             texts: list[str] = []

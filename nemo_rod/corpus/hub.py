@@ -97,10 +97,8 @@ class HuggingFaceDataset(Input):
         state = None if self._dataset is None else self._dataset.state_dict()
         while isinstance(state, dict) and "shard_idx" not in state:
             state = state.get("examples_iterable")
-        number = state["shard_idx"] if isinstance(state, dict) else len(self._files)
-        return (
-            f"{self.place}, in {self._files[number]}" if number < len(self._files) else self.place
-        )
+        first = state["shard_idx"] if isinstance(state, dict) else len(self._files)
+        return ", in ".join([self.place, *self._files[first : first + 1]])
 
     def position(self) -> Any:
         """Returns the state of the dataset.

@@ -57,8 +57,8 @@ def prepare(
     """Reads, tokenises, packs and splits the sources into blocks.
 
     The files are byte-identical for any number of workers and any interruptions. Memory does not
-    grow with the corpus, but for 8 bytes a block of a source that `holdout_floor` or `replay_ratio`
-    changes.
+    grow with the corpus, but for at most 40 bytes a block of a source that `holdout_floor` or
+    `replay_ratio` changes.
 
     Args:
         root: The store's folder.

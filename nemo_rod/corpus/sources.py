@@ -19,6 +19,7 @@ ROLES = ("adaptation", "replay")
 _REQUIRED = dataclasses.MISSING
 _ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
+_TAKEN = "nemo_rod_takes"  # attribute of a reader that `takes` sets
 _OF_READERS = (  # keys that a reader takes or refuses; all others apply to every source
     *("files", "text_field", "filter", "path", "subset", "split", "revision", "max_bytes"),
     "options",
@@ -71,17 +72,19 @@ class SourceSpec:
         check_name("source", self.name)
         where = f"domain.sources.{self.name}."
         is_known = self.kind in parts.names("readers")  # any other is refused below
-        reader: Any = parts.load("readers", self.kind, key=f"{where}kind") if is_known else None
-        types = get_type_hints(SourceSpec) | getattr(reader, "types", {})
+        reader = parts.load("readers", self.kind, key=f"{where}kind") if is_known else None
+        taken = getattr(reader, _TAKEN, {})
+        types = get_type_hints(SourceSpec) | taken.get("types", {})
         for name, kind in types.items():
             if not _has_type(value := getattr(self, name), kind):
                 advice = _advice(name, kind, value)
                 raise ValueError(f"{where}{name}={_yaml(value)} is not valid: {advice}.")
         check_bounds(self, where)
-        if required := getattr(reader, "required", None):
+        if taken:
+            required = taken["keys"][0]
             if not getattr(self, required):
                 raise ValueError(f"{where}{required} is missing: kind={self.kind} requires it.")
-            for name in [name for name in _OF_READERS if name not in reader.keys]:
+            for name in [name for name in _OF_READERS if name not in taken["keys"]]:
                 default = SourceSpec.__dataclass_fields__[name].default
                 if (value := getattr(self, name)) and value != default:
                     raise ValueError(
@@ -92,11 +95,11 @@ class SourceSpec:
             parse_filter(self.filter)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
-        getattr(reader, "check", lambda spec: None)(self)
+        taken.get("check", bool)(self)
 
 
 def takes(
-    required: str, *keys: str, check: Callable[[SourceSpec], Any] | None = None, **types: Any
+    required: str, *keys: str, check: Callable[[SourceSpec], Any] = bool, **types: Any
 ) -> Callable[[T], T]:
     """Declares the keys of a source that a reader takes; without that, it may take any.
 
@@ -108,8 +111,7 @@ def takes(
     """
 
     def declare(reader: T) -> T:
-        checks = {"check": check} if check else {}
-        vars(reader).update(required=required, keys=(required, *keys), types=types, **checks)
+        setattr(reader, _TAKEN, {"keys": (required, *keys), "types": types, "check": check})
         return reader
 
     return declare

@@ -59,6 +59,7 @@ def declare(parser: Arguments) -> None:
             read=partial(whole_number, least=1),
         ),
     )
+    roles = ("adaptation", "replay")
     text = "Makes references of a cache of losses, for the training blocks of one role."
     usage = "CACHE OUT blocks=STORE role=ROLE model=MODEL precision=PRECISION"
     verb = add(_references, "references", usage, text)
@@ -66,18 +67,9 @@ def declare(parser: Arguments) -> None:
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the references")
     verb.add_keys(
         Key(name="blocks", value="STORE", help="imported block store", required=True),
+        Key(name="role", value="ROLE", help="of the blocks", choices=roles, required=True),
         Key(
-            name="role",
-            value="ROLE",
-            help="adaptation or replay",
-            choices=("adaptation", "replay"),
-            required=True,
-        ),
-        Key(
-            name="model",
-            value="MODEL",
-            help="model that scored: its Hugging Face checkpoint, or any name for it",
-            required=True,
+            name="model", value="MODEL", help="that scored: a checkpoint, or a name", required=True
         ),
         Key(name="precision", value="PRECISION", help="of the pass, such as bf16", required=True),
     )
