@@ -159,7 +159,8 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     if published.get("num_key_value_heads") == published.get("num_attention_heads"):
         small["num_key_value_heads"] = small["num_attention_heads"]
     if "qk_rope_head_dim" in small:  # of which transformers makes up the heads
-        small, keys = ({k: v for k, v in d.items() if k != "head_dim"} for d in (small, keys))
+        made = ("head_dim", "qk_head_dim")
+        small, keys = ({k: v for k, v in d.items() if k not in made} for d in (small, keys))
     values = {**keys, **small, **_NO_IDS, **(QWEN3_5 if family.startswith("qwen3_5") else {})}
     tied = bool(described.get("tie_word_embeddings", published.get("tie_word_embeddings", False)))
     values["tie_word_embeddings"] = tied
