@@ -1,25 +1,18 @@
 """Loggers of metrics in addition to `metrics.jsonl`: TensorBoard, W&B, MLflow, registered ones.
 
-The hosts' own loggers write. This module makes a resumed run one curve: it records the ids of its
-runs, in `loggers.json` of the run's folder, and marks restarts for TensorBoard. W&B and MLflow read
-accounts and addresses from the environment; neither is ever written to a file.
+The hosts' own loggers write; `hosts/logger_runs.py` makes a resumed run one curve. W&B and MLflow
+read accounts and addresses from the environment; neither is ever written to a file.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import netrc
 import os
-import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from nemo_rod import parts
-from nemo_rod.files import read_json, read_lines, write_json
 
 LOGGERS = tuple(parts.OURS["loggers"])  # the hosts' own; packages register others
 PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
@@ -76,103 +69,6 @@ def project(variable: str) -> str:
     return os.environ.get(variable) or PROJECT
 
 
-@dataclass
-class Prepared:
-    """The changes that `prepare_runs` has made in this process.
-
-    Attributes:
-        before: Previous values of environment variables; None for those that were unset.
-        log_params: MLflow's own function, if it was replaced.
-    """
-
-    before: dict[str, str | None] = field(default_factory=dict)
-    log_params: Any = None
-
-    def end(self, *, failed: bool = False) -> None:
-        """Ends the runs of W&B and MLflow, and undoes the changes for later runs of the process."""
-        if wandb := sys.modules.get("wandb"):
-            wandb.finish(exit_code=int(failed))
-            wandb.teardown()  # it reads the environment once; a later run would get this run's id
-        if mlflow := sys.modules.get("mlflow"):
-            mlflow.end_run("FAILED" if failed else "FINISHED")
-            if self.log_params is not None:
-                mlflow.log_params = self.log_params  # type: ignore[attr-defined]
-        for name, value in self.before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self.before.clear()
-
-    def set(self, name: str, value: str) -> None:
-        """Sets an environment variable until `end`."""
-        self.before.setdefault(name, os.environ.get(name))
-        os.environ[name] = value
-
-
-def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
-    """Makes the loggers of this process continue the runs in the folder's `loggers.json`.
-
-    Must be called before the host starts its loggers, in the process that logs. Without an account,
-    W&B writes to files, which `wandb sync` uploads later.
-
-    Returns:
-        The changes in this process; to be ended before it begins another run.
-    """
-    runs, prepared = known_runs(folder), Prepared()
-    if "wandb" in names:
-        run_id = runs.get("wandb") or uuid.uuid4().hex[:16]
-        keep_run(folder, "wandb", run_id)
-        prepared.set("WANDB_RUN_ID", run_id)
-        prepared.set("WANDB_RESUME", "allow")
-        if "WANDB_MODE" not in os.environ and not _has_account():
-            prepared.set("WANDB_MODE", "offline")
-            print(
-                "nemo-rod: W&B has no account here (set WANDB_API_KEY, or `wandb login`): the run "
-                f"is logged to files in {folder}, which `wandb sync` uploads.",
-                file=sys.stderr,
-                flush=True,
-            )
-    if "mlflow" in names:
-        if "MLFLOW_TRACKING_URI" not in os.environ:  # MLflow refuses plain files since 3.7
-            prepared.set("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
-        if "mlflow" in runs:
-            import mlflow
-
-            prepared.set("MLFLOW_RUN_ID", runs["mlflow"])
-            # the hosts log their configuration again, and MLflow refuses a different one
-            prepared.log_params = mlflow.log_params
-            mlflow.log_params = lambda params: None
-    return prepared
-
-
-def known_runs(folder: Path) -> Mapping[str, str]:
-    """Returns the ids of the folder's runs, by logger."""
-    path = folder / "loggers.json"
-    return read_json(path) if path.exists() else {}
-
-
-def keep_run(folder: Path, name: str, run_id: str) -> None:
-    """Records the id of a logger's run."""
-    write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
-
-
-def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the recorded metrics of a run, for a logger that lost some of them in a kill.
-
-    W&B holds the newest metrics in memory; after a resume they are logged again from here.
-
-    Yields:
-        The number of steps done, from `first` to `last`, and metrics by name.
-    """
-    start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
-    if start.exists() and first <= 0:
-        yield 0, read_json(start)
-    for row in read_lines(steps) if steps.exists() else []:
-        if first <= row["step"] + 1 <= last:
-            yield row["step"] + 1, known_metrics(row)
-
-
 def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the metrics of a row that have a value, without the step number."""
     return {name: v for name, v in row.items() if v is not None and name != "step"}
@@ -197,28 +93,3 @@ def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
     values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
     writer.file_writer.add_summary(Summary(value=values), step)
     writer.flush()  # to the operating system, where it survives a kill
-
-
-def mark_restart(writer: Any, step: int) -> None:
-    """Drops the values of this and later steps that a killed run wrote, from a SummaryWriter."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    # as torch does for `purge_step`, an option that no host passes on
-    start = SessionLog(status=SessionLog.START)
-    writer.file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
-    writer.file_writer.add_event(Event(step=step, session_log=start))
-
-
-def _has_account() -> bool:
-    """Returns whether W&B would find a key; its own function for this would freeze its settings."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    custom = os.environ.get("NETRC")
-    for path in [Path(custom)] if custom else [Path.home() / name for name in (".netrc", "_netrc")]:
-        try:
-            if host and netrc.netrc(path).authenticators(host):
-                return True
-        except (OSError, netrc.NetrcParseError):
-            continue
-    return False

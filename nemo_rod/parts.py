@@ -42,6 +42,8 @@ OURS: dict[str, dict[str, str]] = {
     },
     # (folder, run_name) -> loggers.Logger; None: one of the trainer's own
     "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
+    # module by which the trainer's own loggers go on after an interruption; the house uses it alone
+    "logger_runs": {"own": "nemo_rod.hosts.logger_runs"},
     # modules with install(...) and reference(...); see hosts.swap_in
     "hosts": {
         "megatron_bridge": "nemo_rod.hosts.megatron_bridge",

@@ -17,7 +17,7 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from nemo_rod import loggers
+from nemo_rod import loggers, parts
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
@@ -110,7 +110,7 @@ def train(
         drawn = partial(job.arm.drawn, job.config.train.steps)
         all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
     if is_recorder():
-        loggers.prepare_runs(job.loggers, out)
+        parts.load("logger_runs", "own").prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)
 
 

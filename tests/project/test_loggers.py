@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.loggers import (
-    check_installed,
-    keep_run,
-    known_runs,
-    logger_names,
-    mark_restart,
-    prepare_runs,
-    show,
-)
+from nemo_rod.hosts.logger_runs import keep_run, known_runs, mark_restart, prepare_runs
+from nemo_rod.loggers import check_installed, logger_names, show
 
 ENVIRONMENT = (
     *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"),
@@ -190,7 +183,8 @@ from pathlib import Path
 from types import SimpleNamespace
 import wandb
 from torch.utils.tensorboard import SummaryWriter
-from nemo_rod.loggers import mark_restart, prepare_runs, recorded, show
+from nemo_rod.hosts.logger_runs import mark_restart, prepare_runs, recorded
+from nemo_rod.loggers import show
 
 out, first, last, value = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 prepare_runs(["tensorboard", "wandb"], out)
@@ -234,7 +228,7 @@ TWO_ARMS = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from nemo_rod.loggers import known_runs
+from nemo_rod.hosts.logger_runs import known_runs
 from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, use_loggers
 
 name = sys.argv[2]

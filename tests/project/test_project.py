@@ -31,7 +31,7 @@ HOUSE = (
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
 # The data's rooms know nobody but these.
 ALONE = {"corpus": {"bounds", "files", "parts", "trust"}, "selection": {"files", "parts"}}
-MOST_LINES = 15_136  # of the house
+MOST_LINES = 15_000  # of the house
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"
 HEAVY = {

@@ -5,23 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.hosts.logger_runs import Prepared, keep_run, mark_restart, prepare_runs, recorded
 from nemo_rod.hosts.nemo_rl.policy import Workers
-from nemo_rod.loggers import (
-    LOGGERS,
-    Prepared,
-    check_installed,
-    keep_run,
-    mark_restart,
-    prepare_runs,
-    recorded,
-)
+from nemo_rod.loggers import LOGGERS, check_installed
 from nemo_rod.selection import Choice
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.competition import model_tflops
 
 
 def use_loggers(section: dict[str, Any], out: Path) -> Prepared:
-    """Makes NeMo-RL's loggers continue the runs of an earlier attempt; see `loggers.py`."""
+    """Makes NeMo-RL's loggers continue the runs of an earlier attempt; see `logger_runs.py`."""
     names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
     check_installed(names)
     out.mkdir(parents=True, exist_ok=True)

@@ -10,17 +10,9 @@ from typing import Any
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
+from nemo_rod import parts
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import (
-    Logger,
-    keep_run,
-    known_metrics,
-    mark_restart,
-    project,
-    recorded,
-    registered_loggers,
-    show,
-)
+from nemo_rod.loggers import Logger, known_metrics, project, registered_loggers, show
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -38,17 +30,18 @@ class Loggers(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Marks where a resumed run begins, and shows the losses at step 0."""
-        state, step = context.state, context.state.train_state.step
         if not is_recorder():
             return
-        self.others = registered_loggers(self.names, self.recorder.folder, self.run_name)
+        state, step = context.state, context.state.train_state.step
+        folder, runs = self.recorder.folder, parts.load("logger_runs", "own")
+        self.others = registered_loggers(self.names, folder, self.run_name)
         if step > 0 and state.tensorboard_logger:
-            mark_restart(state.tensorboard_logger, step + 1)
+            runs.mark_restart(state.tensorboard_logger, step + 1)
         if step > 0 and (wandb := state.wandb_logger):
-            for done, metrics in recorded(self.recorder.folder, first=wandb.run.step, last=step):
+            for done, metrics in runs.recorded(folder, first=wandb.run.step, last=step):
                 wandb.log(metrics, done)
         if mlflow := getattr(state, "mlflow_logger", None):
-            keep_run(self.recorder.folder, "mlflow", mlflow.active_run().info.run_id)
+            runs.keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
             self._show(state, 0, self.validation.metrics)
 

@@ -111,10 +111,7 @@ def role_manifest(
     Raises:
         ValueError: The store has no block of this role.
     """
-    ranges = {
-        "adaptation": (0, store.num_adaptation),
-        "replay": (store.num_adaptation, len(store)),
-    }
+    ranges = {"adaptation": (0, store.num_adaptation), "replay": (store.num_adaptation, len(store))}
     start, stop = ranges.get(role, (0, 0))
     if start == stop:
         raise ValueError(
