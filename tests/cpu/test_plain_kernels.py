@@ -143,7 +143,7 @@ def test_norm_is_hugging_faces(centered: bool) -> None:
         sequence_parallel=False,
     )
     theirs = (qwen.Qwen3_5RMSNorm if centered else nemotron.NemotronHRMSNorm)(16, eps=1e-5)
-    ours = layers._Norm(config, 16, 1e-5)
+    ours = layers.Norm(config, 16, 1e-5)
     assert torch.equal(ours.weight, theirs.weight)  # the same start
     ours.weight = theirs.weight = torch.nn.Parameter(random(16, seed=5).detach())
     inputs = (random(2, 7, 16), theirs.weight)

@@ -237,7 +237,7 @@ def test_a_multimodal_config_is_read_for_its_text() -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_type": "novel"}, "does not know the model type 'novel', and transformers cannot"),
+        ({"model_type": "novel"}, "type 'novel' has no shape here, and transformers cannot build"),
         ({"model_type": "qwen3", "hidden_size": 32}, "lacks the key 'num_attention_heads'"),
         (
             {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*?*"},
