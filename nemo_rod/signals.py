@@ -92,13 +92,13 @@ def leave_ray(status: int) -> None:
     os._exit(status)
 
 
-def end_with_parent() -> None:
-    """Asks Linux to end this process when its parent dies, so that no job outlives its command.
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Asks Linux to signal this process when its parent dies, so that no job outlives its command.
 
     Two jobs in one folder would corrupt each other's files.
     """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, number)
 
 
 def name_process(name: str) -> None:

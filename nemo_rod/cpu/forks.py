@@ -18,10 +18,11 @@ import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
-from nemo_rod.signals import end_with_parent
+from nemo_rod.signals import STOP_SIGNALS, end_with_parent
 
 TORCHRUN = "torch.distributed.run"
 
@@ -46,7 +47,13 @@ class Fork:
         self._process = context.Process(
             target=_run, args=(list(program), dict(environment), removed, files)
         )
-        self._process.start()
+        # Slurm signals every process; the server, which inherits what is blocked, hears nothing
+        resource_tracker.ensure_running()  # it would unblock some again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for file in files:
             file.close()
         self.stdout = os.fdopen(read, errors="replace")
@@ -90,6 +97,7 @@ def _run(
     threading.Thread(target=_end_with_command, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as in `run.processes.torchrun`
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     for descriptor in (1, 2):
         os.dup2(files[0].fileno(), descriptor)
     files[0].close()

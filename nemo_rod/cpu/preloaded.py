@@ -11,8 +11,7 @@ from contextlib import suppress
 
 from nemo_rod.signals import end_with_parent
 
-end_with_parent()
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
+end_with_parent(signal.SIGKILL)  # stop signals are blocked here
 _nowhere = os.open(os.devnull, os.O_WRONLY)
 os.dup2(_nowhere, 1)
 os.dup2(_nowhere, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from nemo_rod.config import Launcher
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.run.processes.torchrun import run_process
 from nemo_rod.run.stage_log import StageLog
-from nemo_rod.signals import HeartbeatFile
+from nemo_rod.signals import STOP_SIGNALS, HeartbeatFile
 
 FREEZES = """
 import os, signal
@@ -51,6 +52,20 @@ def test_command_finds_its_frozen_process(
     said = run_process(command, tmp_path / "log", Launcher())
     gone = {"killed": "rank 0: had no heartbeat for 2 s"}
     assert said == (gone if program is FREEZES else {})
+
+
+def test_signals_to_every_process_leave_the_server_of_forks_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends them to all processes of a job, near the limit and at a preemption."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "tells.py").write_text("import os; print(os.getppid())")
+    for _ in range(2):
+        assert run_process([sys.executable, "-m", "tells"], tmp_path / "log", Launcher()) == {}
+        server = (tmp_path / "log").read_text().split()
+        for number in STOP_SIGNALS:
+            os.kill(int(server[-1]), number)
+    assert server[0] == server[1]
 
 
 def test_torchruns_own_folder_is_gone_with_the_command(tmp_path: Path) -> None:
