@@ -8,7 +8,9 @@ is split.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -164,6 +166,18 @@ def _provide_specifications() -> None:
     class WithLatentAttention(LocalSpecProvider):
         def core_attention(self) -> Any:
             return te.TEDotProductAttention
+
+    if importlib.util.find_spec("megatron.core.transformer.mla_qk_norm_config"):  # core 0.19
+        from megatron.core.transformer import multi_latent_attention
+
+        class Resolver(multi_latent_attention.QKNormConfigResolver):
+            # it refuses a norm that Megatron's own specification names, of queries without a rank
+            def __init__(self, config: Any, submodules: Any) -> None:
+                if config.q_lora_rank is None:
+                    submodules = dataclasses.replace(submodules, q_layernorm=None)
+                super().__init__(config, submodules)
+
+        multi_latent_attention.QKNormConfigResolver = Resolver
 
     for module in (attention, variants, gpt_layer_specs):  # of which some import none of them
         module.TESpecProvider = PlainSpecProvider
