@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.documents import Documents, find_duplicates, open_inputs
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
-from nemo_rod.corpus.formats import ReadError
+from nemo_rod.corpus.formats import Input, ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
@@ -55,14 +55,13 @@ class Settings:
         return int(self.holdout_fraction > 0) if self.holdout_floor is None else self.holdout_floor
 
 
-def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
+def describe(spec: SourceSpec, settings: Settings, inputs: list[Input]) -> dict[str, Any]:
     """Returns all that determines the blocks of a source: the first part of its manifest.
 
     It includes the names and sizes of the files, but not their location.
     """
     elsewhere = {"name", "role", "files", "path", "document_holdout"}
     elsewhere |= set() if spec.options else {"options"}
-    inputs = open_inputs(spec)
     parts = [{"name": name, "bytes": size} for i in inputs for name, size in i.parts]
     return {
         "schema": SCHEMA,
@@ -156,7 +155,8 @@ class _Build:
 
     def __init__(self, folder: Path, spec: SourceSpec, settings: Settings) -> None:
         self._file, self._spec, self._settings = folder / "state.json", spec, settings
-        self.description = describe(spec, settings)
+        inputs = open_inputs(spec)
+        self.description = describe(spec, settings, inputs)
         self.key = digest(json.dumps(self.description).encode())
         state: Any = None
         with suppress(FileNotFoundError, ValueError):
@@ -169,7 +169,7 @@ class _Build:
                 "rests": [[], []],
                 "tokens": 0,
                 "taken": [0] * len(self.description["files"]),
-                "commit": next((commit for i in open_inputs(spec) if (commit := i.commit())), None),
+                "commit": next((commit for i in inputs if (commit := i.commit())), None),
             }
         self._state: dict[str, Any] = state
         self.documents: dict[str, Any] | None = state["documents"]

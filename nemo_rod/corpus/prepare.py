@@ -180,7 +180,7 @@ class _Preparation:
     def _build(self, spec: SourceSpec) -> None:
         target, partial = self._target(spec), self._partial / f"{spec.role}-{spec.name}"
         if target.exists():
-            difference = _difference(target, describe(spec, self.settings))
+            difference = _difference(target, describe(spec, self.settings, open_inputs(spec)))
             if difference is None:
                 self._discard(partial)  # its state describes blocks that are no longer in it
                 return

@@ -20,14 +20,13 @@ import logging
 import os
 from typing import Any
 
-import torch
-
-from nemo_rod.cpu import devices, plain
 from nemo_rod.upstream import functions
 
 
 def needed() -> bool:
     """Returns whether CUDA is unavailable."""
+    import torch
+
     return not torch.cuda.is_available()
 
 
@@ -38,6 +37,10 @@ def install() -> None:
     Raises:
         ValueError: a function of megatron-core differs from the tested version.
     """
+    import torch
+
+    from nemo_rod.cpu import devices
+
     if not needed():
         return
     # megatron/core/jit.py compiles at import time, before its own switch can be set
@@ -71,6 +74,8 @@ def prepare() -> None:
 
     Importing `nemo_rod.megatron` calls it.
     """
+    from nemo_rod.cpu import plain
+
     plain.prepare()
     install()
     plain.patch()
@@ -78,7 +83,7 @@ def prepare() -> None:
 
 def prepare_bridge() -> None:
     """Makes Megatron-Bridge convert checkpoints and train. Idempotent."""
-    from nemo_rod.cpu import trainers
+    from nemo_rod.cpu import plain, trainers
     from nemo_rod.cpu.plain import conversion
 
     trainers.install_megatron_bridge()
@@ -88,6 +93,7 @@ def prepare_bridge() -> None:
 
 def adapt(provider: Any) -> None:
     """Changes a model provider of Megatron-Bridge to one that can be built and trained here."""
+    from nemo_rod.cpu import plain
     from nemo_rod.cpu.plain import layers
 
     if plain.needed():

@@ -22,7 +22,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
-from nemo_rod.signals import STOP_SIGNALS, end_with_parent
+from nemo_rod.run.processes.torchrun import before_program
+from nemo_rod.signals import STOP_SIGNALS
 
 TORCHRUN = "torch.distributed.run"
 
@@ -93,10 +94,9 @@ def _run(
     program: list[str], environment: dict[str, str], removed: set[str], files: list[Connection]
 ) -> None:
     os.setsid()  # Ctrl-C reaches the command alone, which asks the job to stop
-    end_with_parent()  # the server, which lives while a fork of it does:
+    before_program()  # to end with the server, which lives while a fork of it does:
     threading.Thread(target=_end_with_command, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as in `run.processes.torchrun`
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     for descriptor in (1, 2):
         os.dup2(files[0].fileno(), descriptor)

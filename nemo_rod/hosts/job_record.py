@@ -131,9 +131,7 @@ class JobRecord:
             All metrics of the step, with `validation/forgetting` (F_val; paper, appendix
             "Evaluation") if its held-out losses and those of the start are known.
         """
-        update = total - sum(choice.seconds.values())
-        timing = {**choice.seconds, "update": update, "total": total}
-        metrics = {**{f"timing/train/{part}": value for part, value in timing.items()}, **metrics}
+        metrics = {"timing/train/total": total, **metrics}
         replay = [row for row in self.header.sources if row.role == "replay"]
         keys = {row.name: f"validation/replay/{row.name}/loss" for row in replay}
         if replay and all(key in metrics and key in self.start for key in keys.values()):

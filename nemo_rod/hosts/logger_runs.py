@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.loggers import known_metrics
+from nemo_rod.selection.held_out import START_FILE
 
 
 @dataclass
@@ -109,7 +110,7 @@ def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict
     Yields:
         The number of steps done, from `first` to `last`, and metrics by name.
     """
-    start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
+    start, steps = folder / START_FILE, folder / "metrics.jsonl"
     if start.exists() and first <= 0:
         yield 0, read_json(start)
     for row in read_lines(steps) if steps.exists() else []:

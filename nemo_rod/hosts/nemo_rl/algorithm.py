@@ -137,7 +137,6 @@ def rod_train(run: Run) -> None:
         while run.step < rod["steps"]:
             with timer.time("total"):
                 choice, metrics = run.workers.step(run.step)
-            metrics |= {f"timing/train/{part}": time for part, time in choice.seconds.items()}
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1

@@ -16,6 +16,7 @@ documents whose mean loss under the model is less than half or more than twice t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -84,7 +85,10 @@ def read_generated(spec: SourceSpec) -> list[Input]:
     except ValueError as error:
         raise ValueError(f"{where}.options.engine={sampling.engine}: {error}") from None
     folder = _model_folder(spec)
-    weights = digest_files(sorted(folder.glob("*.safetensors")))
+    files = sorted(folder.glob("*.safetensors"))
+    weights = _weights(
+        tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    )
     settings: dict[str, Any] = {"model": spec.path, "revision": spec.revision, "weights": weights}
     settings |= {**dataclasses.asdict(sampling), "engine": engine}
     if spec.files:
@@ -97,6 +101,11 @@ def read_generated(spec: SourceSpec) -> list[Input]:
             f"generated-{name}", None, lambda: _texts(spec, sampling, folder, batches, settings)
         )
     ]
+
+
+@functools.lru_cache(maxsize=8)  # a source is opened several times, and weights may be large
+def _weights(files: tuple[tuple[Path, int, int], ...]) -> str:
+    return digest_files([file for file, _, _ in files])
 
 
 def _model_folder(spec: SourceSpec) -> Path:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.lab.forgetting import forgetting_by_source, validation_forgetting
+from nemo_rod.selection.held_out import source_losses
 
 _MICRO_BATCH = 64
 
@@ -39,7 +38,7 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     if not arms:
         raise ValueError(f"{run} has no arm with hf/: run `nemo-rod run` of its recipe first.")
     store = BlockStore(real / "blocks", split="holdout")
-    source = store.source_index(np.arange(len(store)))
+    sources = [item for item in store.sources if item.role == "replay"]
     replay = [item for item in BlockStore(real / "blocks").sources if item.role == "replay"]
     prevalence = {item.name: item.count for item in replay}
 
@@ -47,11 +46,8 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
         store.check_tokenizer(load_tokenizer(str(checkpoint)))
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
         scorer = TorchScorer(model, store, micro_batch_size=_MICRO_BATCH)
-        return {
-            item.name: float(scorer.losses(np.flatnonzero(source == index)).mean(dtype=np.float64))
-            for index, item in enumerate(store.sources)
-            if item.name in prevalence
-        }
+        means = source_losses(scorer, sources, num_blocks=len(store))
+        return dict(zip((item.name for item in sources), means.values(), strict=True))
 
     before, found = losses(base), {}
     for arm in arms:

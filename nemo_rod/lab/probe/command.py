@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,27 @@ def probe(config: Config) -> None:
     Raises:
         ValueError: if its folder is that of the run, or the recipe cannot run.
     """
-    small = probed(config)
+    run_and_tell(config, probed(config), FILE, findings, text)
+
+
+def run_and_tell(
+    config: Config,
+    small: Config,
+    file: str,
+    findings: Callable[[Config, Config], dict[str, Any]],
+    text: Callable[[dict[str, Any]], str],
+) -> None:
+    """Runs the small form of a recipe, or the rest of it, then writes and prints what it showed."""
     run(small)
     if config.dry_run:
         return
     if launcher_of(small).submits:
         say(
-            f"Once its jobs have ended, run the same command again, without a launcher, for {FILE}."
+            f"Once its jobs have ended, run the same command again, without a launcher, for {file}."
         )
         return
     said = findings(config, small)
-    write_json(Path(small.run_dir) / FILE, said)
+    write_json(Path(small.run_dir) / file, said)
     print(text(said))
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nemo_rod.commands.run_stages import run
-from nemo_rod.commands.text import say, table
+from nemo_rod.commands.text import table
 from nemo_rod.config import Config, section
-from nemo_rod.files import read_lines, write_json
+from nemo_rod.files import read_lines
 from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.probe.command import ARMS, probed, text_needed
+from nemo_rod.lab.probe.command import ARMS, probed, run_and_tell, text_needed
 from nemo_rod.lab.probe.section import Probe
-from nemo_rod.run.launch import launcher_of
 
 FILE = "time.json"
 _COUNTED = 10  # steps of either arm
@@ -28,18 +26,7 @@ def time(config: Config) -> None:
     Raises:
         ValueError: if its folder is that of the run, or the recipe cannot run.
     """
-    small = timed(config)
-    run(small)
-    if config.dry_run:
-        return
-    if launcher_of(small).submits:
-        say(
-            f"Once its jobs have ended, run the same command again, without a launcher, for {FILE}."
-        )
-        return
-    measured = measurements(config, small)
-    write_json(Path(small.run_dir) / FILE, measured)
-    print(text(measured))
+    run_and_tell(config, timed(config), FILE, measurements, text)
 
 
 def timed(config: Config) -> Config:
@@ -70,14 +57,14 @@ def measurements(config: Config, small: Config) -> dict[str, Any]:
         rows = read_lines(path, "timing/train/total")[_WARM_UP:]
         seconds = median(row["timing/train/total"] for row in rows)
         tflops = median(row["throughput/model_tflops_per_gpu"] for row in rows)
+        peaks = [row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row]
         stage = next(stage for stage in plan.stages if stage.name == name)
         arms[name] = {
             "seconds_per_step": seconds,
             "tokens_per_second": tokens / seconds,
             "tflops_per_process": tflops,
             "mfu": tflops / plan.assumptions["peak_tflops"],
-            "peak_gib": max((row.get("memory/peak_gib") or 0.0 for row in rows), default=0.0)
-            or None,
+            "peak_gib": max(peaks, default=None),
             "planned_seconds_per_step": stage.update_seconds + stage.scoring_seconds,
         }
     plain, rod = (arms[name]["seconds_per_step"] for name in ARMS[1:])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_rod.lab.report.run_files import held_out_losses
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.under_way import Part
 
@@ -89,15 +90,10 @@ def _metric(parts: Sequence[Part], key: str, name: str) -> list[Row]:
 
 def _held_out(parts: Sequence[Part], role: str, *, by_source: bool = True) -> Iterator[Row]:
     """Yields held-out losses from before the first step on, by source or as their mean."""
-    prefix, suffix = f"validation/{role}/", "/loss"
     for part in parts:
         hours = _hours(part)
         for place, row in enumerate([part.start | {"step": -1}, *part.rows], start=-1):
-            values = {
-                key.removeprefix(prefix).removesuffix(suffix): value
-                for key, value in row.items()
-                if key.startswith(prefix) and value is not None
-            }
+            values = held_out_losses(row, role)
             here = {"arm": part.label, _STEPS: row["step"] + 1} | _at(hours, place)
             if by_source:
                 for source, value in values.items():

@@ -23,7 +23,7 @@ from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.history import read_history
 from nemo_rod.lab.report.page import render_under_way
 from nemo_rod.lab.report.provenance import provenance_of
-from nemo_rod.lab.report.run_files import FREE, ROLES, Arm, Run
+from nemo_rod.lab.report.run_files import FREE, ROLES, Arm, Run, held_out_losses
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection.competition import FORWARD
@@ -133,13 +133,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
 
 def _loss(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the held-out losses in a row of metrics, by role and source; empty without any."""
-    losses: dict[str, dict[str, float]] = {}
-    for key, value in row.items():
-        kind, _, name = key.partition("/")
-        if kind == "validation" and name.endswith("/loss"):
-            role, _, source = name.removesuffix("/loss").partition("/")
-            losses.setdefault(role, {})[source] = value
-    return losses
+    return {role: losses for role in ROLES if (losses := held_out_losses(row, role))}
 
 
 def _facts(
@@ -148,8 +142,8 @@ def _facts(
     """Returns the keys of an `arm.json`, as far as a job's record has them."""
     drawn, trained = header.num_candidates, header.num_chosen
     scored = drawn * scored_length  # tokens in a step
-    is_recorded = [row for row in rows if row["step"] >= header.first_step]
-    seconds = [row["timing/train/total"] for row in is_recorded if "timing/train/total" in row]
+    since = (row for row in rows if row["step"] >= header.first_step)
+    seconds = [row["timing/train/total"] for row in since if "timing/train/total" in row]
     return {
         "kind": "trained",
         "steps": done,

@@ -45,6 +45,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
+    """Returns the held-out losses in a row of metrics, nats per token, by source of a role."""
+    prefix, suffix = f"validation/{role}/", "/loss"
+    return {
+        key.removeprefix(prefix).removesuffix(suffix): value
+        for key, value in row.items()
+        if key.startswith(prefix) and value is not None
+    }
+
+
 @dataclass(frozen=True)
 class Arm:
     """One arm of a run.

@@ -69,17 +69,15 @@ class Recorder(Callback):
             assert self.journal is not None and self.trained is not None
             # the step counter advances after this callback, so it still holds the step that ran
             step, (choice, seconds) = context.state.train_state.step, self.trained
-            parts = choice.seconds
             size = self.header.block_size
             scored_share = (self.selector.selector.length or size) / size
             operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
             tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
-            timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
             metrics = {
                 "train/loss": number((context.loss_dict or {}).get("lm loss")),
                 "train/grad_norm": number(context.grad_norm),
                 "train/lr": self.lr,
-                **{f"timing/train/{part}": value for part, value in timing.items()},
+                "timing/train/total": seconds,
                 "throughput/model_tflops_per_gpu": tflops / dist.get_world_size(),
                 **peak_memory(),
                 **self.validation.metrics,

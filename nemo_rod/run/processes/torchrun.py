@@ -198,12 +198,13 @@ def start(command: list[str], environment: Mapping[str, str]) -> Running:
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
-        preexec_fn=_before_program,
+        preexec_fn=before_program,
         pass_fds=KEPT_OPEN,
     )
 
 
-def _before_program() -> None:
+def before_program() -> None:
+    """Prepares a new process for its program."""
     end_with_parent()
     # Slurm signals the time limit to every process. The ranks handle the signal; torchrun would
     # die from it and take their store along.

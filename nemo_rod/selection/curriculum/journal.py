@@ -81,7 +81,7 @@ class Journal:
         Args:
             step: The step.
             choice: Its choice.
-            metrics: JSON values, with `timing/train/total` and `timing/train/update`, in seconds.
+            metrics: JSON values, with `timing/train/total` [s]; the rest is `update` if not given.
 
         Returns:
             The step's row of metrics, including those of the choice.
@@ -112,11 +112,13 @@ def step_row(
 ) -> dict[str, Any]:
     """Returns a step's row of metrics: those given, and those of its choice; see `append`."""
     source_C = header.source_index(choice.pool.block_ids)
-    total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
+    total = metrics["timing/train/total"]
+    timing = {**choice.seconds, "update": total - sum(choice.seconds.values())}
+    metrics = {**{f"timing/train/{part}": value for part, value in timing.items()}, **metrics}
     return {
         "step": step,
         **metrics,
-        "rod/overhead": total / update - 1,  # cost of the selection, in plain steps
+        "rod/overhead": total / metrics["timing/train/update"] - 1,  # of selection, in plain steps
         "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
         **selection_metrics(choice, source_C, [row.name for row in header.sources]),
     }
