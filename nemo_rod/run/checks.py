@@ -137,7 +137,7 @@ def check(config: Config) -> None:
             if role not in roles:
                 raise ValueError(
                     f"domain.sources has no source with role={role}, which {arm.name} trains on: "
-                    "add one, or take that arm out of arms."
+                    "add one (kind=generated lets the base write replay), or take that arm out."
                 )
         _check_trained(config, arm)
 

@@ -85,7 +85,11 @@ def test_blocks_of_other_files_are_not_done(
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"beside": ""}, "domain.sources has no source with role=replay, which rod trains on: add"),
+        (
+            {"beside": ""},
+            "domain.sources has no source with role=replay, which rod trains on: add one "
+            "(kind=generated lets the base write replay)",
+        ),
         (
             {"beside": "", "arms": "base, no_replay"},
             "needs blocks of both roles, but the store has",
