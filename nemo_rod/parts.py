@@ -28,7 +28,7 @@ OURS: dict[str, dict[str, str]] = {
         "jsonl": "nemo_rod.corpus.formats:read_jsonl",
         "parquet": "nemo_rod.corpus.formats:read_parquet",
         "huggingface": "nemo_rod.corpus.hub:read_dataset",
-        "megatron": "nemo_rod.corpus.indexed:read_indexed",
+        "megatron": "nemo_rod.hosts.indexed_datasets:read_indexed",
         "debian": "nemo_rod.lab.toy.debian:read_packages",
         "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
         "generated": "nemo_rod.lab.generated.reader:read_generated",

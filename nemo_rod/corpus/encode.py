@@ -40,6 +40,7 @@ class Batch:
 
     Attributes:
         texts: Texts of the documents, or their token ids, int32.
+        skip: Number of tokens to leave out at the beginning: see `pieces`.
         inputs: Index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
@@ -49,6 +50,7 @@ class Batch:
 
     texts: list[Any] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    skip: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     consumed: int = 0
     goes_on: bool = False
@@ -118,9 +120,9 @@ class Encoder:
             for batch in self._parts(source):
                 # no batch of texts is waiting then, so that the order stays
                 if self._pool is None or _are_ids(batch.texts):
-                    yield batch, encode(self._tokenizer, batch.texts)
+                    yield batch, encode(self._tokenizer, batch.texts, batch.skip)
                     continue
-                waiting.append((batch, self._pool.submit(_work, batch.texts)))
+                waiting.append((batch, self._pool.submit(_work, batch.texts, batch.skip)))
                 if len(waiting) > 2 * self._workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -136,33 +138,34 @@ class Encoder:
             if not any(map(_is_long, batch.texts)):
                 yield batch
                 continue
-            texts: list[str] = []
-            inputs: list[int] = []
+            part = Batch(consumed=batch.consumed, goes_on=True)
             for text, number in zip(batch.texts, batch.inputs, strict=True):
-                rest = pieces(self._tokenizer, text)
-                texts.append(next(rest))
-                inputs.append(number)
-                for piece in rest:
-                    yield Batch(texts, inputs, consumed=batch.consumed, goes_on=True)
-                    texts, inputs = [piece], [number]
-            last = Batch(texts, inputs, batch.state, batch.consumed)
-            del batch, text, rest  # before the next one is read: they are long
-            yield last
+                for count, (piece, skip) in enumerate(pieces(self._tokenizer, text)):
+                    if count:
+                        yield part
+                        part = Batch(skip=skip, consumed=batch.consumed, goes_on=True)
+                    part.texts.append(piece)
+                    part.inputs.append(number)
+            part.state, part.goes_on = batch.state, False
+            del batch, text, piece  # before the next one is read: they are long
+            yield part
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[Any]) -> Encoded:
+def encode(tokenizer: Tokenizer, texts: Sequence[Any], skip: int = 0) -> Encoded:
     """Tokenises texts, a long one in `pieces`; token ids stay as they are.
 
     Returns:
-        All tokens, concatenated, int32; and the number of tokens of each text, int64.
+        All tokens but the first `skip`, concatenated, int32; and the number of tokens of each text,
+        int64.
     """
     if _are_ids(texts):
-        arrays: list[NDArray[np.int32]] = [*texts]
-    elif not any(map(_is_long, texts)):
-        arrays = tokenizer.encode_batch(texts)
+        arrays = [*texts]
+    elif any(map(_is_long, texts)):
+        cut = (pieces(tokenizer, text) for text in texts)
+        arrays = [np.concatenate([tokenizer.encode_batch([p])[0][n:] for p, n in c]) for c in cut]
     else:
-        cut = ([*pieces(tokenizer, text)] for text in texts)
-        arrays = [np.concatenate([tokenizer.encode_batch([p])[0] for p in parts]) for parts in cut]
+        arrays = tokenizer.encode_batch(texts)
+        arrays[:1] = [array[skip:] for array in arrays[:1]]
     lengths = np.array([len(array) for array in arrays], dtype=np.int64)
     if len(arrays) == 1:
         return arrays[0], lengths
@@ -177,28 +180,31 @@ def _is_long(text: Any) -> bool:
     return isinstance(text, str) and len(text) > PIECE_CHARS
 
 
-def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:
+def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[str, int]]:
     """Yields a text in pieces of at most `PIECE_CHARS` characters, at least one.
 
-    Their tokens are together those of the whole text, as far as the tokens around each cut show. A
-    cut is before white space; a space goes where the tokenizer would put one before each text. Only
-    a text without white space is cut elsewhere.
+    Each comes with the number of its first tokens that belong to the piece before: it begins with
+    the end of that one, since many tokenizers treat the beginning of a text as that of a word. The
+    other tokens are together those of the whole text, as far as the tokens around each cut show. A
+    cut is before white space; only a text without any is cut elsewhere.
     """
-    start = 0
-    while len(text) - start > PIECE_CHARS:
-        limit = start + PIECE_CHARS
-        spaces = [match.start() for match in _SPACE.finditer(text, limit - _REACH, limit)]
-        end, following = (spaces[-1] if spaces else limit,) * 2
+    begin = start = skip = 0  # of the piece; of what is new in it; tokens before that
+    while len(text) - begin > PIECE_CHARS:
+        limit = begin + PIECE_CHARS
+        found = _SPACE.finditer(text, max(start + 1, limit - _REACH), limit)
+        spaces = [match.start() for match in found]
+        end = following = spaces[-1] if spaces else limit
+        following_skip = 0
         for cut in [*spaces[: -_TRIES - 1 : -1], *range(limit, limit - _TRIES, -1)]:
-            before, after = text[cut - _AROUND : cut], text[cut : cut + _AROUND]
-            tried = [before + after, before, after] + [after[1:]] * after[:1].isspace()
-            whole, left, *rights = (ids.tolist() for ids in tokenizer.encode_batch(tried))
-            if whole in (fits := [left + right for right in rights]):
-                end, following = cut, cut + fits.index(whole)
+            context = max(0, cut - _AROUND)
+            tried = [text[context : cut + _AROUND], text[context:cut]]
+            whole, left = (ids.tolist() for ids in tokenizer.encode_batch(tried))
+            if whole[: len(left)] == left:
+                end, following, following_skip = cut, context, len(left)
                 break
-        yield text[start:end]
-        start = following
-    yield text[start:]
+        yield text[begin:end], skip
+        begin, start, skip = following, end, following_skip
+    yield text[begin:], skip
 
 
 _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`
@@ -220,5 +226,5 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _work(texts: list[str]) -> Encoded:
-    return encode(_worker_tokenizer, texts)
+def _work(texts: list[str], skip: int) -> Encoded:
+    return encode(_worker_tokenizer, texts, skip)

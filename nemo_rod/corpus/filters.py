@@ -14,8 +14,8 @@ import json
 import operator
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Number
 from typing import Any
 
@@ -54,7 +54,10 @@ class Comparison:
                 f"filter compares {self.field} {self.operator} {json.dumps(self.value)}, but that "
                 f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
             )
-        return bool(_OPERATORS[self.operator](value, self.value))
+        expected: Any = self.value
+        if isinstance(value, Decimal) and isinstance(expected, float):
+            expected = Decimal(repr(expected))  # as written: the float is another number
+        return bool(_OPERATORS[self.operator](value, expected))
 
 
 def parse_filter(text: str | None) -> tuple[Comparison, ...]:
@@ -79,9 +82,15 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
         if value.startswith("'"):
             value = value[1:-1]
         else:
-            with suppress(ValueError):
-                parsed = json.loads(value)
+            try:
+                parsed = json.loads(value, strict=False)
                 value = parsed if isinstance(parsed, str | int | float | None) else value
+            except ValueError as error:
+                if value.startswith('"'):
+                    raise ValueError(
+                        f"filter {text!r} has the value {value}, which is no JSON text ({error}): "
+                        r"write \\ for a backslash, or single quotes around the text"
+                    ) from None
         comparisons.append(Comparison(match["field"], match["operator"], value))
         position, more = match.end(), match["more"] == "and"
     return tuple(comparisons)

@@ -8,12 +8,12 @@ after the last record it yielded.
 from __future__ import annotations
 
 import bz2
-import gzip
 import itertools
 import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,10 +29,9 @@ Content = str | NDArray[np.int32]  # of a document: its text, or its token ids w
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 _ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # how no text in UTF-8 begins
 _LONGEST_WINDOW = 1 << 31  # of zstd --long=31; a frame takes no more than it asks for
-_NOT_DAMAGED = {  # in an error of zstd: what to do
+_CURES = {  # by a part of an error: what to do where no data is damaged
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
     "memory": "compress it again with a shorter window, without --long or --ultra",
 }
@@ -150,45 +149,54 @@ class _File(Input):
             ValueError: The compressed data is corrupt or truncated, or needs what is not here.
         """
         suffix = self.path.suffix.lower()
-        is_packed = suffix in (".zst", *_OPEN)
         with self.path.open("rb") as handle:
+            whole = iter(lambda: handle.read(1 << 20), b"")
+            packed = _unpacked(handle, suffix) if suffix in _UNPACKERS else None
             try:
-                stream = _OPEN[suffix](handle) if suffix in _OPEN else handle
-                whole = iter(lambda: stream.read(1 << 20), b"")
-                for number, chunk in enumerate(_unzstd(handle) if suffix == ".zst" else whole):
-                    if not number and not is_packed and chunk.startswith(_PACKED):
+                for number, chunk in enumerate(packed or whole):
+                    if not (number or packed) and chunk.startswith(_PACKED):
                         raise ValueError("it is compressed: let its name end in .gz, .xz or .zst")
                     self._bytes = handle.tell()
                     yield chunk
-            except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:  # of the system
-                    raise
-                raise ValueError(
-                    f"{self.path}: broken or cut off {suffix} data ({error}): fetch the file again"
-                ) from error
             except ValueError as error:
                 raise ValueError(f"{self.path}: {error}") from error
 
 
-def _unzstd(handle: IO[bytes]) -> Iterator[bytes]:
-    # The library's own stream reader accepts a file that ends inside a frame as complete.
+def _zstd() -> Any:
     import zstandard
 
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
-    frame = None
+    return zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
+
+
+_UNPACKERS: dict[str, Callable[[], Any]] = {  # of one member, of which a file may have several
+    ".gz": partial(zlib.decompressobj, 31),
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lzma.LZMADecompressor,
+    ".zst": _zstd,
+}
+
+
+def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
+    # The libraries' own readers take a file as whole whose last frame of zstd is cut off, or whose
+    # second member of bz2 or xz is damaged.
+    broken = f"broken or cut off {suffix} data ({{}}): fetch the file again"
+    member, count = None, 0
     while chunk := handle.read(1 << 12):  # four bytes can stand for 128 KiB
         while chunk:
-            frame = frame or decompressor.decompressobj()
+            if member is None:
+                chunk = chunk.lstrip(b"\0") if count else chunk  # padding
+                if not chunk:
+                    break
+                member, count = _UNPACKERS[suffix](), count + 1
             try:
-                yield frame.decompress(chunk)
-            except zstandard.ZstdError as error:
-                for sign, cure in _NOT_DAMAGED.items():
-                    if sign in str(error):
-                        raise ValueError(f"{error}: {cure}") from None
-                raise EOFError(str(error)) from error
-            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("it ends inside a frame")
+                data = member.decompress(chunk)
+            except Exception as error:  # each library has its own
+                cures = (f"{error}: {cure}" for sign, cure in _CURES.items() if sign in str(error))
+                raise ValueError(next(cures, broken.format(error))) from error
+            chunk, member = (member.unused_data, None) if member.eof else (b"", member)
+            yield data
+    if member is not None or not count:
+        raise ValueError(broken.format("it ends too early"))
 
 
 class TextFile(_File):

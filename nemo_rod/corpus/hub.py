@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,12 @@ class HuggingFaceDataset(Input):
         name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
         super().__init__(name, None, path)
         self.parts = folder_files(Path(path)) if is_local else []
+        for file in [path, *(name for name, _ in self.parts)] if is_local else ():
+            if glob.has_magic(file):
+                raise ValueError(
+                    f"datasets takes the name {file!r} in {path} for a pattern, and would read "
+                    "other files: rename it"
+                )
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None  # of this reading
@@ -74,6 +81,8 @@ class HuggingFaceDataset(Input):
         spec = self._spec
         try:
             builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
+            if builder.name == "text":
+                builder.config.encoding = "utf-8-sig"
             all_files = builder.config.data_files or {}
             names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
             unique: dict[str, str] = {}  # by their own paths: each file is read once

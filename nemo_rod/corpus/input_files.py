@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
     paths_of: dict[object, list[str]] = {}  # of each file
     for pattern in spec.files:
         check_file_name(pattern)
-        local = os.path.expanduser(pattern.removeprefix("file://"))
+        local = os.path.expanduser(re.sub("^(file|local)://", "", pattern))
         matches: list[tuple[File, str, object]]
         try:
             matches = [*(_remote(local) if "://" in local else _local(local))]
@@ -195,13 +196,18 @@ def _remote(pattern: str) -> Iterator[tuple[RemoteFile, str, object]]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(pattern)
-    matches = {path: system.info(path)} if system.isfile(path) else system.glob(path, detail=True)
-    fixed = os.path.dirname(path)
-    while path not in matches and glob.has_magic(fixed):
-        fixed = os.path.dirname(fixed)
+    *folders, last = path.split("/")
+    fixed = ""  # what exists as written is no pattern
+    while folders and (not glob.has_magic(folders[0]) or system.isdir(fixed + folders[0])):
+        fixed += f"{folders.pop(0)}/"
+    rest = "/".join([*folders, last])
+    if not folders and system.isfile(path):
+        matches = {path: system.info(path)}
+    else:
+        matches = system.glob(glob.escape(fixed) + rest, detail=True)
     for match, info in matches.items():
         file = RemoteFile(system, match, info.get("size"))
-        if info["type"] == "directory" and os.path.basename(path) in ("*", "**"):
+        if info["type"] == "directory" and rest.endswith(("**", "**/*")):  # its files match
             continue
         if info["type"] != "file":
             raise ValueError(f"{file} is a {info['type']}: name its files, or leave it out")

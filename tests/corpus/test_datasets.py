@@ -196,6 +196,22 @@ def test_a_file_of_a_folder_is_read_once_or_refused(tmp_path: Path) -> None:
         list(read_documents(spec(data)))
 
 
+@pytest.mark.parametrize("name", ["train[1].parquet", "v[1]/a.parquet", "v[1]", "what?", "a*"])
+def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path: Path, name: str) -> None:
+    data = made(tmp_path / ("data" if "." in name else name))
+    if "." in name:
+        (data / name).parent.mkdir(exist_ok=True)
+        write_table(data / name, {"text": rows(9)})
+    with pytest.raises(ValueError, match=r"^source web: datasets takes the name .*: rename it$"):
+        list(read_documents(spec(data)))
+
+
+def test_byte_order_marks_of_texts_are_no_text(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + f"{name} 1\n{name} 2".encode())
+    assert list(read_documents(spec(tmp_path))) == ["a 1", "a 2", "b 1", "b 2"]
+
+
 def test_values_that_python_cannot_hold_are_named(tmp_path: Path) -> None:
     import pyarrow
 

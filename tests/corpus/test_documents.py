@@ -111,6 +111,12 @@ def test_what_is_no_filter_is_refused(text: str) -> None:
         spec("jsonl", ["*"], filter=text)
 
 
+@pytest.mark.parametrize("value", [r'"a\d"', r'"\u12"', r'"C:\x"'])
+def test_quotes_around_what_is_no_json_are_no_part_of_the_text(value: str) -> None:
+    with pytest.raises(ValueError, match=r"has the value .*, which is no JSON text \(Invalid"):
+        spec("jsonl", ["*"], filter=f"lang == {value}")
+
+
 @pytest.mark.parametrize(
     "word", ["True", "False", "TRUE", "None", "NULL", "Null", "nil", "NaN", "-Infinity"]
 )
@@ -153,7 +159,13 @@ def test_a_filter_compares_values_of_one_type(
     ("text", "value", "passes"),
     [
         ("a == 0.5", Decimal("0.5"), True),
+        ("a == 0.1", Decimal("0.1"), True),
+        ("a != 0.1", Decimal("0.10"), False),
+        ("a >= 0.2", Decimal("0.2"), True),
+        ("a < 3", Decimal("2.99"), True),
         ("a == 1", 1.0, True),
+        ('a == "b\tc"', "b\tc", True),
+        ("a == 'b\\d'", "b\\d", True),
         ("a != true", False, True),
         ("a == null", None, True),
         ("a == null", "null", False),
@@ -279,7 +291,11 @@ def test_a_missing_field_is_named_with_its_place(
         ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5: name another text_field",)),
         ("a.jsonl.gz", gzip.compress(lines(RECORDS))[:-20], ("a.jsonl.gz: broken or cut off",)),
         ("a.jsonl.gz", b"plain text\n", ("a.jsonl.gz: broken or cut off",)),
-        ("a.jsonl.zst", zstandard.compress(lines(RECORDS))[:-20], ("broken or cut off", "frame")),
+        (
+            "a.jsonl.zst",
+            zstandard.compress(lines(RECORDS))[:-20],
+            ("broken or cut off", "ends too early"),
+        ),
         ("a.jsonl.zst", b"plain text\n", ("a.jsonl.zst: broken or cut off",)),
         ("a.parquet", b"PAR1 nothing PAR1", ("a.parquet: not a readable parquet file",)),
         ("a.text", b"abc\xff", ("a.text: byte 3 is not UTF-8",)),

@@ -143,6 +143,7 @@ ONE, TWO = b'{"text": "one"}\n', b'{"text": "two"}\n'
         (".GZ", [gzip.compress(ONE, mtime=0), gzip.compress(TWO)]),
         (".bz2", [bz2.compress(ONE), bz2.compress(TWO)]),
         (".xz", [lzma.compress(ONE), lzma.compress(TWO)]),
+        (".xz", [lzma.compress(ONE + TWO, check=lzma.CHECK_SHA256, preset=9)]),
         (".ZST", [zst(ONE), b"P*M\x18\x03\0\0\0abc", zst(TWO)]),
         (".zst", [streamed(ONE + TWO)]),
     ],
@@ -160,11 +161,25 @@ def test_compressed_files_here_and_elsewhere(
     everything = f"memory://{tmp_path.name}/v*/**"
     assert list(read_documents(spec(everything))) == ["one", "two", "two"]
     assert names(everything) == [f"v[1]/{name}", "v[1]/deep/b.jsonl"]
-    whole = [len(b"".join(members[:number])) for number in range(len(members) + 1)]
-    for size in {*range(len(data))} - {*whole}:
-        (tmp_path / name).write_bytes(data[:size])
+    whole = [len(b"".join(members[:number])) for number in range(1, len(members) + 1)]
+    cut = [data[:size] for size in {*range(len(data))} - {*whole}]
+    begins = [number + data.index(member) for member in members[1:] for number in (0, 1)]
+    hit = [data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :] for place in begins]
+    for damaged in (*cut, *hit, data + b"what a proxy says"):
+        (tmp_path / name).write_bytes(damaged)
         with pytest.raises(ValueError, match=r"^source web: .*: broken or cut off "):
             list(read_documents(spec(tmp_path / name)))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_padding_between_members_is_no_end(
+    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    name = tmp_path / f"a.jsonl{suffix}"
+    name.write_bytes(pack(ONE) + b"\0" * 9000 + pack(TWO) + b"\0" * 512)
+    assert list(read_documents(spec(name))) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +220,24 @@ def test_a_storage_that_cannot_be_listed_is_named(pattern: str, sentence: str) -
     with pytest.raises(ValueError) as error:
         open_inputs(spec(pattern))
     assert sentence in str(error.value)
+
+
+def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None:
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    root = tmp_path.name
+    system.pipe({f"/{root}/v[1]/a[2].jsonl": ONE, f"/{root}/v1/a2.jsonl": TWO})
+    for pattern, expected in (
+        ("v[1]/*.jsonl", ["one"]),
+        ("v[1]/a[2].jsonl", ["one"]),
+        ("v[1]/**", ["one"]),
+        ("v?/a[2].jsonl", ["two"]),
+        ("v[!2]/*", ["two"]),
+    ):
+        assert list(read_documents(spec(f"memory://{root}/{pattern}"))) == expected, pattern
+    with pytest.raises(ValueError, match=r"v1 is a directory: name its files, or leave it out"):
+        names(f"memory://{root}/*1")
+    file = write(tmp_path / "a.jsonl", ["x"])
+    assert names(file, f"local://{file}", f"file://{file}", f"local://{tmp_path}/*") == ["a.jsonl"]
 
 
 def test_parquet_and_text_on_another_storage(tmp_path: Path) -> None:

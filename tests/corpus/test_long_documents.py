@@ -77,22 +77,21 @@ def test_pieces_have_the_tokens_of_the_whole(
 ) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 1000)
     for name, tokenizer in tokenizers(tmp_path).items():
-        for seed in range(5):
-            text = long_text(seed)
+        texts = [long_text(seed) for seed in range(5)]
+        texts += [texts[0].replace(" ", end) for end in ("\t", "\n", "\r\n", "\u00a0", "\u3000")]
+        texts += ["你好，世界" * 2000, "abcdefghij" * 1000, "don't" * 2000, "\n" * 9000]
+        for number, text in enumerate(texts):
             (whole,) = tokenizer.encode_batch([text])
             parts = list(pieces(tokenizer, text))
-            assert len(parts) > 10 and max(map(len, parts)) <= 1000, name
-            found = np.concatenate(tokenizer.encode_batch(parts))
-            assert found.tolist() == whole.tolist(), (name, seed)
+            assert len(parts) > 10 and max(len(part) for part, _ in parts) <= 1000, name
             tokens, lengths = encode(tokenizer, ["a", text, "b"])
-            assert lengths.tolist()[1] == len(whole), name
+            assert lengths.tolist()[1] == len(whole), (name, number)
             assert tokens.tolist()[lengths[0] :][: len(whole)] == whole.tolist(), name
 
 
 def test_a_text_without_white_space_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 1000)
     for text in ("你好" * 3000, "x" * 5000, " " * 5000, "🙂\u200d" * 3000):
-        assert "".join(pieces(BYTE, text)) == text
         assert encode(BYTE, [text])[0].tolist() == list(text.encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -119,6 +120,19 @@ def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path: Path)
         run(tmp_path / "store", [source(0.4, a, 0.6, b)])
 
 
+def test_a_file_has_one_weight_whatever_leads_to_it(tmp_path: Path) -> None:
+    for name in "ab":
+        build(tmp_path / name, made(40, 1))
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"link{suffix}").symlink_to(f"a{suffix}")
+        os.link(tmp_path / f"a{suffix}", tmp_path / f"hard{suffix}")
+    (tmp_path / "latest").symlink_to(".")
+    for other in ("a", "a.bin", "link", "hard", "latest/a", "[a]"):
+        assert len([*Documents(source(tmp_path / "a", tmp_path / other))]) == 40
+        with pytest.raises(ValueError, match="has two weights in files: give it one"):
+            open_inputs(source(0.5, tmp_path / "a", 0.5, tmp_path / other))
+
+
 def test_an_interrupted_run_ends_in_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,13 +165,19 @@ def cut(suffix: str, number: int) -> Callable[[Path], None]:
     return damage
 
 
-def of_type(code: int) -> Callable[[Path], None]:
+def index(place: int, kind: str, value: int) -> Callable[[Path], None]:
+    """Overwrites a number of the index."""
+
     def damage(prefix: Path) -> None:
         data = bytearray(prefix.with_suffix(".idx").read_bytes())
-        data[17:18] = struct.pack("<B", code)
+        struct.pack_into(kind, data, place % len(data), value)
         prefix.with_suffix(".idx").write_bytes(data)
 
     return damage
+
+
+DAMAGED = r"a\.bin: its index is damaged at document [01]: fetch it again"
+NINE = [[5, 6, 7, EOD]] * 9  # of two sequences each
 
 
 @pytest.mark.parametrize(
@@ -169,8 +189,15 @@ def of_type(code: int) -> Callable[[Path], None]:
         (cut(".idx", 60), [[5, EOD]], r"a\.idx has 60 bytes, and its counts ask for"),
         (cut(".bin", 40), [[5, 6, 7, EOD]] * 9, r"a\.bin has 40 bytes, and its index ends at 144"),
         (cut(".bin", 0), [[5, EOD]], r"a\.bin is empty"),
-        (of_type(7), [[5, EOD]], r"a\.idx describes values of type 7: expected whole numbers"),
-        (of_type(5), [[5, EOD]], r"a\.bin has 8 bytes, and its index ends at 12"),
+        (index(17, "B", 7), [[5, EOD]], r"a\.idx describes values of type 7: expected whole"),
+        (index(17, "B", 5), [[5, EOD]], r"a\.bin has 8 bytes, and its index ends at 12"),
+        (index(9, "<Q", 2), NINE, r"a\.idx is no index of Megatron"),
+        (index(34 + 4 * 18 + 16, "<q", 100), NINE, DAMAGED),
+        (index(34, "<i", -2), NINE, DAMAGED),
+        (index(34 + 12 * 18 + 8, "<q", -1), NINE, DAMAGED),
+        (index(34 + 12 * 18 + 8, "<q", 99), NINE, DAMAGED),
+        (index(34 + 12 * 18, "<q", 1), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
+        (index(-8, "<q", 17), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
         (None, [*made(50, 1), [5, 999, EOD]],
          r"a\.bin, document 50: id 999 is outside the vocabulary, which has 256: name"),
         (None, [[5, 6, 11], [7, 11], [8, 11]],
@@ -201,7 +228,6 @@ def test_bad_input_is_one_sentence(
         (["a"], {"max_bytes": 9}, "kind=megatron reads files instead; remove max_bytes"),
         (["a"], {"text_field": "b"}, "kind=megatron reads files instead; remove text_field"),
         (["s3://a/b"], {}, "reads local files"),
-        ([0.5, "a", 0.5, "./a"], {}, "a.bin has two weights|no file matches"),
     ],
 )
 def test_what_a_blend_cannot_be_is_refused(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
 _SAMPLE = 1000  # documents at either end of a file that show how its documents end
+_MAGIC = b"MMIDIDX\0\0" + struct.pack("<Q", 1)  # and its version
 _HEADER_BYTES = 34
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # by Megatron's code
 
@@ -83,9 +85,11 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
         groups.append([IndexedFile(Path(str(file)), name) for file, name in found])
     inputs = [item for group in groups for item in group]
     if is_weighted:
-        places = [item.place for item in inputs]
-        if twice := {place for place in places if places.count(place) > 1}:
-            raise ValueError(f"{min(twice)} has two weights in files: give it one")
+        stats = [os.stat(item.place) for item in inputs]
+        files = [(stat.st_dev, stat.st_ino) for stat in stats]  # links lead to one
+        for item, file in zip(inputs, files, strict=True):
+            if files.count(file) > 1:
+                raise ValueError(f"{item.place} has two weights in files: give it one")
         tokens = [sum(item.tokens for item in group) for group in groups]
         wanted = [w / max(1, count) for w, count in zip(weights, tokens, strict=True)]
         for group, part in zip(groups, wanted, strict=True):
@@ -114,9 +118,9 @@ class IndexedFile(Input):
         self.parts = [(str(Path(name).with_suffix(".idx")), size)]
         with index.open("rb") as handle:
             header = handle.read(_HEADER_BYTES)
-        if len(header) < _HEADER_BYTES or not header.startswith(b"MMIDIDX\0\0"):
+        if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise ValueError(f"{index} is no index of Megatron: fetch or write it again")
-        _, code, sequences, ends = struct.unpack("<QBQQ", header[9:])
+        code, sequences, ends = struct.unpack("<BQQ", header[len(_MAGIC) :])
         expected = _HEADER_BYTES + 12 * sequences + 8 * ends
         if size != expected:
             modes = ", with the modes of a multimodal one" * (size == expected + sequences)
@@ -138,9 +142,9 @@ class IndexedFile(Input):
             place += maps.nbytes
         self._lengths, self._starts, self._ends = arrays
         self._path, self._type = path, np.dtype(_TYPES[code])
-        last = self._type.itemsize * int(self._lengths[-1]) if sequences else 0
-        end = int(self._starts[-1]) + last if sequences else 0
-        if end != self.size:
+        # As its tools write it, a sequence begins where the one before ends.
+        end = self._place(sequences)
+        if end != self.size or [*self._ends[:1], *self._ends[-1:]] != [0, sequences]:
             raise ValueError(
                 f"{path} has {self.size} bytes, and its index ends at {end}: it was cut off, or "
                 "belongs to another index; fetch both again"
@@ -187,15 +191,24 @@ class IndexedFile(Input):
 
     def consumed(self) -> int:
         """Returns the number of bytes of the .bin read so far."""
-        done = int(self._ends[self._done])
-        return int(self._starts[done]) if done < len(self._starts) else self.size or 0
+        return self._place(int(self._ends[self._done]))
+
+    def _place(self, sequence: int) -> int:
+        """Returns where a sequence begins in the .bin, and, after the last one, where that ends."""
+        if sequence < len(self._starts):
+            return int(self._starts[sequence])
+        last = int(self._lengths[-1]) * self._type.itemsize if sequence else 0
+        return int(self._starts[-1]) + last if sequence else 0
 
     def _documents(self, numbers: Iterable[int]) -> Iterator[NDArray[Any]]:
         # Not by a map, which would count as memory of the process, up to the whole file.
         with self._path.open("rb") as file:
             for number in numbers:
-                data = b""
-                for i in range(int(self._ends[number]), int(self._ends[number + 1])):
-                    file.seek(int(self._starts[i]))
-                    data += file.read(self._type.itemsize * int(self._lengths[i]))
-                yield np.frombuffer(data, self._type)
+                first, end = (int(i) for i in self._ends[number : number + 2])
+                begin, size = self._place(first), self._place(end) - self._place(first)
+                if size != self._type.itemsize * int(self._lengths[first:end].sum(dtype=np.int64)):
+                    raise ValueError(
+                        f"{self.place}: its index is damaged at document {number}: fetch it again"
+                    )
+                file.seek(begin)
+                yield np.frombuffer(file.read(size), self._type)
