@@ -40,7 +40,7 @@ def steps(setting: Setting) -> Iterator[Row]:
     yield Row("rod_over_plain plain_torch", float(ratio), "x")
     yield Row("limit plain_torch", float(limit), "x")
     yield under("rod_over_limit plain_torch", float(ratio / limit), "x", 1.03)
-    megatron = measure(file, processes=1, rounds=10 if setting.quick else 40)
+    megatron = measure(file, rounds=10 if setting.quick else 40)
     theirs = np.median(megatron["rod"] / megatron["plain"])
     yield Row("rod_over_plain megatron", float(theirs), "x")
     yield under("plain_torch_over_megatron rod_over_plain", float(ratio / theirs), "x", 1.1)

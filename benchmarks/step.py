@@ -29,48 +29,28 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
+from _made_up import make_references
 from _rows import Measurement, Row, Setting, median_ms, over, run, under
 from data_plane import NUM_CANDIDATES, appends, lookups, pools, write_store
-from omegaconf import OmegaConf
 
-from nemo_rod.config import (
-    Config,
-    Domain,
-    Launcher,
-    Model,
-    Optimisation,
-    Parallel,
-    Scoring,
-    config_folder,
-)
-from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.sources import ROLES
-from nemo_rod.jobs import TrainJob, write_job
+from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
+from nemo_rod.jobs import TrainJob, read_job, write_job
+from nemo_rod.lab.composing import composed
 from nemo_rod.run.base_model import initialise_base
-from nemo_rod.selection import Joint, ReferenceWriter
-from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.selection import Joint
 
 PAPER = "german_nemotron_nano_12b_v2"
-
-
-class Case(NamedTuple):
-    """What is measured: a layout, and a recipe as the files that it is merged from."""
-
-    parallel: Parallel
-    recipe: tuple[str, ...] = ("toy",)
-
-
+# What is measured: recipes in layouts, on made-up text, since real text is not needed here
 CASES = {
-    "single": Case(Parallel()),
-    "dp2": Case(Parallel(data=2)),
-    "tp2": Case(Parallel(tensor=2)),
-    "blocks_512": Case(Parallel(), ("toy", "toy_long_blocks")),
+    "single": ("recipe=toy", "parallel=single"),
+    "dp2": ("recipe=toy", "parallel=dp2"),
+    "tp2": ("recipe=toy", "parallel=tp2"),
+    "blocks_512": ("recipe=toy_long_blocks", "parallel=single"),
 }
-RECIPES = Path(__file__).parent.parent / "recipes"
 GOALS = {
     "rod_over_limit": 1.03,
     "prefix_half": 1.37,
@@ -84,7 +64,7 @@ def steps(name: str, setting: Setting) -> Iterator[Row]:
     """One case on this machine."""
     job = make_job(setting.folder, CASES[name])
     rounds = 10 if setting.quick else 40
-    seconds = measure(job, processes=CASES[name].parallel.world_size, rounds=rounds)
+    seconds = measure(job, rounds=rounds)
     rod, plain, forward = seconds["rod"], seconds["plain"], seconds["forward"]
     multiplier = seconds["num_candidates"] / seconds["num_chosen"]
     ratio, limit = np.median(rod / plain), 1 + multiplier * np.median(forward / plain)
@@ -105,67 +85,26 @@ def steps(name: str, setting: Setting) -> Iterator[Row]:
         yield Row(f"ms {part} {name}", 1e3 * np.median(seconds[part]), "ms")
 
 
-def make_job(folder: Path, case: Case) -> Path:
+def make_job(folder: Path, overrides: tuple[str, ...]) -> Path:
     """A store of made-up text, an untrained model, made-up references, and the job."""
-    group = config_folder()
-    toy = OmegaConf.merge(
-        {"domain": OmegaConf.load(group / "domain" / "debian_german.yaml")},
-        {"model": OmegaConf.load(group / "model" / "toy_qwen3.yaml")},
-        *(OmegaConf.load(RECIPES / f"{name}.yaml") for name in case.recipe),
-    )
-    domain = OmegaConf.load(group / "domain" / "synthetic.yaml")  # real text is not needed here
-    sources = [SourceSpec(name=name, **spec) for name, spec in to_plain(domain.sources).items()]
+    block_size = composed(*overrides).domain.block_size
+    made_up = ("domain=synthetic", f"domain.block_size={block_size}", f"run_dir={folder}", "seed=1")
+    config = composed(*overrides, *made_up, "launcher.stall_seconds=0", "validation.every=0")
+    domain = config.domain
     prepare(
-        folder / "blocks", sources, tokenizer=load_tokenizer("byte"),
-        block_size=toy.domain.block_size, holdout_fraction=domain.holdout_fraction,
+        folder / "blocks", domain.specs, tokenizer=load_tokenizer("byte"),
+        block_size=block_size, holdout_fraction=domain.holdout_fraction,
         holdout_seed=domain.holdout_seed,
     )  # fmt: skip
     store = BlockStore(folder / "blocks")
-    initialise_base(to_plain(toy.model.architecture), folder / "model", tokenizer="byte", seed=0)
-    arm = make_arm(
-        "rod", num_adaptation=store.num_adaptation, num_replay=store.num_replay,
-        batch_size=toy.train.batch_size, multiplier=2, balance=toy.selection.balance, kappa=1.0,
-        seed=0,
-    )  # fmt: skip
-    job = TrainJob(
-        name="rod",
-        blocks=str(folder / "blocks"),
-        out=str(folder),
-        config=Config(
-            recipe="benchmark",
-            run_dir=str(folder),
-            seed=1,
-            parallel=case.parallel,
-            model=Model(precision=toy.model.precision),
-            domain=Domain(tokenizer="byte", block_size=toy.domain.block_size),
-            train=Optimisation(**to_plain(toy.train)),
-            scoring=Scoring(micro_batch_size=toy.scoring.micro_batch_size),
-            launcher=Launcher(stall_seconds=0),
-        ),
-        start=str(folder / "model"),
-        arm=arm,
-        references=[made_up_references(folder, store, role) for role in ROLES],
-    )
+    initialise_base(config.model.architecture, folder / "model", tokenizer="byte", seed=0)
+    jobs = ModelJobs(config, RunFolder(folder, config.recipe))
+    references = [str(file) for file in make_references(folder / "references", store)]
+    counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
+    own = {"arm": jobs.arm("rod", counts), "start": str(folder / "model")}
+    job = jobs.job(TrainJob, "rod", folder, references=references, **own)
     write_job(job, folder / "job.json")
     return folder / "job.json"
-
-
-def made_up_references(folder: Path, store: BlockStore, role: str) -> str:
-    """What is chosen does not matter for the time."""
-    lengths = [store.block_size // n for n in (1, 2, 4)]
-    manifest = role_manifest(store, role, model="benchmark", lengths=lengths, precision="fp32")
-    out = folder / "references" / role
-    writer = ReferenceWriter(out, manifest, store.hashes)
-    ids = writer.missing
-    losses = np.random.default_rng(0).random((len(ids), len(lengths)), dtype=np.float32)
-    writer.append(ids, losses)
-    writer.close()
-    return str(out)
-
-
-def to_plain(values: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = OmegaConf.to_container(values)  # type: ignore[assignment]
-    return plain
 
 
 def nemo_rod(*arguments: str) -> None:
@@ -173,8 +112,9 @@ def nemo_rod(*arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def measure(job: Path, *, processes: int, rounds: int) -> dict[str, np.ndarray]:
+def measure(job: Path, *, rounds: int) -> dict[str, np.ndarray]:
     """Seconds of every round, float64 `[rounds]`, by kind of step and by part of a RoD step."""
+    processes = read_job(job).parallel.world_size
     out = job.parent / "seconds.json"
     launch = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
     worker = Path(__file__).with_name("_step_worker.py")

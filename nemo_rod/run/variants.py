@@ -14,8 +14,6 @@ follows; its fields are compared when a run resumes, so every added one invalida
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,6 +49,7 @@ REFERENCES = {
 }
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
+_CHECKED: dict[str, Any] = {}
 _SECTIONS = ("train", "selection", "scoring")
 _BUDGETS = ("steps", "budget", "compute")
 _OF_ROD = ("selection", "scoring", "share", "follow", "curriculum", "reference")
@@ -105,7 +104,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         if root in chain:
             raise ValueError(f"variants.{root}.of leads back to itself: {' -> '.join(chain)}.")
         check_name("variant", root)
-        variant = _variant(root, json.dumps(config.variants[root] or {}, default=str))
+        variant = _section(Variant(), config.variants[root] or {}, f"variants.{root}")
         chain[root] = variant
         if variant.of in (None, root):
             break
@@ -165,11 +164,6 @@ def scored_lengths(config: Config) -> list[int]:
     return sorted((int(size * part) for part in parts), reverse=True)
 
 
-@functools.cache  # every arm of a recipe asks for it, and the check of its types is slow
-def _variant(name: str, text: str) -> Variant:
-    return _section(Variant(), json.loads(text), f"variants.{name}")
-
-
 def _set_keys(variant: Variant) -> list[str]:
     empty = Variant()
     names = (item.name for item in dataclasses.fields(Variant) if item.name != "of")
@@ -225,8 +219,9 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
 
 def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     """Returns a section of the configuration with some keys replaced, types and bounds checked."""
-    if not replaced:
-        return values
+    key = repr((values, replaced, where))  # each is asked for many times, and checking is slow
+    if not replaced or key in _CHECKED:
+        return _CHECKED.get(key, values)
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except OmegaConfBaseException as error:
@@ -235,4 +230,5 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         sentence = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
     check_bounds(merged, f"{where}.")
+    _CHECKED[key] = merged
     return merged

@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 
 from places import TESTS
 
 from nemo_rod.config import Config, config_folder
+from nemo_rod.cpu import forks
 from nemo_rod.lab import composing
+from nemo_rod.run.processes.pythons import sees_gpu
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 OF_THE_PAPER = [name for name in RECIPES if not ("toy" in name or "smollm2" in name)]
@@ -28,11 +31,15 @@ _composed = functools.cache(composing.composed)
 
 
 def nemo_rod(
-    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+    *arguments: object,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    trains: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a fork of a process that has imported nemo_rod (`commands.py`).
 
-    With an environment of its own, which may have other packages, it is a new process.
+    With an environment of its own, which may have other packages, it is a new process. Of one that
+    trains, the processes are forks of the same process as those of the fixture `torchrun`.
     """
     words = [str(argument) for argument in arguments]
     if env is not None:
@@ -40,7 +47,8 @@ def nemo_rod(
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
-        request = words, [str(file) for file in files], str(cwd or Path.cwd()), dict(os.environ)
+        where = [*map(str, files)], str(cwd or Path.cwd()), dict(os.environ)
+        request = words, *where, server_of_forks() if trains else None
         server = _server()
         try:
             print(json.dumps(request), file=server.stdin, flush=True)
@@ -50,6 +58,18 @@ def nemo_rod(
             server.kill()
             raise
         return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
+
+
+@functools.cache
+def server_of_forks() -> tuple[str, list[str]] | None:
+    """The address of this process's server of forks, and the names of its variables.
+
+    None with a GPU, where every process imports for itself.
+    """
+    if sees_gpu():
+        return None
+    forks.Fork(["nemo_rod.signals"], os.environ).wait()  # begins with the first
+    return forkserver._forkserver._forkserver_address, list(forks._environment_of_server())
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Runs `nemo-rod` in forks of a process that has imported it, whose import takes a second.
 
-Each line of standard input is a command, as JSON: its words, the files for its output, its folder
-and its environment. Its exit code is printed.
+Each line of standard input is a command, as JSON: its words, the files for its output, its folder,
+its environment, and the server of forks of the process that asks. Its exit code is printed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from multiprocessing import forkserver
 
 from nemo_rod import cli
 from nemo_rod.commands import recipes  # noqa: F401 - its imports take half a second
+from nemo_rod.cpu import forks
 
 
 def main() -> None:
     for line in sys.stdin:
-        words, files, folder, environment = json.loads(line)
+        words, files, folder, environment, server = json.loads(line)
         child = os.fork()
         if child == 0:
             for descriptor, file in enumerate([os.devnull, *files]):
@@ -24,9 +26,21 @@ def main() -> None:
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
+            if server is not None:
+                use(*server)
             sys.argv = [cli.__file__, *words]
             return cli.main()  # and this process ends as any program does
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def use(address: str, variables: list[str]) -> None:
+    """Lets this process fork from another's server, which has imported NVIDIA's stack already."""
+    server = forkserver._forkserver
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = lambda: None
+    forks._environment_of_server = lambda: dict.fromkeys(variables)
+    del sys.modules["__main__"].__file__  # which every fork would import
 
 
 if __name__ == "__main__":

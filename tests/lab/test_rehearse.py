@@ -35,7 +35,8 @@ IN_FULL_PRECISION = {
 
 def rehearse(recipe: str, folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
     """The table of a rehearsal, and what was printed."""
-    done = nemo_rod("rehearse", f"recipe={recipe}", f"run_dir={folder / 'run'}", *overrides)
+    words = (f"recipe={recipe}", f"run_dir={folder / 'run'}", *overrides)
+    done = nemo_rod("rehearse", *words, trains=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (folder / "run").exists()
     return json.loads((folder / "run_rehearsal" / "table.json").read_text()), done.stdout

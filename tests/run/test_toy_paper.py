@@ -56,7 +56,7 @@ def attempt(
     root: Path, name: str, recipe: str, *more: str, seed: int = 1
 ) -> subprocess.CompletedProcess[str]:
     where = (f"recipe={recipe}", f"seed={seed}", f"run_dir={folder(recipe, seed)}")
-    return nemo_rod(name, *where, *REDUCED, *more, cwd=root)
+    return nemo_rod(name, *where, *REDUCED, *more, cwd=root, trains=True)
 
 
 @pytest.fixture(scope="module")
