@@ -70,6 +70,8 @@ OURS: dict[str, dict[str, str]] = {
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},
     # (Config) -> str: refuses, before a run is submitted, what cannot work there; else its size
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
+    # (BlockStore, its Tokenizer, that of a model) -> None: refuses a model, by model.special_tokens
+    "tokenizer_checks": {"renamed": "nemo_rod.lab.renamed_tokens:check_renamed"},
     # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
     "recipe_commands": {
         "run": "nemo_rod.commands.run_stages:run",

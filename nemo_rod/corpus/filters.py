@@ -19,6 +19,8 @@ from decimal import Decimal
 from numbers import Number
 from typing import Any
 
+import numpy as np
+
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -55,8 +57,11 @@ class Comparison:
                 f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
             )
         expected: Any = self.value
-        if isinstance(value, Decimal) and isinstance(expected, float):
-            expected = Decimal(repr(expected))  # as written: the float is another number
+        if isinstance(expected, float):  # columns have it as a decimal or in 32 bits: other numbers
+            if isinstance(value, Decimal):
+                expected = Decimal(repr(expected))
+            elif isinstance(value, float) and value == float(np.float32(expected)):
+                expected = value
         return bool(_OPERATORS[self.operator](value, expected))
 
 

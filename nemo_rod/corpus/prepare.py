@@ -177,17 +177,19 @@ class _Preparation:
             folder.rename(gone)
             shutil.rmtree(gone)
 
-    def _build(self, spec: SourceSpec) -> None:
+    def _build(self, spec: SourceSpec, stale: str | None = None) -> None:
+        """Builds a source, unless it is there as described and nothing else makes it `stale`."""
         target, partial = self._target(spec), self._partial / f"{spec.role}-{spec.name}"
         if target.exists():
-            difference = _difference(target, describe(spec, self.settings, open_inputs(spec)))
-            if difference is None:
+            description = describe(spec, self.settings, open_inputs(spec))
+            stale = stale or _difference(target, description)
+            if stale is None:
                 self._discard(partial)  # its state describes blocks that are no longer in it
                 return
             if not self.rebuild:
                 raise ValueError(
-                    f"the blocks in {target} were made otherwise: {difference}; restore the former "
-                    "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
+                    f"{stale}; restore the former value, or set rebuild=[prepare] (in Python, "
+                    "rebuild=True) to make them again"
                 )
         self._listing.unlink(missing_ok=True)
         try:
@@ -213,10 +215,10 @@ class _Preparation:
                 continue
             self._listing.unlink(missing_ok=True)
             if before < 1.0 or RAISED in manifest:
-                self._build_again(
+                self._build(
                     spec,
-                    f"keeps a share of {before:.4f} of its blocks, and the other sources now leave "
-                    f"{share:.4f}",
+                    f"{self._target(spec)} keeps a share of {before:.4f} of its blocks, and the "
+                    f"other sources now leave {share:.4f}",
                 )
             self._thin(spec, share)
 
@@ -224,16 +226,6 @@ class _Preparation:
         work, seed = self._partial / f"thinned-{spec.name}", self.settings.holdout_seed
         if share < 1.0:
             self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
-
-    def _build_again(self, spec: SourceSpec, why: str) -> None:
-        """Builds a source anew, before any thinning or raising."""
-        if not self.rebuild:
-            raise ValueError(
-                f"{self._target(spec)} {why}: set rebuild=[prepare] (in Python, rebuild=True) to "
-                "make it again"
-            )
-        self._discard(self._target(spec))
-        self._build(spec)
 
     def _raise_holdouts(self) -> None:
         """Holds out further blocks, of all sources together, where there are too few."""
@@ -244,7 +236,9 @@ class _Preparation:
                 continue
             if before:
                 thinned = read_json(target / "manifest.json").get("thinned", {"share": 1.0})
-                self._build_again(spec, "holds out other blocks than the other sources now ask for")
+                self._build(
+                    spec, f"{target} holds out other blocks than the other sources now ask for"
+                )
                 self._thin(spec, thinned["share"])
             if hashes:
                 work = self._partial / f"raised-{spec.role}-{spec.name}"
@@ -268,7 +262,7 @@ class _Preparation:
 
 
 def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
-    """Returns the first setting in which existing blocks differ from the description."""
+    """Returns a clause on the first setting in which existing blocks differ from these."""
 
     def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
         flattened, seen = flat(manifest), Counter[str]()
@@ -285,14 +279,15 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
         found = json.loads((target / "manifest.json").read_text("utf-8"))
         existing = settings(found)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return "their manifest.json cannot be read"
+        return f"the blocks in {target} were made otherwise: their manifest.json cannot be read"
     current = json.loads(json.dumps(description))
     if "dataset_files" not in found:  # of an earlier version
         current.pop("dataset_files", None)
     current = settings(current)
     for key in [*current, *(key for key in existing if key.startswith("reading."))]:
         if existing.get(key) != current.get(key):
-            return f"{key} was {existing.get(key)!r} and is now {current.get(key)!r}"
+            change = f"{key} was {existing.get(key)!r} and is now {current.get(key)!r}"
+            return f"the blocks in {target} were made otherwise: {change}"
     return None
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nemo_rod import parts
 from nemo_rod.config import Domain, Model
 from nemo_rod.files import digest_files
 from nemo_rod.trust import explain_own_code, name_and_revision
@@ -70,7 +71,6 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
     from transformers import AutoConfig
 
     from nemo_rod.corpus import BlockStore, load_tokenizer
-    from nemo_rod.corpus.renamed_tokens import check_renamed
 
     store, trusted = BlockStore(blocks), model.trust_remote_code
     options: dict[str, Any] = {"eod": domain.eod, "trust_remote_code": trusted}
@@ -78,7 +78,8 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
     if model.special_tokens == "same":
         store.check_tokenizer(tokenizer)
     else:
-        check_renamed(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
+        check = parts.load("tokenizer_checks", model.special_tokens)
+        check(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
     with explain_own_code(f"The checkpoint {checkpoint}"):
         described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
     vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
