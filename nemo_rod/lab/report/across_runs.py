@@ -1,10 +1,11 @@
 """The same arms in several runs: their means and ranges over seeds, or run beside run.
 
     python -m nemo_rod.lab.report.across_runs runs/toy_controls/seed_*
-    python -m nemo_rod.lab.report.across_runs runs/toy_sizes/* --each chord_gap
+    python -m nemo_rod.lab.report.across_runs runs/toy_sizes/* --each gap
 
 The first prints a row for each arm: the mean of every measure, and the lowest and highest where the
-runs differ. The second prints one measure, with a column for each run.
+runs differ. The second prints one measure, with a column for each run. The gap is the adaptation
+loss less that of the chord at equal forgetting; beyond the ends of the chord it is left out.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ MEASURES = {
     "adapt_loss": "adaptation loss",
     "val_forgetting": "F_val",
     "replay_share": "share of replay",
-    "chord_gap": "over the chord",
+    "gap": "over the chord",
 }
 
 Arms = Mapping[str, Mapping[str, Any]]
 
 
 def read_arms(run: Path) -> Arms:
-    """Returns the arms of a run's results, by name.
+    """Returns the `MEASURES` of a run's arms, by name.
 
     Raises:
         ValueError: The run has no report yet, or its results are damaged.
@@ -37,8 +38,12 @@ def read_arms(run: Path) -> Arms:
     path = run / "report" / "results.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing: run `nemo-rod report` of that run first.")
-    arms: Arms = read_json(path, "arms")["arms"]
-    return arms
+    results = read_json(path, "arms", "comparisons")
+    gaps = {
+        name: {"gap": None if row["extrapolated"] else row["gap"]}
+        for name, row in results["comparisons"].items()
+    }
+    return {name: {**arm, **gaps.get(name, {})} for name, arm in results["arms"].items()}
 
 
 def means(runs: Sequence[Arms]) -> list[tuple[str, ...]]:
