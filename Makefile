@@ -15,8 +15,8 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
-.PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom gpu-kit image image-cpu
-.PHONY: test-second test-matrix test-nemo2 test-nemo-rl test-nemo-rl-worker test-gpu
+.PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom gpu-kit image image-cpu nemo-rl-project
+.PHONY: test-second test-matrix test-nemo2 test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -96,9 +96,9 @@ test-nemo-rl-worker:
 		$(RL_WORKER)/bin/python -m pytest $(lane)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
-test-gpu: PYTHON := $(or $(PYTHON),python3)
-test-gpu:
-	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make test-gpu PYTHON=... with an environment whose torch does")'
+test-gpu test-gpus: PYTHON := $(or $(PYTHON),python3)
+test-gpu test-gpus:
+	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make $@ PYTHON=... with an environment whose torch does")'
 	$(PYTHON) -m pytest $(lane)
 
 bench: $(READY) ## run every benchmark; the rows go to runs/benchmarks/<name>.json
@@ -117,6 +117,10 @@ image-cpu: ## build the container image nemo-rod:cpu, for machines without a GPU
 # ARCHITECTURE is the GPU's compute capability, 90 for H100 and H200; TE=0 leaves TransformerEngine out.
 gpu-kit: $(READY) ## pack what a GPU machine without a network needs into gpu-kit/ (docs/performance.md)
 	PYTHON=$(BIN)/python benchmarks/gpu_kit/pack.sh gpu-kit
+
+nemo-rl-project: ## write the folder of a pull request to NeMo-RL's research/: NEMO_RL=, NEMO_ROD_URL=
+	@test "$(NEMO_RL)" -a "$(NEMO_ROD_URL)" || { echo "NEMO_RL= is a checkout, and NEMO_ROD_URL= where this one can be cloned" >&2; exit 1; }
+	bash docs/examples/nemo_rl_research/make.sh "$(NEMO_RL)" "$(NEMO_ROD_URL)"
 
 docs: $(READY) ## write the page of every configuration key: runs/docs/configuration.md
 	@$(BIN)/python tests/helpers/config_page.py

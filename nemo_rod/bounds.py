@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from nemo_rod import parts
 
 _OPEN = {">": "(", ">=": "["}
+_PLAIN = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,21 @@ def check_bounds(section: Any, prefix: str = "") -> None:
             expected += ", or null" if optional else ""
             near = parts.did_you_mean(found, bound.names) if type(found) is str else ""
             raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")
+
+
+def has_type(value: object, kind: Any) -> bool:
+    """Returns whether a value that YAML or JSON can hold has the type that a field declares."""
+    kind = _PLAIN if kind is Any else kind
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(has_type(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (list, Sequence):
+        return isinstance(value, list | tuple) and all(has_type(item, *inner) for item in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(
+            has_type(name, inner[0]) and has_type(item, inner[1]) for name, item in value.items()
+        )
+    kinds = int | float if kind is float else kind
+    return isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)

@@ -17,8 +17,9 @@ import types
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from nemo_rod.bounds import has_type
 from nemo_rod.config import Config, Parallel
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.loggers import logger_names
@@ -187,22 +188,6 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             make: Any = kind
             hints = get_type_hints(kind)
             return make(**{key: _typed(item, hints[key], key) for key, item in value.items()})
-    if not _has_type(value, hint):
+    if not has_type(value, hint):
         raise ValueError(f"{name} is {value!r}, expected {getattr(hint, '__name__', hint)}")
     return value
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Returns whether a value that JSON can hold has the type that a field declares."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind in (Union, types.UnionType):
-        return any(_has_type(value, one) for one in inner)
-    if kind is Literal:
-        return value in inner
-    if kind is list:
-        return isinstance(value, list) and all(_has_type(one, inner[0]) for one in value)
-    if kind is dict:
-        return isinstance(value, dict) and all(_has_type(one, inner[1]) for one in value.values())
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    return hint is Any or isinstance(value, hint)

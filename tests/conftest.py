@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import TESTS
-from tiny import MOE_ARCHITECTURE, Setting
+from places import TESTS, WORKERS
+from tiny import MOE_ARCHITECTURE, Setting, configured
 
+from nemo_rod.run.launch.slurm import render_stage
 from nemo_rod.run.processes.torchrun import start
 from tests import lanes
 
@@ -115,7 +117,8 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
     outlasts `timeout` seconds; nothing it started lives on.
 
     The processes are forks of one that has imported Megatron, where there is no GPU. With
-    `fresh=True` they import for themselves, for what changes imports or must be without them.
+    `fresh=True` they import for themselves, for what changes imports or must be without them. More
+    than PER_NODE of the environment are on as many nodes of this Slurm job, started as a stage is.
     """
 
     def run(
@@ -133,19 +136,22 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         if program.suffix == ".py":
             path = [str(program.parent), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(path)
-        command = [
-            # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
-            *(
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--local-addr=127.0.0.1",
-            ),
-            *(f"--nproc-per-node={nproc}", "--redirects=3", f"--log-dir={logs}", "-m"),
-            program.stem if program.suffix == ".py" else str(target),
-            *map(str, args),
+        per_node = min(nproc, int(os.environ.get("PER_NODE", nproc)))
+        module = program.stem if program.suffix == ".py" else str(target)
+        arguments = [
+            *(f"--nproc-per-node={per_node}", "--redirects=3", f"--log-dir={logs}", "-m"),
+            *(module, *map(str, args)),
         ]
+        if nproc > per_node:
+            on_node = shlex.join([sys.executable, str(WORKERS / "on_node.py"), *arguments])
+            (logs / "stage.sh").write_text(
+                f"command=({on_node})\nrecord={logs}/record\n" + render_stage(configured())
+            )
+            command, fresh = ["bash", str(logs / "stage.sh")], True
+        else:
+            # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
+            alone = ("--standalone", "--local-addr=127.0.0.1")
+            command = [sys.executable, "-m", "torch.distributed.run", *alone, *arguments]
         with open(logs / "launcher.log", "w") as log, contextlib.chdir(cwd or Path.cwd()):
             output = {"stdout": log, "stderr": log, "env": environment}
             launcher = subprocess.Popen(command, **output) if fresh else start(command, environment)

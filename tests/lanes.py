@@ -167,6 +167,13 @@ LANES = (
         # all files of it: others need packages, such as Hypothesis, that GPU images lack
         only=("tests/gpu/test_gpu.py", "tests/megatron/test_side_effects.py"),
     ),
+    Lane(
+        "gpus",
+        "every kind of layout on all GPUs of a node, or on GPUS= of several with PER_NODE= each",
+        900,
+        ("nvidia-smi", "PYTHON"),
+        only=("tests/megatron/test_gpus.py",),
+    ),
 )
 MARKERS = [lane.name for lane in LANES if not lane.marker and lane.name != "fast"]
 

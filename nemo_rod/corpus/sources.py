@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nemo_rod import parts
-from nemo_rod.bounds import Bound, check_bounds, key, registered
+from nemo_rod.bounds import Bound, check_bounds, has_type, key, registered
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
 
@@ -76,7 +76,7 @@ class SourceSpec:
         taken = getattr(reader, _TAKEN, {})
         types = get_type_hints(SourceSpec) | taken.get("types", {})
         for name, kind in types.items():
-            if not _has_type(value := getattr(self, name), kind):
+            if not has_type(value := getattr(self, name), kind):
                 advice = _advice(name, kind, value)
                 raise ValueError(f"{where}{name}={_yaml(value)} is not valid: {advice}.")
         check_bounds(self, where)
@@ -162,26 +162,6 @@ def check_sources(specs: Sequence[SourceSpec], holdout_floor: int | None) -> Non
                 f"{holdout_floor} exclude each other: a floor holds out single blocks; leave out "
                 "one of them."
             )
-
-
-def _has_type(value: object, kind: Any) -> bool:
-    if get_origin(kind) is UnionType:
-        return any(_has_type(value, option) for option in get_args(kind))
-    if get_origin(kind) is Sequence:
-        (item_kind,) = get_args(kind)
-        return isinstance(value, list | tuple) and all(_has_type(i, item_kind) for i in value)
-    if get_origin(kind) is Mapping:
-        return isinstance(value, Mapping) and _is_plain(value)
-    kinds = int | float if kind is float else kind
-    return isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | int | float | None)
 
 
 def _advice(name: str, kind: Any, value: object) -> str:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import Any
+import sys
+from typing import Any, cast
 
 from nemo_rod.upstream import functions
 
@@ -101,3 +102,5 @@ def adapt(provider: Any) -> None:
     if needed():
         # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False
+        if gemma := sys.modules.get("megatron.bridge.models.gemma.gemma2_provider"):
+            cast(Any, gemma)._HAVE_FLEX_ATTN = False  # which has no backward pass on a CPU

@@ -88,9 +88,13 @@ class Setting:
     """
 
     def __init__(
-        self, root: Path, torchrun: Torchrun, model: dict[str, Any] | Path = ARCHITECTURE
+        self,
+        root: Path,
+        torchrun: Torchrun,
+        model: dict[str, Any] | Path = ARCHITECTURE,
+        precision: str = "fp32",
     ) -> None:
-        self.root, self.torchrun = root, torchrun
+        self.root, self.torchrun, self.precision = root, torchrun, precision
         self.blocks = root / "blocks"
         prepare(
             self.blocks,
@@ -114,12 +118,12 @@ class Setting:
             self.reference("base", self.base, "replay"),
         ]
 
-    def arm(self, name: str, **scoring: Any) -> Arm:
+    def arm(self, name: str, batch_size: int = BATCH, **scoring: Any) -> Arm:
         return make_arm(
             name,
             num_adaptation=self.store.num_adaptation,
             num_replay=self.store.num_replay,
-            batch_size=BATCH,
+            batch_size=batch_size,
             multiplier=2,
             balance="expected",
             kappa=1.0,
@@ -167,8 +171,9 @@ class Setting:
         config: Config | None = None,
         **values: Any,
     ) -> Path:
-        """Writes a job to its folder, by default alone in fp32."""
-        values = {"blocks": str(self.blocks), "config": config or configured(), **values}
+        """Writes a job to its folder, by default of one process."""
+        config = config or configured(model__precision=self.precision)
+        values = {"blocks": str(self.blocks), "config": config, **values}
         out.mkdir(parents=True, exist_ok=True)
         job: Any = kind(name=name, out=str(out), **values)
         write_job(job, out / "job.json")
@@ -186,20 +191,22 @@ class Setting:
         references: list[Path],
         scoring: dict[str, Any] | None = None,
         convergence: Rule | None = None,
+        batch_size: int = BATCH,
         **keys: Any,
     ) -> Path:
         """Writes a training job; `keys` are keys of its configuration, as in `configured`."""
         train = Optimisation(
-            steps=steps, batch_size=BATCH, micro_batch_size=2, lr=lr, warmup_fraction=0.1
+            steps=steps, batch_size=batch_size, micro_batch_size=2, lr=lr, warmup_fraction=0.1
         )
         common = {"parallel": parallel, "seed": 7, "train": train, "scoring__micro_batch_size": 4}
+        common["model__precision"] = self.precision
         return self.write(
             TrainJob,
             arm,
             out,
             configured(**common, **keys),
             start=str(model),
-            arm=self.arm(arm, **(scoring or {})),
+            arm=self.arm(arm, batch_size, **(scoring or {})),
             references=[str(folder) for folder in references],
             convergence=convergence,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from nemo_rl_runs import (
     rows,
     wait_for_steps,
 )
-from places import WORKERS
+from places import ROOT, WORKERS
 from tiny import STEPS, Setting
 
 from nemo_rod.selection import References
@@ -45,6 +46,18 @@ def runs(tiny: Setting, environment: dict[str, str]) -> Iterator[Runs]:
 @pytest.fixture(scope="module")
 def trained(runs: Runs) -> Path:
     return runs.train("nemo_rl")
+
+
+def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path: Path) -> None:
+    """Those of `make nemo-rl-project`, started as the checkout's own tests of projects are."""
+    project = tmp_path / "replay_on_demand"
+    make = ROOT / "docs" / "examples" / "nemo_rl_research" / "make.sh"
+    subprocess.run(["bash", make, CHECKOUT, "https://example.org/rod", project], check=True)
+    assert "https://example.org/rod" in (project / "pyproject.toml").read_text()
+    paths = os.pathsep.join([CHECKOUT, str(ROOT)])
+    pytest_run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit"]
+    subprocess.run(pytest_run, cwd=project, env={**os.environ, "PYTHONPATH": paths}, check=True)
+    subprocess.run(["bash", "-n", project / "tests" / "functional" / "rod.sh"], check=True)
 
 
 def test_stock_worker_has_what_the_extension_uses() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -205,7 +206,9 @@ def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def translated(kind: type = TrainJob, gpus_per_node: int = 0, **options: Any) -> dict[str, Any]:
+def translated(
+    kind: type = TrainJob, gpus_per_node: int = 0, start: str = "base", **options: Any
+) -> dict[str, Any]:
     """A job in NeMo-RL's terms."""
     keys = {
         "parallel": Parallel(data=4, tensor=2),
@@ -215,7 +218,7 @@ def translated(kind: type = TrainJob, gpus_per_node: int = 0, **options: Any) ->
         "launcher__stall_seconds": 60.0,
     }
     config = configured(**keys, **options.pop("keys", {}))
-    job = kind(name="rod", config=config, blocks="blocks", out="out", start="base", **options)
+    job = kind(name="rod", config=config, blocks="blocks", out="out", start=start, **options)
     return nemo_rl_values(job, gpus_per_node=gpus_per_node)
 
 
@@ -250,6 +253,24 @@ def test_training_job_in_nemo_rls_terms() -> None:
     logger = values["logger"]
     assert [logger[f"{name}_enabled"] for name in LOGGERS] == [True, True, False]
     assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
+
+
+@pytest.mark.parametrize(
+    ("config", "fused"),
+    [
+        ({"hidden_act": "silu"}, True),
+        ({"text_config": {"hidden_act": "silu"}, "hidden_act": "gelu"}, True),  # of Qwen3.5
+        ({"hidden_act": "gelu_pytorch_tanh"}, False),
+        ({"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}, False),  # of Nemotron
+    ],
+)
+def test_activations_are_fused_where_megatron_can(
+    config: dict[str, Any], fused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own: dict[str, Any] = {"role": "replay", "model_digest": "", "lengths": [64]}
+    values = translated(ReferenceJob, start=str(tmp_path), **own)
+    assert values["policy"]["megatron_cfg"]["bias_activation_fusion"] == fused
 
 
 def test_keys_that_save_memory_in_nemo_rls_terms() -> None:

@@ -87,6 +87,7 @@ def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]
     model = AutoModelForCausalLM.from_config(described, attn_implementation="eager")
     shape = read_shape(keys)
     assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert read_shape(described.to_dict()) == shape  # as transformers saves it
     size = 24
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.arange(size)[None], use_cache=False)
@@ -160,6 +161,8 @@ def test_other_models_are_counted_in_transformers_own_class(kind: str) -> None:
     model = build(described, attn_implementation="eager").eval()
     shape = read_shape({"model_type": kind, "tie_word_embeddings": False, **keys})
     assert shape.parameters == sum(p.numel() for p in model.parameters())
+    saved = json.loads(described.to_json_string(use_diff=False))  # infinite numbers as objects
+    assert read_shape(saved).parameters == shape.parameters
     assert shape.has_experts == any("expert" in name for name, _ in model.named_parameters())
     size = 24
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -111,10 +111,11 @@ def test_make_targets_exist() -> None:
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
 
 
-def test_the_gpu_lane_collects_its_own_files_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gpu", "gpus"])
+def test_a_gpu_lane_collects_its_own_files_alone(name: str, tmp_path: Path) -> None:
     """An image for GPUs may lack Hypothesis, and collecting other tests would end in errors."""
-    (gpu,) = [lane for lane in lanes.LANES if lane.name == "gpu"]
-    marked = [f for f in (ROOT / "tests").rglob("test_*.py") if "mark.gpu\n" in f.read_text()]
+    (gpu,) = [lane for lane in lanes.LANES if lane.name == name]
+    marked = [f for f in (ROOT / "tests").rglob("test_*.py") if f"mark.{name}\n" in f.read_text()]
     assert {ROOT / file for file in gpu.only} >= {*marked} and marked
     (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

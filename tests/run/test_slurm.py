@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from command_line import composed
+from places import ROOT
 from safetensors.torch import load_file
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
 from slurm_cluster import Cluster, slurm_cluster, wait_for
@@ -21,6 +23,7 @@ from slurm_cluster import Cluster, slurm_cluster, wait_for
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.slurm import render_stage
 from nemo_rod.run.stages import Stages
+from tests import lanes
 
 pytestmark = pytest.mark.slurm
 
@@ -62,6 +65,20 @@ def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> Non
     nemo_rod("pretrain", *here, "rebuild=[base]")
     alone = load_file(tmp_path / "run/base/hf/model.safetensors")
     assert all(weights[name].equal(alone[name]) for name in alone)
+
+
+def test_tests_of_many_gpus_run_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """`make test-gpus` with GPUS= and PER_NODE=, which here are processes without a GPU."""
+    (lane,) = (lane for lane in lanes.LANES if lane.name == "gpus")
+    program = [sys.executable, "-m", "pytest", *lane.arguments(), "-k", "pipeline"]
+    program += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
+    job = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"]
+    job += [f"--chdir={ROOT}", f"--output={tmp_path}/out", "--export=ALL,GPUS=2,PER_NODE=1"]
+    done = subprocess.run([*job, f"--wrap={shlex.join(program)}"], env=cluster.environment)
+    output = (tmp_path / "out").read_text()
+    assert done.returncode == 0 and "1 passed" in output, output
+    stages = [file.read_text() for file in tmp_path.glob("tests/torchrun*/launcher.log")]
+    assert sum("on n[1-2]" in text for text in stages) == 2  # with the selector, and without
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ def use(provider: Any) -> None:
 
     mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
     layer = getattr(provider, "transformer_layer_spec", None)
-    # Megatron's own layers have nothing that one model alone has
-    if mamba or layer is not default_layer_spec:
+    # Megatron's own layers have nothing that one model alone has, and train no experts with biases
+    if mamba or layer is not default_layer_spec or provider.add_bias_linear:
         _provide_specifications()
     else:
         provider.transformer_layer_spec = local_layer_spec
@@ -63,7 +63,10 @@ def replace(extension: Any) -> None:
         pass
 
     class TERowParallelLinear(RowParallelLinear):
-        pass
+        def forward(self, x: torch.Tensor) -> Any:
+            output, bias = super().forward(x)
+            # Megatron adds the bias of an expert in place, which torch refuses for this view
+            return (output.clone() if self.is_expert and bias is not None else output), bias
 
     class TELayerNormColumnParallelLinear(ColumnParallelLinear):
         def __init__(self, input_size: int, output_size: int, **options: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from nemo_rod.config import DTYPES
+from nemo_rod.files import read_json
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.layout import check_nodes
 from nemo_rod.loggers import LOGGERS, project
@@ -60,6 +62,7 @@ def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> d
         "pipeline_model_parallel_size": parallel.pipeline,
         "expert_model_parallel_size": parallel.expert,
         "sequence_parallel": parallel.sequence,
+        "bias_activation_fusion": _is_silu(Path(job.start) / "config.json"),
         "optimizer": {"bf16": config.model.precision == "bf16"},
     }
     if parallel.distributed_optimizer is not None:
@@ -81,6 +84,12 @@ def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> d
         return values
     merged: Any = OmegaConf.to_container(OmegaConf.merge(values, _training_values(job)))
     return merged
+
+
+def _is_silu(file: Path) -> bool:
+    """Returns whether a checkpoint's activation is one that Megatron surely fuses."""
+    config = read_json(file) if file.is_file() else {}
+    return config.get("text_config", config).get("hidden_act") == "silu"
 
 
 def _training_values(job: TrainJob) -> dict[str, Any]:

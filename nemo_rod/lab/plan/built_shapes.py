@@ -6,6 +6,7 @@ gives to their modules, which are alike in all of its language models.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,13 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
     return made, tied
 
 
+def special_floats(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config with its infinite numbers, each of which transformers saves as an object."""
+    decode: Any = lambda made: float(made["__float__"]) if "__float__" in made else made  # noqa: E731
+    decoded: dict[str, Any] = json.loads(json.dumps(dict(config)), object_hook=decode)
+    return decoded
+
+
 def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.ModuleList]:
     """Returns transformers' config, model and layers."""
     kind = str(config["model_type"])
@@ -68,7 +76,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.Mo
             f"The layers of a '{kind}' model are read from transformers, which is not installed: "
             "install nemo-rod[megatron], or torch and transformers."
         ) from None
-    keys = {key: value for key, value in config.items() if key != "model_type"}
+    keys = {key: value for key, value in special_floats(config).items() if key != "model_type"}
     try:
         described = AutoConfig.for_model(kind, **{"pad_token_id": None, **keys})
         with torch.device("meta"):

@@ -229,7 +229,8 @@ def _experts(
     c: dict[str, Any], *, shared: int, gated: bool = True, shared_gate: bool = False
 ) -> Block:
     hidden, width = int(c["hidden_size"]), int(c["moe_intermediate_size"])
-    count = int(c["num_experts"] if "num_experts" in c else c["n_routed_experts"])
+    names = ("num_experts", "num_local_experts", "n_routed_experts")  # the second saves the first
+    count = int(c[next((name for name in names if name in c), names[-1])])
     top_k, matrices = int(c["num_experts_per_tok"]), 3 if gated else 2
     router = hidden * count + (hidden if shared_gate else 0)
     return Block(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_rod.lab.plan.built_shapes import layer_kinds
+from nemo_rod.lab.plan.built_shapes import layer_kinds, special_floats
 
 BLOCK_SIZE = 64  # tokens
 # 256 bytes and special tokens; as in published models, some rows belong to no token
@@ -135,7 +135,7 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    text = dict(described.get("text_config") or described)
+    text = special_floats(described.get("text_config") or described)
     kind = str(text.get("model_type", described.get("model_type")))
     kind = f"{kind}_text" if f"{kind}_text" in CONFIG_MAPPING else kind
     family, text_class = kind.removesuffix("_text"), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)

@@ -1,0 +1,16 @@
+"""One node's torchrun of a job on several, which meets the others as a stage's does.
+
+on_node.py OPTIONS -m MODULE ARGUMENTS
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nemo_rod.run.processes.nodes import Nodes
+
+if __name__ == "__main__":
+    nodes = Nodes.of_this_job()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes.torchrun_options()]
+    os.execve(sys.executable, [*torchrun, *sys.argv[1:]], {**os.environ, **nodes.environment()})
