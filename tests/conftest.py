@@ -67,7 +67,8 @@ def group(nodeid: str) -> str:
 
 @functools.cache
 def _needs_torchrun(file: str) -> bool:
-    return re.search(r"\b(torchrun|tiny|moe): ", (TESTS.parent / file).read_text()) is not None
+    uses = re.compile(r"\b(torchrun|tiny|moe): |\btrains=True")
+    return uses.search((TESTS.parent / file).read_text()) is not None
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -112,9 +113,10 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
 
     `torchrun(nproc, target, *args, timeout=600, env=None, cwd=None, expect_failure=False)` runs
     `target` (a script's path, or a module's name) in `nproc` processes and returns what each rank
-    printed (stdout, then stderr), in the order of the ranks. It fails the test with the tails of
-    the ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
-    outlasts `timeout` seconds; nothing it started lives on.
+    printed (stdout, then stderr), in the order of the ranks; with 0 processes it runs it alone,
+    without torchrun. It fails the test with the tails of the ranks' logs when a rank fails (or,
+    with `expect_failure`, when none does), and when the run outlasts `timeout` seconds; nothing it
+    started lives on.
 
     The processes are forks of one that has imported Megatron, where there is no GPU. With
     `fresh=True` they import for themselves, for what changes imports or must be without them. More
@@ -138,10 +140,10 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
             environment["PYTHONPATH"] = os.pathsep.join(path)
         per_node = min(nproc, int(os.environ.get("PER_NODE", nproc)))
         module = program.stem if program.suffix == ".py" else str(target)
-        arguments = [
-            *(f"--nproc-per-node={per_node}", "--redirects=3", f"--log-dir={logs}", "-m"),
-            *(module, *map(str, args)),
-        ]
+        arguments = [module, *map(str, args)]
+        if nproc:
+            options = (f"--nproc-per-node={per_node}", "--redirects=3", f"--log-dir={logs}", "-m")
+            arguments = [*options, *arguments]
         if nproc > per_node:
             on_node = shlex.join([sys.executable, str(WORKERS / "on_node.py"), *arguments])
             (logs / "stage.sh").write_text(
@@ -150,8 +152,8 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
             command, fresh = ["bash", str(logs / "stage.sh")], True
         else:
             # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
-            alone = ("--standalone", "--local-addr=127.0.0.1")
-            command = [sys.executable, "-m", "torch.distributed.run", *alone, *arguments]
+            alone = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+            command = [sys.executable, "-m", *(alone if nproc else ()), *arguments]
         with open(logs / "launcher.log", "w") as log, contextlib.chdir(cwd or Path.cwd()):
             output = {"stdout": log, "stderr": log, "env": environment}
             launcher = subprocess.Popen(command, **output) if fresh else start(command, environment)

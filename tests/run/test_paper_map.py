@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from command_line import composed
+from command_line import composed, nemo_rod
 from places import ROOT
 
 from nemo_rod.lab.report.figures import FIGURES
@@ -115,8 +113,7 @@ def test_the_authors_longer_runs_are_variants_with_their_steps() -> None:
     ],
 )  # fmt: skip
 def test_the_command(words: list[str], status: int, expected: str) -> None:
-    command = [sys.executable, "-m", "nemo_rod.cli", "paper", *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = nemo_rod("paper", *words)
     assert (done.returncode, expected in done.stdout + done.stderr) == (status, True), done
 
 

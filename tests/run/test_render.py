@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import os
 import re
 import shutil
@@ -58,6 +60,9 @@ ON_RAY = {
 
 @cache
 def launched(recipe: str, launcher: str, *overrides: str) -> Config:
+    if launcher == "local":  # nothing else of a recipe depends on it
+        local = composed("recipe=toy", "launcher=local", *CLUSTER).launcher
+        return dataclasses.replace(launched(recipe, "slurm", *overrides), launcher=local)
     arms = ON_RAY.get(recipe, []) if launcher == "ray" else []
     return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *arms, *overrides)
 
@@ -151,7 +156,8 @@ def check_shell(scripts: Sequence[Path]) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
-    config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
+    config = copy.deepcopy(launched(recipe, "slurm"))
+    config.train.steps, config.seed, config.rebuild = 7, 3, ["prepare"]
     setup = [
         "export PATH=/opt/x/bin:${PATH}",
         r"echo \${A.b} \\${c:d} ${",
