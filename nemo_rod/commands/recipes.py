@@ -87,6 +87,8 @@ def _composition_error(error: Exception) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     options = [line.strip() for line in lines if line.startswith("\t")]
     reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
+    if nameless := re.match(r"Incompatible key type .*\s+full_key: (\S+)", str(error.__cause__)):
+        return f'{nameless[1]} has a name that YAML reads as null: quote it, as in "null".'
     if missing := re.match(r"In '.*': Could not find '(.+)/(.+)'$", reasons[0]):
         group, name = missing.groups()
         near = next(Path().glob(f"*/{group}/{name}.yaml"), None)

@@ -176,6 +176,7 @@ def test_valid_keys_are_what_they_were() -> None:
     [
         ("no: {role: replay, kind: jsonl, files: [a]}", "a source false, which YAML reads as a bo"),
         ("2024: {role: replay, kind: jsonl, files: [a]}", 'quote it, as in "2024".'),
+        ("~: {role: replay, kind: jsonl, files: [a]}", "domain.sources has a name that YAML reads"),
         (
             "web: {role: replay, kind: text, files: [a], dedup: 'false'}",
             'sources.web.dedup="false"',
