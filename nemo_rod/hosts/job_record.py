@@ -34,8 +34,9 @@ class JobRecord:
 
     A job that resumes continues its files. One that begins again, at their first step or before,
     as without a checkpoint, moves them aside (`curriculum.rod.1`): they may be of another run.
-    One that goes on longer, or with other batch sizes, keeps the curriculum so far in the same way,
-    and begins a new one.
+    One that goes on longer, with other batch sizes, from a checkpoint before these were changed, or
+    after steps without the selector keeps the curriculum so far in the same way, and begins a new
+    one.
 
     Args:
         folder: the folder; None to write nothing.
@@ -75,22 +76,27 @@ class JobRecord:
         path, metrics, start, job = (folder / name for name in names)
         with interpreting(metrics):
             first_steps = [int(row["step"]) for row in read_rows(metrics)[:1]]
-        is_segment = False
+        reason = ""  # for a new segment
         if path.exists():
             with Curriculum.open(path, read_only=True) as before:
                 first = before.header.first_step
                 header = replace(header, first_step=first)
                 grown = {key: getattr(before.header, key) for key in _GROWS}
                 refuse_foreign(path, before.header, replace(header, **grown))
-                is_segment = before.header != header
+                kept = min(step, first + len(before))
+                if before.header != header:
+                    reason = " with other data than recorded"
+                elif not first <= step == kept:
+                    reason = ", which does not follow the steps recorded"
                 first_steps += [first] if len(before) else []
         self.is_new = not first_steps or min(first_steps) >= step
         if first_steps and self.is_new:
             files = [path, metrics, start]
             _move_aside(files, f"begins at step {step} without the steps recorded")
-        elif is_segment:
-            Curriculum.open(path, resume_at=step).close()  # drops the steps that are done again
-            _move_aside([path], f"continues at step {step} with other data than recorded")
+        elif reason:
+            if kept >= first:
+                Curriculum.open(path, resume_at=kept).close()  # drops steps that are done again
+            _move_aside([path], f"continues at step {step}{reason}")
         known = read_json(job)["held_out"] if job.exists() else ""
         if start.exists() and self.is_new:
             start.unlink()  # of an attempt that ended before its first step

@@ -17,7 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.hosts.swap_in.job import Installed, Job, SelectingJob, check_host, refuse_job
+import yaml  # type: ignore[import-untyped]
+
+from nemo_rod.hosts.swap_in.job import (
+    Installed,
+    Job,
+    SelectingJob,
+    check_host,
+    refuse_job,
+    train_blend,
+)
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.loggers import show
@@ -37,8 +46,7 @@ def install(cfg: Any, **options: Any) -> Installed:
     check_host("megatron_bridge", train.train_step)
     job = _SelectingJob(**options)
     refuse(cfg, job.roles)
-    if job.out is None and cfg.checkpoint.save is not None:
-        job.out = Path(cfg.checkpoint.save) / "rod"
+    job.write_to(cfg.checkpoint.save)
     if getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True):
         job.unused = ("attention_mask",)  # created, if at all, for a trainer that ignores it
     installed = Installed()
@@ -67,12 +75,6 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
     check_host("megatron_bridge", train.train_step)
     job = HostReferenceJob(**options)
     refuse(cfg, job.roles)
-    if cfg.peft is not None:
-        raise ValueError(
-            "The job trains adapters (peft), which references do not load: give a configuration "
-            "with peft=None and, as 'checkpoint', whole weights: the base's for replay, and for "
-            "adaptation the specialist's with its adapter merged."
-        )
     cfg, state = copy.deepcopy(cfg), GlobalState()
     saved = cfg.checkpoint
     # Bridge loads a Hugging Face folder as pretrained weights alone; 0.3 and 0.4 load none
@@ -82,9 +84,14 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
         saved.pretrained_checkpoint,
         saved.load,
     )
-    saved.load, saved.pretrained_checkpoint = (None, folder) if is_hf(folder) else (folder, None)
-    saved.finetune, saved.save = True, None  # weights only; starts at step 0
-    saved.ckpt_step = None  # of the job's own checkpoints, from which it resumes
+    if cfg.peft is not None or _holds_adapters(Path(folder)):
+        raise ValueError(
+            "The job trains adapters (peft), which references do not load: give a configuration "
+            "with peft=None and, as 'checkpoint', whole weights: the base's for replay, and for "
+            "adaptation the specialist's with its adapter merged."
+        )
+    saved.pretrained_checkpoint = folder if is_hf(folder) else None
+    job.load_weights_alone(saved, None if is_hf(folder) else folder)
     cfg.dataset.num_workers, cfg.dataset.persistent_workers = 0, False
     try:
         with Installed() as installed:
@@ -94,9 +101,9 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             state.cfg = cfg
             ready = setup(state, get_dataset_provider(cfg.dataset))
         job.write(
-            ready.model,
-            ready.pg_collection,
-            prepare_forward_step_func(forward_step, state),
+            model=ready.model,
+            groups=ready.pg_collection,
+            forward_step_func=prepare_forward_step_func(forward_step, state),
             micro_batch_size=cfg.train.micro_batch_size,
         )
     finally:  # so that the process can train, or score again
@@ -104,23 +111,27 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
         destroy_global_state()
 
 
+def _holds_adapters(folder: Path) -> bool:
+    """Returns whether the job that saved checkpoints had adapters, which are then all they hold."""
+    files = [*folder.glob("run_config.yaml"), *folder.glob("iter_*/run_config.yaml")]
+    values = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+    return any(isinstance(value, dict) and value.get("peft") for value in values)
+
+
 def _watch_data(installed: Installed, cfg: Any, job: Job) -> None:
     from megatron.bridge.data import loaders
 
-    def built(train: Any, valid: Any) -> None:
+    def facts() -> dict[str, Any]:
         # precision and overlap settings reach the model's configuration only when the job starts
         refuse(cfg, job.roles)
-        job.built(
-            train,
-            valid,
-            num_drawn=loaders.get_train_valid_test_num_samples(cfg)[0],
-            batch_size=cfg.train.global_batch_size,
-            seed=cfg.dataset.random_seed,
-            steps=cfg.train.train_iters,
-            every=getattr(cfg, "validation", cfg.train).eval_interval,  # in `train` before 0.4
-        )
+        return {
+            "batch_size": cfg.train.global_batch_size,
+            "seed": cfg.dataset.random_seed,
+            "steps": cfg.train.train_iters,
+            "every": getattr(cfg, "validation", cfg.train).eval_interval,  # `train` before 0.4
+        }
 
-    job.watch_data(installed, loaders, built, lambda: cfg.train.global_batch_size)
+    job.watch_data(installed, loaders, facts)
 
 
 class _SelectingJob(SelectingJob):
@@ -157,45 +168,19 @@ def refuse(cfg: Any, roles: Roles) -> None:
         ValueError: the job is not supported; the message names the key, the reason and the cure.
     """
     refuse_unsafe(cfg.model, cfg.ddp)
-    data, train = cfg.dataset, cfg.train
-    packed = getattr(data, "packed_sequence_specs", None) is not None
-    blend, per_split = getattr(data, "blend", None), getattr(data, "blend_per_split", None)
-    if blend is None and per_split is not None:
-        blend = per_split[0]
+    data = cfg.dataset
+    blend = train_blend(getattr(data, "blend", None), getattr(data, "blend_per_split", None))
     # from `data_path` only the trainer can derive the blend
     if blend is None and getattr(data, "data_path", None) is None:
         raise ValueError(
             f"The job's data is a {type(data).__name__} without a blend of files: expected a "
             "GPTDatasetConfig with 'blend' or 'blend_per_split'."
         )
-    features = (
-        (getattr(cfg.dist, "use_megatron_fsdp", False), "dist.use_megatron_fsdp",
-         "is not supported yet", "set dist.use_megatron_fsdp=False"),
-        (getattr(cfg.dist, "use_torch_fsdp2", False), "dist.use_torch_fsdp2",
-         "is not supported yet", "set dist.use_torch_fsdp2=False"),
-        (packed or data.dataloader_type == "batch", "packed or variable-length batches",
-         "needs one sample per row", "set a GPTDatasetConfig with dataloader_type='single'"),
-        (getattr(data, "inter_document_masking", False), "dataset.inter_document_masking",
-         "packs documents into a row", "set dataset.inter_document_masking=False"),
-        (data.dataloader_type == "external", "dataset.dataloader_type='external'",
-         "resumes at an offset that only the job knows", "set dataset.dataloader_type='single'"),
-        (data.dataloader_type == "cyclic", "dataset.dataloader_type='cyclic'",
-         "reads in an order of its own", "set dataset.dataloader_type='single'"),
-        (hasattr(data, "fim_data"), "fill-in-the-middle data",
-         "needs references of samples that are drawn anew", "set a GPTDatasetConfig"),
-        (getattr(train, "rampup_batch_size", None) is not None, "train.rampup_batch_size",
-         "changes the size of the pools", "set train.rampup_batch_size=None"),
-        (getattr(train, "decrease_batch_size_if_needed", False),
-         "train.decrease_batch_size_if_needed", "changes the size of the pools",
-         "set train.decrease_batch_size_if_needed=False"),
-        (bool(getattr(train, "iterations_to_skip", None)), "train.iterations_to_skip",
-         "skips a different number of samples from a step's draw",
-         "set train.iterations_to_skip=[]"),
-    )  # fmt: skip
+    packed = getattr(data, "packed_sequence_specs", None) is not None
     refuse_job(
-        features,
-        sample_length=data.seq_length,
-        length_key="dataset.seq_length=",
-        prefixes=None if blend is None else blend[0],
+        {"dist.": cfg.dist, "dataset.": data, "train.": cfg.train},
+        (packed, "dataset.packed_sequence_specs", "packs documents into a row",
+         "set a GPTDatasetConfig"),
+        blend=blend,
         roles=roles,
-    )
+    )  # fmt: skip

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,8 +31,9 @@ from nemo_rod.hosts.swap_in.job import (
     check_host,
     learning_rate,
     refuse_job,
+    train_blend,
 )
-from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
+from nemo_rod.hosts.swap_in.job_references import HostReferenceJob, Written
 from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.selection.curriculum.journal import number
@@ -48,15 +50,11 @@ def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
         trainer: the job's `nemo.lightning.Trainer`.
         options: see `nemo_rod.hosts.swap_in.install`.
     """
-    check_version()
-    check_host("nemo2", *trainer.callbacks)
-    job = _SelectingJob(trainer, **options)
-    refuse(model, data, trainer, job.roles)
-    return _installed(_Selection(job, data), trainer)
+    return _installed(_SelectingJob(trainer, **options), model, data, trainer)
 
 
 def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
-    """Writes reference losses in NeMo's own `llm.pretrain`, which ends before its first step.
+    """Writes reference losses in NeMo's own `llm.pretrain`, which ends in its first step.
 
     Args:
         model: the job's model.
@@ -64,27 +62,24 @@ def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
         trainer: the job's `nemo.lightning.Trainer`.
         options: see `nemo_rod.hosts.swap_in.reference`.
     """
-    from nemo import lightning as nl
-    from nemo.collections import llm
+    job = HostReferenceJob(**options)
+    with _installed(job, model, data, trainer):
+        from nemo import lightning as nl
+        from nemo.collections import llm
 
+        checkpoint = job.model_folder(os.path.isdir)
+        resume = nl.AutoResume(restore_config=nl.RestoreConfig(path=checkpoint))
+        log = nl.NeMoLogger(log_dir=str(job.out), name="log", use_datetime_version=False, ckpt=None)
+        with suppress(Written):
+            llm.pretrain(model, data, trainer, log=log, resume=resume)
+
+
+def _installed(job: Job, model: Any, data: Any, trainer: Any) -> Installed:
+    """Puts a job into its trainer, once it is checked."""
     check_version()
     check_host("nemo2", *trainer.callbacks)
-    job = HostReferenceJob(**options)
     refuse(model, data, trainer, job.roles)
-    checkpoint = job.model_folder(os.path.isdir)
-    resume = nl.AutoResume(restore_config=nl.RestoreConfig(path=checkpoint))
-    log = nl.NeMoLogger(log_dir=str(job.out), name="log", use_datetime_version=False, ckpt=None)
-    with _installed(_Scoring(job, data), trainer):
-        try:
-            llm.pretrain(model, data, trainer, log=log, resume=resume)
-        except _Scored:
-            return
-
-
-def _installed(callback: _WithData, trainer: Any) -> Installed:
-    data, job = callback.data, callback.job
-    build = data.build
-    batch_size = data.global_batch_size
+    build, batch_size = data.build, data.global_batch_size
 
     def build_more(
         trainer_max_steps: int, trainer_val_check_interval: Any, *limits: Any, **named: Any
@@ -98,52 +93,41 @@ def _installed(callback: _WithData, trainer: Any) -> Installed:
     installed = Installed()
     installed.replace(data, "build", build_more)
     if data.num_train_samples is not None:
-        installed.replace(
-            data, "num_train_samples", job.candidates(data.num_train_samples, batch_size)
-        )
-    installed.replace(trainer, "callbacks", [callback, *trainer.callbacks])
+        more = job.candidates(data.num_train_samples, batch_size)
+        installed.replace(data, "num_train_samples", more)
+    installed.replace(trainer, "callbacks", [_Hook(job, data), *trainer.callbacks])
     return installed
 
 
-class _WithData(Callback):
-    """Callback that passes the training data on to the job once NeMo has built it."""
+class _Hook(Callback):
+    """Passes the training data on to the job once NeMo has built it, and lets its steps select."""
 
     def __init__(self, job: Job, data: Any) -> None:
         self.job, self.data = job, data
+        self.lr: float | None = None  # of the step under way
         setattr(self, INSTALLED, True)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called after the data module's own `setup`."""
-        if stage == "fit":
-            batch_size, interval = self.data.global_batch_size, trainer.val_check_interval
-            self.job.built(
-                self.data._train_ds,
-                getattr(self.data, "_validation_ds", None),
-                num_drawn=self.job.candidates(trainer.max_steps * batch_size, batch_size),
-                batch_size=batch_size,
-                seed=self.data.seed,
-                steps=trainer.max_steps,
-                every=interval if isinstance(interval, int) else None,
-            )
+        if stage != "fit":
+            return
+        checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
+        self.job.write_to(checkpoints and Path(checkpoints).parent)
+        batch_size, interval = self.data.global_batch_size, trainer.val_check_interval
+        self.job.built(
+            self.data._train_ds,
+            getattr(self.data, "_validation_ds", None),
+            num_drawn=self.job.candidates(trainer.max_steps * batch_size, batch_size),
+            batch_size=batch_size,
+            seed=self.data.seed,
+            steps=trainer.max_steps,
+            every=interval if isinstance(interval, int) else None,
+        )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses unsafe precision and overlap settings, which the model only has from here on."""
         module = pl_module.module if hasattr(pl_module, "module") else pl_module
-        ddp_config = trainer.strategy.ddp_config
-        refuse_unsafe(get_model_config(module), ddp_config)
-
-
-class _Selection(_WithData):
-    """Makes a job's training steps select."""
-
-    job: SelectingJob
-    lr: float | None = None  # of the step under way
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
-        if stage == "fit" and self.job.out is None and checkpoints:
-            self.job.out = Path(checkpoints).parent / "rod"
-        super().setup(trainer, pl_module, stage)
+        refuse_unsafe(get_model_config(module), trainer.strategy.ddp_config)
 
     def on_megatron_microbatches_start(self, step: Any) -> None:
         """Replaces the schedule in training; called before every training and validation pass."""
@@ -194,29 +178,6 @@ class _SelectingJob(SelectingJob):
             logger.log_metrics(metrics, step=done)
 
 
-class _Scored(Exception):
-    """Raised when all samples have their loss, to end the job."""
-
-
-class _Scoring(_WithData):
-    """Writes reference losses in place of the first training step."""
-
-    job: HostReferenceJob
-
-    def on_megatron_microbatches_start(self, step: Any) -> None:
-        if step.forward_only:
-            return
-        call = {"model": step.model, "forward_step_func": step.forward_step_func}
-        options = _as_in_megatron(call)
-        self.job.write(
-            options["model"],
-            ProcessGroupCollection.use_mpu_process_groups(),
-            options["forward_step_func"],
-            micro_batch_size=self.data.micro_batch_size,
-        )
-        raise _Scored
-
-
 def _as_in_megatron(options: dict[str, Any]) -> dict[str, Any]:
     """Converts NeMo's arguments for its schedule to the form of Megatron's trainers.
 
@@ -235,13 +196,11 @@ def _as_in_megatron(options: dict[str, Any]) -> dict[str, Any]:
 
     options["model"] = model if isinstance(model, list) else [model]
     options["forward_step_func"] = step
-    if "data_iterator" in options:
-        iterators = options["data_iterator"]
-        options["data_iterator"] = (
-            list(map(unnumbered, iterators))
-            if isinstance(iterators, list)
-            else unnumbered(iterators)
-        )
+    iterators = options["data_iterator"]
+    several = isinstance(iterators, list)
+    options["data_iterator"] = (
+        list(map(unnumbered, iterators)) if several else unnumbered(iterators)
+    )
     return options
 
 
@@ -300,26 +259,15 @@ def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
             "reads .bin and .idx files."
         )
     refuse_unsafe(model.config, strategy.ddp_config)
-    sampler = strategy.data_sampler or data.data_sampler
-    blend = data.build_kwargs.get("blend") or data.build_kwargs["blend_per_split"][0]
-    features = (
+    blends = data.build_kwargs
+    refuse_job(
+        {"": strategy.data_sampler or data.data_sampler},
         (strategy._fsdp is not None, "MegatronStrategy(fsdp=...)",
          "is not supported yet", "set fsdp=None"),
-        (sampler.dataloader_type == "cyclic", "dataloader_type='cyclic'",
-         "reads in an order of its own", "set dataloader_type='single'"),
-        (sampler.rampup_batch_size is not None, "rampup_batch_size",
-         "changes the size of the pools", "set rampup_batch_size=None"),
-        (sampler.dataloader_type == "batch", "dataloader_type='batch'",
-         "makes samples of many lengths", "set dataloader_type='single'"),
         (isinstance(trainer.limit_train_batches, int), "limit_train_batches",
          "counts the candidates of an epoch", "set limit_train_batches=1.0"),
         (trainer.max_steps < 1, f"max_steps={trainer.max_steps}",
          "must know how many samples the job draws", "set max_steps"),
-    )  # fmt: skip
-    refuse_job(
-        features,
-        sample_length=data.seq_length,
-        length_key="seq_length=",
-        prefixes=blend[0],
+        blend=train_blend(blends.get("blend"), blends.get("blend_per_split")),
         roles=roles,
-    )
+    )  # fmt: skip

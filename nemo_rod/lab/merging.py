@@ -15,7 +15,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,17 @@ _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves 
 _NOT_COMPUTED = frozenset(
     {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"}
     | {"use_cache", "tie_word_embeddings", "max_position_embeddings", "initializer_range"}
+    | {"_attn_implementation", "attn_implementation"}
     | {"num_nextn_predict_layers", "mtp_num_hidden_layers", "id2label", "label2id"}
+)
+# Files of tokenizers that have no tokenizer.json.
+_OTHER_TOKENIZERS = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "qwen.tiktoken"),
+)
+# Text that tokenizers of the same words cut differently, by their merges or what goes before them.
+_SAMPLE = (
+    "abc The Theory of 1,234 Größen\n\n\tdef f(x):  return x**2  # naïve — don't 東京 \U0001f642"
 )
 # Names in PEFT and Megatron-Bridge.
 _LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
@@ -107,37 +117,65 @@ def merge_checkpoints(
 def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
     """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
 
-    Keys that only one side has are defaults that one version of transformers writes out.
+    Keys that only one side has are compared with the defaults of transformers; of a model that it
+    does not know, they are left out.
     """
-    configs: list[dict[str, Any]] = []
-    ids: list[dict[str, int]] = []
-    for folder in (base_dir, adapted_dir):
-        if (file := folder / "config.json").is_file():
-            with interpreting(file):
-                configs.append(_settings(read_json(file)))
-        if (file := folder / "tokenizer.json").is_file():
-            with interpreting(file):
-                values = read_json(file)
-                words = values.get("model", {}).get("vocab", {})
-                if isinstance(words, list):  # of pairs of a word and its score, in the order of ids
-                    words = {word: number for number, (word, *_) in enumerate(words)}
-                added = values.get("added_tokens") or []
-                ids.append({**words, **{token["content"]: token["id"] for token in added}})
-    if len(configs) == 2:
-        ours, theirs = configs
-        for key in sorted(ours.keys() & theirs.keys()):
+    files = [folder / "config.json" for folder in (base_dir, adapted_dir)]
+    if all(file.is_file() for file in files):
+        configs = [_interpreted(file) for file in files]
+        ours, theirs = map(_settings, _completed(*configs))
+        both = configs[0].keys() & configs[1].keys()
+        # first what the files have, not what follows from it
+        for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in both, key)):
             if ours[key] != theirs[key]:
                 raise ValueError(
                     f"{adapted_dir / 'config.json'} has {key}={theirs[key]!r}, but that of "
                     f"{base_dir} has {ours[key]!r}, so that equal weights compute something else; "
                     "merge two checkpoints of the same architecture and settings"
                 )
-    if len(ids) == 2 and ids[0] != ids[1]:
+    files = [folder / "tokenizer.json" for folder in (base_dir, adapted_dir)]
+    if not all(file.is_file() for file in files):
+        for name in _OTHER_TOKENIZERS:
+            files = [folder / name for folder in (base_dir, adapted_dir)]
+            if all(file.is_file() for file in files):
+                one, other = (
+                    _interpreted(file) if name.endswith(".json") else file.read_bytes()
+                    for file in files
+                )
+                if one != other:
+                    raise ValueError(
+                        f"{files[1]} differs from that of {base_dir}; merge two checkpoints with "
+                        "one tokenizer"
+                    )
+        return
+    ids = [_ids(_interpreted(file)) for file in files]
+    if ids[0] != ids[1]:
         word = min(word for word in ids[0] | ids[1] if ids[0].get(word) != ids[1].get(word))
         raise ValueError(
             f"{adapted_dir / 'tokenizer.json'} gives {word!r} the id {ids[1].get(word)}, but that "
             f"of {base_dir} gives it {ids[0].get(word)}; merge two checkpoints with one tokenizer"
         )
+    cuts = [_tokens(file) for file in files]
+    if None not in cuts and cuts[0] != cuts[1]:
+        raise ValueError(
+            f"{files[1]} cuts {_SAMPLE!r} into other tokens than that of {base_dir}; merge two "
+            "checkpoints with one tokenizer"
+        )
+
+
+def _interpreted(file: Path) -> dict[str, Any]:
+    with interpreting(file):
+        return dict(read_json(file))
+
+
+def _completed(*configs: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """Returns configurations with the defaults of transformers, as they are if it has none."""
+    try:
+        from transformers import CONFIG_MAPPING
+
+        return [CONFIG_MAPPING[config["model_type"]](**config).to_dict() for config in configs]
+    except Exception:  # as many kinds as there are models
+        return configs
 
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -146,13 +184,39 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key in _NOT_COMPUTED or key.endswith("_token_id"):
             continue
-        if isinstance(value, dict):
-            # transformers 5 has rope_theta and the like in a section of their own
-            prefix = "" if key.startswith("rope_") else f"{key}."
-            found |= {f"{prefix}{name}": each for name, each in _settings(value).items()}
-        else:
+        is_rope = key in ("rope_scaling", "rope_parameters")
+        if is_rope and not value:
+            value = {"rope_type": "default"}
+        if not isinstance(value, dict):
             found[key] = value
+            continue
+        if is_rope and "type" in value:  # its former name
+            value = {"rope_type": value["type"], **value}
+        # transformers 5 has rope_theta and the like in a section of their own
+        prefix = "" if is_rope else f"{key}."
+        found |= {f"{prefix}{name}": each for name, each in _settings(value).items()}
+    if found.get("rope_type", "default") not in ("default", "linear", "llama3"):
+        found["max_position_embeddings"] = values.get("max_position_embeddings")  # scales it
     return found
+
+
+def _ids(values: dict[str, Any]) -> dict[str, int]:
+    """Returns the ids of a `tokenizer.json` by word."""
+    words = values.get("model", {}).get("vocab", {})
+    if isinstance(words, list):  # of pairs of a word and its score, in the order of ids
+        words = {word: number for number, (word, *_) in enumerate(words)}
+    added = values.get("added_tokens") or []
+    return {**words, **{token["content"]: token["id"] for token in added}}
+
+
+def _tokens(file: Path) -> list[int] | None:
+    """Returns the sample's tokens; None if the file cannot be loaded."""
+    try:
+        from tokenizers import Tokenizer
+
+        return list(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
+    except Exception:  # what it raises has no other class
+        return None
 
 
 def _merge(

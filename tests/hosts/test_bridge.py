@@ -84,8 +84,16 @@ def jobs(
         {"name": "specialist", "kind": "stock", "base": "base", "steps": 10, "corpora": ["new"]},
         {"name": "refs_new", **SCORE_NEW},
         {"name": "refs_old", **SCORE_OLD},
-        # its own resume key is not the reference model's
-        {"name": "stepped", **SCORE_OLD, "settings": {"checkpoint.ckpt_step": 5}},
+        # its own resume keys are not the reference model's
+        {
+            **SCORE_OLD,
+            "name": "stepped",
+            "settings": {
+                "checkpoint.ckpt_step": 5,
+                "checkpoint.non_persistent_ckpt_type": "global",
+                "checkpoint.non_persistent_global_ckpt_dir": str(jobs.root / "specialist"),
+            },
+        },
         {"name": "long_new", **SCORE_NEW, "steps": LONG["steps"]},
         {"name": "long_old", **SCORE_OLD, "steps": LONG["steps"]},
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},

@@ -40,6 +40,7 @@ SENTENCES = {
     "install Megatron-Bridge 0.3.1 to 0.6.2, or a newer nemo_rod.$",
     "references": "^a model was built$",
     "references of adapters": "^The job trains adapters .peft.*with peft=None",
+    "references by adapters": "^The job trains adapters .peft.*its adapter merged",
     "references with shared buffers": f"^{SHARED_BUFFERS}",
     "references with buffers shared later": f"^{SHARED_BUFFERS}",  # by the trainer's own setup
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nemo_rod.cli import path_parser
 from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 
@@ -133,6 +134,29 @@ def test_a_job_that_goes_on_longer_or_with_other_batches_begins_a_segment(
         assert [record.step for record in before] == [0, 1] and before.header == HEADER
 
 
+@pytest.mark.parametrize(
+    ("runs", "left", "metrics"),
+    [
+        # from a checkpoint in the segment, or before it
+        ([(0, 4, False), (4, 8, True), (6, 8, True)], [4, 5, 6, 7], 8),
+        ([(0, 4, False), (4, 8, True), (2, 5, True)], [2, 3, 4], 5),
+        ([(0, 4, False), (4, 8, True), (0, 2, True)], [0, 1], 2),
+        ([(0, 4, False), (4, 8, True), (2, 5, False)], [2, 3, 4], 5),
+        ([(4, 6, False), (6, 8, True), (5, 7, True)], [5, 6], 3),
+        # steps without the selector in between
+        ([(0, 2, False), (4, 6, False)], [4, 5], 4),
+        ([(0, 2, False), (4, 6, True), (5, 7, True)], [4, 5, 6], 5),
+    ],
+)
+def test_a_job_goes_on_from_whatever_checkpoint_it_has(
+    tmp_path: Path, runs: list[tuple[int, int, bool]], left: list[int], metrics: int
+) -> None:
+    for start, stop, is_longer in runs:
+        run(tmp_path, *range(start, stop), header=replace(HEADER, **LONGER if is_longer else {}))
+    steps, rows = recorded(tmp_path)
+    assert steps == left and len(rows) == metrics and rows == sorted(set(rows))
+
+
 def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> None:
     run(tmp_path, 0, 1)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -140,3 +164,12 @@ def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with seed 0"):
             run(tmp_path, step, header=replace(HEADER, seed=1))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_path: Path) -> None:
+    for steps, changed in (((0, 1), {}), ((4, 5), LONGER), ((3, 4), LONGER)):
+        run(tmp_path / "rod", *steps, header=replace(HEADER, **changed))
+    options = path_parser("report").parse_args(["report", str(tmp_path)])
+    options.main(options)
+    page = (tmp_path / "rod" / "report" / "index.html").read_text()
+    assert "no held-out loss of adaptation was measured" in page

@@ -18,9 +18,8 @@ import torch
 from places import ROOT
 
 from nemo_rod.hosts import swap_in
-from nemo_rod.hosts.swap_in.held_out import HeldOut
-from nemo_rod.hosts.swap_in.job import SelectingJob, losses_and_mask
-from nemo_rod.hosts.swap_in.job_data import JobData, JobReferences
+from nemo_rod.hosts.swap_in.job import SelectingJob
+from nemo_rod.hosts.swap_in.job_data import HeldOut, JobData, JobReferences, losses_and_mask
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, References, ReferenceWriter, TakeAll
 
@@ -77,6 +76,15 @@ def test_a_forward_step_binds_the_mask_first(bound: Any, works: bool) -> None:
         return
     with pytest.raises(ValueError, match=r"does not return functools\.partial\(loss, loss_mask"):
         step(None, None)
+
+
+@pytest.mark.parametrize("output", [torch.ones(2, 8, 5), torch.tensor(0.5), torch.ones(2)])
+def test_a_forward_step_returns_a_loss_for_every_token(output: torch.Tensor) -> None:
+    """Not logits, nor the mean; between pipeline stages it may return whatever it passes on."""
+    step = losses_and_mask(lambda batches, chunk: (output, partial(sum, MASK)))
+    step(None, SimpleNamespace(post_process=False))
+    with pytest.raises(ValueError, match="with a loss for every token"):
+        step(None, SimpleNamespace(post_process=True))
 
 
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
@@ -215,7 +223,7 @@ def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
         held_out = HeldOut(samples, {0: "replay"}, every=every, unused=())
         assert [done for done in range(1, 8) if held_out.is_due(done, 7)] == due
     changed = HeldOut(Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=())
-    assert held_out.digest() != changed.digest()
+    assert held_out.content() != changed.content()
 
 
 @pytest.mark.parametrize("host", ["megatron_lm", "nemo2"])

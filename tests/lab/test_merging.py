@@ -299,6 +299,14 @@ LLAMA = {"model_type": "llama", "num_attention_heads": 4, "rms_norm_eps": 1e-6, 
         ({"hidden_act": "gelu"}, "hidden_act='gelu', but .* 'silu'"),
         ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta=500000.0"),
         ({"text_config": {"head_dim": 2}}, "text_config.head_dim=2"),
+        # one side has the key alone, or says that it has no such section
+        ({"mlp_bias": True}, "mlp_bias=True, but that of .* has False"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type='yarn', .* 'default'"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 9},
+            "max_position_embeddings=9|rope_type='dynamic'",
+        ),
+        ({"max_position_embeddings": 9}, None),
         # what only one version of transformers writes, or what computes nothing
         ({"use_cache": False, "dtype": "float32", "transformers_version": "5"}, None),
         ({"rope_parameters": {"rope_theta": 1e4}, "attention_bias": False}, None),
@@ -317,6 +325,49 @@ def test_checkpoints_whose_configurations_compute_something_else_are_refused(
     with pytest.raises(ValueError, match=sentence):
         merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["granite", "of its own"])
+def test_a_key_that_one_side_has_is_compared_with_the_default(tmp_path: Path, kind: str) -> None:
+    """If transformers knows the model."""
+    config = {"model_type": kind, "num_hidden_layers": 2}
+    write(tmp_path / "base", tensors_of(0), config=config)
+    write(tmp_path / "adapted", tensors_of(1), config={**config, "logits_scaling": 8.0})
+    known = kind == "granite"
+    sentence = "logits_scaling=8.0, but that of .* has 1.0"
+    with pytest.raises(ValueError, match=sentence) if known else nullcontext():
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "refused"),
+    [
+        # the same words in another order of merges, or with other text before them
+        (
+            "tokenizer.json",
+            {"merges": [["T", "h"], ["h", "e"]]},
+            {"merges": [["h", "e"], ["T", "h"]]},
+            True,
+        ),
+        ("tokenizer.json", {}, {"normalizer": {"type": "Lowercase"}}, True),
+        ("tokenizer.json", {}, {"truncation": None}, False),
+        ("tokenizer.model", "pieces", "other pieces", True),
+        ("vocab.json", {"a": 0, "b": 1}, {"b": 0, "a": 1}, True),
+        ("vocab.json", {"a": 0, "b": 1}, {"b": 1, "a": 0}, False),
+    ],
+)
+def test_tokenizers_that_cut_text_otherwise_are_refused(
+    tmp_path: Path, name: str, ours: Any, theirs: Any, refused: bool
+) -> None:
+    for folder, values in (("base", ours), ("adapted", theirs)):
+        if name == "tokenizer.json":
+            words = {word: number for number, word in enumerate(["T", "h", "e", "Th", "he", "t"])}
+            model = {"type": "BPE", "vocab": words, "merges": values.pop("merges", [])}
+            values = {"version": "1.0", "added_tokens": [], "model": model, **values}
+        text = values if isinstance(values, str) else json.dumps(values)
+        (write(tmp_path / folder, tensors_of(0)) / name).write_text(text)
+    with pytest.raises(ValueError, match="one tokenizer") if refused else nullcontext():
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
 
 
 @pytest.mark.parametrize(

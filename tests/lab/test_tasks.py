@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,33 @@ def test_a_task_that_generates_is_refused_before_a_model_is_loaded(tmp_path: Pat
     )  # fmt: skip
     with pytest.raises(ValueError, match="whose task is text"):
         evaluate_tasks(job, lambda done, name: None)
+
+
+@NEEDS_LM_EVAL
+@pytest.mark.parametrize(
+    ("text", "leaf"),
+    [
+        ("group: g\ntask:\n- task: choice\n  output_type: generate_until\n", "choice"),
+        ("group: g\ntask:\n- task: choice\n  metric_list: [{metric: mcc}]\n", "choice"),
+        ("group: g\ntask:\n- task: own\n  output_type: loglikelihood_rolling\n", "own"),
+        ("group: g\ntask:\n- choice\n- group: inner\n  task: [rolling]\n", "rolling"),
+        ("include: choice.yaml\ntask: g\noutput_type: generate_until\n", "g"),
+        ("include: rolling.yaml\ntask: leaf\ntag: [g]\n", "leaf"),
+        ("group: g\ntask:\n- choice\n- task: choice\n  num_fewshot: 2\n", None),
+        ("group: g\ntask:\n- group: inner\n  task: [choice]\n", None),
+        ("include: choice.yaml\ntask: leaf\ntag: [g]\n", None),
+    ],
+)
+def test_groups_and_tags_are_refused_for_any_task_of_theirs(
+    tmp_path: Path, text: str, leaf: str | None
+) -> None:
+    write_task("choice", [], tmp_path)
+    rolling = "include: choice.yaml\ntask: rolling\noutput_type: loglikelihood_rolling\n"
+    (tmp_path / "rolling.yaml").write_text(rolling + "metric_list: [{metric: bits_per_byte}]\n")
+    (tmp_path / "g.yaml").write_text(text)
+    sentence = rf"without an accuracy \({'g' if leaf == 'g' else f'g, whose task is {leaf}'}\)"
+    with pytest.raises(ValueError, match=sentence) if leaf else nullcontext():
+        refuse_unfit(["g"], task_manager(str(tmp_path)))
 
 
 @pytest.mark.slow

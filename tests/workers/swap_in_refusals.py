@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,17 +101,23 @@ def main() -> None:
     def build(*_: Any) -> None:
         raise ValueError("a model was built")
 
-    setup.setup, HostReferenceJob.model_folder = build, lambda *_, **__: "specialist"
+    setup.setup = build
+    adapters = Path(tempfile.mkdtemp())
+    (adapters / "iter_0000005").mkdir()
+    (adapters / "iter_0000005" / "run_config.yaml").write_text("peft: {dim: 8}\n")
     shares = setting("ddp.reuse_grad_buf_for_mxfp8_param_ag", True)
     for name, changes in (
         ("references", (several(), several())),
         ("references of adapters", (setting("peft", object()), several())),
+        ("references by adapters", (several(), several())),
         ("references with shared buffers", (shares, several())),
         ("references with buffers shared later", (several(), shares)),
     ):
         cfg = job()
         changes[0](cfg)
         config.runtime_config_update = changes[1]
+        folder = str(adapters) if name == "references by adapters" else "specialist"
+        HostReferenceJob.model_folder = lambda *_, folder=folder, **__: folder
         try:
             swap_in.reference("megatron_bridge", cfg, None, role="replay", roles=ROLES, out="out")
         except ValueError as error:

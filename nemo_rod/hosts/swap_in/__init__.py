@@ -10,7 +10,6 @@ One module per host defines where to bind; everything else is independent of the
 
     roles.py           which source is adaptation, which is replay
     job_data.py        the job's training data as blocks with ids, and the pools of its steps
-    held_out.py        held-out losses of such a job
     job.py             the user's options, and the selector built from them
     job_references.py  reference losses of the job's own data
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts

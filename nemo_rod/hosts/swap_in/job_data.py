@@ -18,18 +18,23 @@ Shape suffixes: C = samples, S = tokens per sample.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from megatron.core.utils import unwrap_model
 
 from nemo_rod.corpus.hashing import block_hash
 from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.selection import Pool, ReferenceLosses, References, SourceRow
+from nemo_rod.selection.held_out import source_losses
 
 # Part of a reference manifest: references of a block store have other targets.
 LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
@@ -63,7 +68,8 @@ class JobData:
         if getattr(self._parts[0], "dataset_path", None) is None:
             raise ValueError(
                 f"The job trains on {type(self._parts[0]).__name__}: expected GPTDataset, or a "
-                "blend of such, read from .bin and .idx files."
+                "blend of such, read from .bin and .idx files, which its provider makes on every "
+                "rank (is_distributed = True)."
             )
         self._config = self._parts[0].config
         self.block_size = int(self._config.sequence_length)
@@ -186,6 +192,28 @@ class JobData:
                 compare(ids, self._hashes(read))
             yield torch.utils.data.default_collate([sample for _, sample in read])
 
+    checked_batches = micro_batches  # where no reference says what a sample holds
+
+    def scorer(
+        self, model: list, groups: Any, forward_step_func: Callable, micro_batch_size: int
+    ) -> MegatronScorer:
+        """Returns a scorer of the samples, by the job's own forward step.
+
+        Args:
+            model: the model's chunks on this rank.
+            groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
+            forward_step_func: the forward step, of an iterator and a chunk of the model.
+            micro_batch_size: samples in one forward pass of one replica.
+        """
+        return MegatronScorer(
+            model,
+            self,
+            groups,
+            micro_batch_size=micro_batch_size,
+            batches=self.micro_batches,
+            forward_step=losses_and_mask(forward_step_func),
+        )
+
     def _hashes(self, samples: Iterable[tuple[int, dict[str, Any]]]) -> np.ndarray:
         hashes = [
             block_hash(
@@ -202,6 +230,46 @@ class JobData:
             row = int(self.source_index(block_id))
             sample = self._parts[self._order[row]][block_id - self._starts[row]]
             yield row, {key: value for key, value in sample.items() if key not in self.unused}
+
+
+class HeldOut(JobData):
+    """The first samples of every source of a job's validation split, and when to measure them.
+
+    They do not depend on how many samples the job's own validation reads.
+
+    Args:
+        dataset: the job's validation data; None without any.
+        roles: see `roles.py`.
+        every: steps between two measurements; the last step is always measured.
+        unused: see `JobData`.
+
+    Raises:
+        ValueError: the job has no validation data, or not the sources that have roles.
+    """
+
+    SAMPLES = 64  # of every source
+
+    def __init__(self, dataset: Any, roles: Roles, *, every: int, unused: Collection[str]) -> None:
+        if dataset is None:
+            raise ValueError("the job has no validation split")
+        super().__init__(dataset, roles, num_samples=None, unused=unused)
+        self.every = every
+        self.measured = [row for row in self.sources if row.count]
+        if not self.measured:
+            raise ValueError("the job's validation split has no sample")
+
+    def content(self) -> str:
+        """Returns the digest of the samples' content, hex."""
+        first = [row.start + np.arange(min(row.count, self.SAMPLES)) for row in self.measured]
+        return digest(self.hashes(np.concatenate(first)).tobytes())
+
+    def is_due(self, done: int, steps: int) -> bool:
+        """Returns whether to measure after a number of steps of the whole job."""
+        return done == steps or done % (self.every or math.inf) == 0
+
+    def losses(self, **call: Any) -> dict[str, float]:
+        """Returns `validation/<role>/<source>/loss`, nats per token; see `scorer`. Collective."""
+        return source_losses(self.scorer(**call), self.measured, num_blocks=self.SAMPLES)
 
 
 class JobPools:
@@ -258,3 +326,27 @@ class JobReferences(ReferenceLosses):
             ValueError: a sample is not; the message names it.
         """
         return self.data.micro_batches(block_ids, size, compare=self.references.of_content)
+
+
+def losses_and_mask(forward_step: Callable) -> ForwardStep:
+    """Wraps the job's forward step to return token losses and their mask instead of one number.
+
+    Megatron's forward steps bind the mask to the loss function that they return.
+    """
+
+    def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
+        output, loss_function = forward_step(batches, chunk)
+        bound = loss_function.args if isinstance(loss_function, partial) else ()
+        mask = bound[0] if bound else None
+        # before the last pipeline stage the output is no loss, and there may be no mask
+        is_last = getattr(unwrap_model(chunk), "post_process", False)
+        is_loss = torch.is_tensor(output) and (is_last or output.ndim == 2)
+        if not bound or (is_loss and getattr(mask, "numel", int)() != output.numel()):
+            raise ValueError(
+                "The job's forward step does not return functools.partial(loss, loss_mask, ...), "
+                "as Megatron's own steps do, with a loss for every token: selection reads the mask "
+                "of the losses from its first argument; return such losses and such a partial."
+            )
+        return output, bound[0]
+
+    return step

@@ -12,22 +12,25 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.files import digest
-from nemo_rod.hosts.swap_in.job import Job, losses_and_mask
+from nemo_rod.hosts.swap_in.job import Job
 from nemo_rod.hosts.swap_in.job_data import LOSS_DEFINITION
 from nemo_rod.megatron.reference_pass import write_references
-from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import ReferenceManifest
 from nemo_rod.selection.references.folder import holds
+
+
+class Written(SystemExit):
+    """Ends a job, with exit status 0, when all samples have their loss."""
 
 
 class HostReferenceJob(Job):
     """A job that scores instead of training; `swap_in.reference` describes its options."""
 
-    def __init__(
-        self, *, role: str, out: str | Path, checkpoint: str | Path | None = None, **data: Any
-    ) -> None:
+    out: Path
+
+    def __init__(self, *, role: str, checkpoint: str | Path | None = None, **data: Any) -> None:
         super().__init__(**data)
-        self.role, self.out, self.checkpoint = role, Path(out), checkpoint
+        self.role, self.checkpoint = role, checkpoint
 
     def model_folder(
         self, exists: Callable[[str], bool], *others: Any, setting: str = "'checkpoint'"
@@ -50,18 +53,35 @@ class HostReferenceJob(Job):
             )
         return str(folder)
 
-    def write(
-        self, model: list, groups: Any, forward_step: Callable, *, micro_batch_size: int
-    ) -> None:
-        """Writes a model's losses on all samples of the role. Collective.
-
-        After an interruption, another call in the same layout resumes where it stopped.
+    def load_weights_alone(self, settings: Any, folder: str | None) -> None:
+        """Makes a job begin with the weights of a folder, whatever it would itself resume from.
 
         Args:
-            model: the model's chunks on this rank.
-            groups: Megatron's process groups (`tp`, `pp` and `dp`).
-            forward_step: the job's own forward step, of an iterator and a chunk of the model.
-            micro_batch_size: samples in one forward pass of one replica, as in training.
+            settings: the section, or arguments, of checkpoints, whose names all hosts share.
+            folder: folder of the checkpoints; None if another setting names it.
+        """
+        settings.load, settings.finetune, settings.save = folder, True, None
+        resumes_by = ("ckpt_step", "non_persistent_ckpt_type", "non_persistent_save_interval")
+        for name in resumes_by:
+            if hasattr(settings, name):
+                setattr(settings, name, None)
+
+    def around(self, schedule: Callable, *, groups: Any, **_: Any) -> Callable:
+        """Returns what writes the losses, and ends the job, in place of the first step."""
+
+        def write_and_end(**options: Any) -> None:
+            names = ("model", "forward_step_func", "micro_batch_size")
+            self.write(groups=groups, **{name: options[name] for name in names})
+            dist.barrier()
+            raise Written(0)
+
+        return write_and_end
+
+    def write(self, *, model: list, groups: Any, **call: Any) -> None:
+        """Writes a model's losses on all samples of the role. Collective.
+
+        After an interruption, another call in the same layout resumes where it stopped. See
+        `JobData.scorer` for the arguments.
 
         Raises:
             ValueError: there are no such samples, or the folder holds losses of other data or
@@ -82,18 +102,9 @@ class HostReferenceJob(Job):
             loss=LOSS_DEFINITION,
         )
         cure = "name another folder, or remove it to compute it again."
-        if holds(self.out, manifest, cure=cure):
-            return
-        scorer = MegatronScorer(
-            model,
-            data,
-            groups,
-            micro_batch_size=micro_batch_size,
-            batches=data.micro_batches,
-            forward_step=losses_and_mask(forward_step),
-        )
-        name = f"{self.role} references"
-        write_references(scorer, self.out, manifest=manifest, name=name)
+        if not holds(self.out, manifest, cure=cure):
+            scorer = data.scorer(model, groups, **call)
+            write_references(scorer, self.out, manifest=manifest, name=f"{self.role} references")
 
 
 def model_digest(model: list, groups: Any) -> str:

@@ -167,6 +167,11 @@ def summarise(results: Results) -> str:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
     elif rod["val_forgetting"] is None:
         text = ["The base model was not evaluated, so the arms' forgetting is unknown."]
+    elif rod["adapt_loss"] is None:  # a job whose validation split has no new data
+        text = [
+            f"RoD's forgetting F_val is {rod['val_forgetting']:.3f} nats per token; no held-out "
+            "loss of adaptation was measured."
+        ]
     else:
         text = [
             f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and a "

@@ -97,7 +97,7 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
     Raises:
         ValueError: the message names the entries.
     """
-    known = {*manager.all_subtasks, *manager.all_groups}
+    known = {*manager.all_subtasks, *manager.all_groups, *manager.all_tags}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
             f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
@@ -113,22 +113,35 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
         )
 
 
-def _without_accuracy(name: str, index: Mapping[str, Any]) -> str | None:
-    """Returns the first task of a task, group or tag that reports no accuracy, if there is one."""
+def _without_accuracy(task: str | Mapping[str, Any], index: Mapping[str, Any]) -> str | None:
+    """Returns the first task of a task, group or tag that reports no accuracy, if there is one.
+
+    A group may change a task that it lists, or define one, or a group, within itself.
+    """
     from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
     from lm_eval.tasks._yaml_loader import load_yaml
 
+    own = {} if isinstance(task, str) else dict(task)
+    # of a group that is defined within another one, the tasks are a list
+    name = own["group"] if isinstance(own.get("task"), list) else own.get("task", task)
     entry = index.get(name)
-    if entry is None or not (entry.yaml_path or entry.tags):  # an unnamed inline task, or Python
+    if entry is None and not own.keys() - {"task"}:
         return None
-    config = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else {}
-    if not isinstance(members := config.get("task", sorted(entry.tags)), str):
-        inner = [str(m.get("task", m.get("group")) if isinstance(m, dict) else m) for m in members]
-        return next(filter(None, (_without_accuracy(member, index) for member in inner)), None)
+    path = entry and entry.yaml_path
+    config = (load_yaml(path, resolve_func=False) if path else {}) | own
+    members = config.get("task")
+    if entry and entry.tags and not path:
+        members = sorted(entry.tags)
+    if isinstance(members, list):
+        return next(filter(None, (_without_accuracy(member, index) for member in members)), None)
+    if "class" in config or not (path or own.keys() - {"task"}):  # in Python
+        return None
     kind = config.get("output_type", "generate_until")
     listed = config.get("metric_list") or []
-    metrics = [row["metric"] for row in listed] or DEFAULT_METRIC_REGISTRY.get(kind, METRICS)
-    return None if "class" in config or {*METRICS} & {*metrics} else name
+    metrics = [row["metric"] for row in listed] or DEFAULT_METRIC_REGISTRY.get(str(kind), METRICS)
+    # lm-eval computes an accuracy of likelihoods alone, or with a function of the task's own
+    computes = kind != "generate_until" or "process_results" in config
+    return None if computes and {*METRICS} & {*metrics} else str(name)
 
 
 def main() -> int:
