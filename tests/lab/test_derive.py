@@ -214,8 +214,15 @@ def test_a_model_without_a_small_form_is_refused(described: dict[str, Any], refu
         ({"model_type": "gemma3_text"}, 2, {"num_hidden_layers": 12, "sliding_window": 32}),
         # a dense layer, and one with experts
         ({"model_type": "deepseek_v3"}, 1, {"first_k_dense_replace": 1, "num_hidden_layers": 2}),
+        # as transformers saves it: heads of 8 channels, 64 in all
+        (
+            {"model_type": "falcon_h1", "mamba_d_ssm": 1024, "mamba_d_head": 8,
+             "mamba_n_heads": 128, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
+            1,
+            {"mamba_d_ssm": 64, "time_step_limit": [0.0, float("inf")]},
+        ),
     ],
-)
+)  # fmt: skip
 def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(
     described: dict[str, Any], stages: int, expected: dict[str, Any]
 ) -> None:

@@ -158,6 +158,8 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     }
     if published.get("num_key_value_heads") == published.get("num_attention_heads"):
         small["num_key_value_heads"] = small["num_attention_heads"]
+    if {"mamba_d_ssm", "mamba_d_head"} <= small.keys():  # said twice
+        small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
     if "qk_rope_head_dim" in small:  # of which transformers makes up the heads
         made = ("head_dim", "qk_head_dim")
         small, keys = ({k: v for k, v in d.items() if k not in made} for d in (small, keys))
