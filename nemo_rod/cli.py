@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
-_BROKEN_PIPE = 128 + signal.SIGPIPE  # exit status by which shells report a closed pipe
 # also the help of each command on a recipe: `recipe_parser`
 USAGE = Path(__file__).with_name("usage.txt").read_text(encoding="utf-8")
 _KEYS = (  # the help of every command on a recipe
@@ -39,8 +37,11 @@ _KEYS = (  # the help of every command on a recipe
 
 def main() -> None:
     """Entry point of the console script."""
+    from nemo_rod.commands.errors import errors_in_one_sentence
+
     try:
-        _run_command()
+        with errors_in_one_sentence():
+            _run_command()
     except SystemExit as end:
         if isinstance(end.code, int):
             _leave_ray(end.code)
@@ -65,27 +66,20 @@ def _run_command() -> None:
         if os.environ.get("RANK", "0") == "0":  # once per job of many processes
             note = f"`{former}` is now called `{command}`; the next release drops the old name"
             print(f"nemo-rod: {note}.", file=sys.stderr)
-    from nemo_rod.commands.errors import errors_in_one_sentence
-
-    with errors_in_one_sentence():
-        if takes_paths(command, words):
-            try:
-                options = path_parser(command).parse_args([command, *words])
-                options.main(options)
-                sys.stdout.flush()
-            except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise SystemExit(_BROKEN_PIPE) from None
-            return
-        if command not in recipe_commands():
-            known = list(dict.fromkeys([*recipe_commands(), *parts.names("commands")]))
-            near = parts.did_you_mean(command, known)
-            raise ValueError(
-                f"There is no command '{command}'{near}: expected one of {', '.join(known)}."
-            )
-        if {*_HELP} & {*words}:
-            recipe_parser(command).print_help()
-            return
+    if takes_paths(command, words):
+        options = path_parser(command).parse_args([command, *words])
+        options.main(options)
+    elif command not in recipe_commands():
+        known = list(dict.fromkeys([*recipe_commands(), *parts.names("commands")]))
+        near = parts.did_you_mean(command, [*known, "--version", "--help"])
+        if "=" in command:  # options alone
+            near = f" (did you mean nemo-rod run {command}?)"
+        raise ValueError(
+            f"There is no command '{command}'{near}: expected one of {', '.join(known)}."
+        )
+    elif {*_HELP} & {*words}:
+        recipe_parser(command).print_help()
+    else:
         from nemo_rod.commands.recipes import run_recipe
 
         run_recipe(command, words)

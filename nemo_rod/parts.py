@@ -155,8 +155,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns " (did you mean ...?)" with what is nearest to a mistyped name; "" if nothing is."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, [str(name) for name in known], n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    names = {str(name).lower(): name for name in known}
+    near = get_close_matches(word.lower(), names, n=1)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
 
 
 @functools.cache

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from nemo_rod.signals import Stopped
@@ -13,15 +16,31 @@ from nemo_rod.signals import Stopped
 
 def leave(sentence: str, *, status: int = 2) -> NoReturn:
     """Ends the process with a sentence on standard error."""
-    print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # nobody reads it
+        print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
     raise SystemExit(status)
 
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
-    """Turns the errors that a user can correct, and stops, into `leave`."""
+    """Turns the errors that a user can correct, and stops, into `leave`.
+
+    A closed pipe of the output, as of `nemo-rod status RUN_DIR | head`, ends a command silently.
+    """
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        poll = select.poll()
+        for output in (1, 2):  # not a pipe inside of a run
+            poll.register(output, 0)
+        if not (closed := poll.poll(0)):
+            leave(str(error))
+        for output, _ in closed:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        raise SystemExit(128 + signal.SIGPIPE) from None  # as shells report it
     except ModuleNotFoundError as error:
         leave(f"{error}: {_installation(str(error.name))}")
     except (ValueError, OSError) as error:

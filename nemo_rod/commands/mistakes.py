@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,7 +40,9 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         )
 
     options.error = refuse  # type: ignore[method-assign]
-    _check_options(words, {*options._option_string_actions})
+    # editors and web pages turn hyphens into dashes
+    plain = [re.sub("^[\u2013\u2014]+", "--", word) for word in words]
+    _check_options(plain, {*options._option_string_actions})
     given = options.parse_intermixed_args(list(words))
     if given.config_dir and not Path(given.config_dir).is_dir():
         raise ValueError(f"--config-dir {given.config_dir}: there is no such folder.")
@@ -48,6 +52,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
+        if word[0] == "+" and not _is_known(key):  # Hydra would add it, and nothing would read it
+            raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "recipe" and ("/" in value or value.endswith(".yaml")):
             raise ValueError(_file_as_recipe(word, Path(value)))
         try:
@@ -59,7 +65,13 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 if value.isascii()
                 else f"; letters such as ü need nested quotes, \"{key}='{value}'\""
             )
-            if bare:
+            if value[:1] == "=":
+                cure = f"; type {key}={value.lstrip('=')}"
+            elif set(word) & set("\u201c\u201d\u2018\u2019"):
+                cure = "; the quotes are those of print: type ' or \""
+            elif re.search(r"\s\S+=", value):
+                cure = "; words in one pair of quotes are one word: quote each by itself"
+            elif bare:
                 cure = f"; there is a space before {bare[0]}: write it without, or quote the word"
             raise ValueError(
                 f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE"
@@ -69,7 +81,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             _check_value(word, override)
         if override.is_sweep_override() and not given.multirun:
             raise ValueError(
-                f"{word} has several values: add -m for a run of each, or write {key}=[...]."
+                f"{word} has several values: add -m for a run of each, or write "
+                f"{'arms' if key == 'arm' else key}=[...]."
             )
         opened = any(key.startswith(f"{name}.") for name in _OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
@@ -87,6 +100,25 @@ def known_keys() -> Iterator[str]:
     """Yields every dotted key of the configuration, and the groups of files."""
     yield from (path.name for path in config_folder().iterdir() if path.is_dir())
     yield from _fields(config_class()())
+
+
+def near_key(key: str) -> str:
+    """Returns " (did you mean ...?)" with the keys that a mistyped one is nearest to, or ""."""
+    known = list(known_keys())
+    ends = [name for name in known if name.endswith(f".{key.rpartition('.')[2].lower()}")]
+    return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
+
+
+def _is_known(key: str) -> bool:
+    """Returns whether a dotted key is of the configuration or of Hydra, or names a group."""
+    section: Any = config_class()()
+    for name in key.split("."):
+        if not dataclasses.is_dataclass(section) or "/" in key or "@" in key or name == "hydra":
+            return True
+        if not hasattr(section, name):
+            return False
+        section = getattr(section, name)
+    return True
 
 
 def _fields(section: Any, prefix: str = "") -> Iterator[str]:
@@ -110,12 +142,15 @@ def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
         after = words[number + 1] if number + 1 < len(words) else ""
         if not equals:
             value = after if after and "=" not in after and after[0] != "-" else "true"
+        if key in ("arms", "rebuild") and value[0] != "[":
+            value = f"[{value}]"
         if key in known_keys():
             raise ValueError(f"There is no option {name}: did you mean {key}={value}?")
-        options = [option for option in known if option.startswith("--")]
-        raise ValueError(
-            f"There is no option {name}{did_you_mean(name, options)}: keys are KEY=VALUE."
-        )
+        names = {option.lstrip("-").replace("-", "_"): option for option in known}
+        names |= {other: f"{other}={value}" for other in known_keys()}
+        near = [names[other] for other in get_close_matches(key, names, n=1)]
+        cure = f": did you mean {near[0]}?" if near else ": keys are KEY=VALUE."
+        raise ValueError(f"There is no option {name}{cure}")
 
 
 def _meant(word: str, words: list[str]) -> str:
@@ -170,6 +205,8 @@ def _check_value(word: str, override: Override) -> None:
         )
     if choices and None in names:
         raise ValueError(f"{word} names no file: type ~{group} to leave the group out.")
+    if isinstance(chosen, list) and chosen and (choices or group == "arm"):
+        raise ValueError(f"{word} is a list where one name is expected: {group}={chosen[0]}, say.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):
         value = word.partition("=")[2]
         if override.is_sweep_override() and "[" in value:

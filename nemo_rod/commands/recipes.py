@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
-from nemo_rod.commands.mistakes import ALL_KEYS, known_keys, understood
+from nemo_rod.commands.mistakes import ALL_KEYS, near_key, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
 from nemo_rod.parts import did_you_mean
@@ -45,6 +45,15 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
                 config = to_config(composed)
                 if not config.run_dir.strip():
                     raise ValueError("run_dir is empty: name the folder of the run: runs/toy, say.")
+                place = Path(config.run_dir).absolute()
+                if "$" in config.run_dir:  # of single quotes
+                    raise ValueError(
+                        f"run_dir={config.run_dir} has a variable that the shell did not replace: "
+                        "put the word in double quotes."
+                    )
+                for folder in (place, *place.parents):
+                    if folder.exists() and not folder.is_dir():
+                        raise ValueError(f"run_dir={place}: {folder} is a file, not a folder.")
                 job = HydraConfig.get()
                 has_own = any(word.startswith("run_dir=") for word in job.overrides.task)
                 if job.mode == RunMode.MULTIRUN and not has_own:  # a folder for each job of a sweep
@@ -60,6 +69,8 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
         start(task)()
+    except BrokenPipeError:
+        raise
     except Exception as error:  # those of the task have ended there
         places = [
             word.partition("=")[2] or following
@@ -96,7 +107,7 @@ def _composition_error(error: Exception) -> str:
         cure = cure or did_you_mean(name, options)
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}."
     if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
-        reasons[0] += did_you_mean(unknown[1], known_keys())
+        reasons[0] += near_key(unknown[1])
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
     if cause:
         if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone

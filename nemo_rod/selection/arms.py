@@ -210,7 +210,7 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
         return "base"
     if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
         return "merged"
-    share = _fixed_share(name)
+    share: Any = _fixed_share(name)
     if name in ("no_replay", "max_replay", "rod") or (share or 0) >= 0.01:
         return "trained"
     # fixed_<percent> and merge_<lambda> are easily mixed up
@@ -218,6 +218,8 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
         meant = f" (did you mean fixed_{share * 1e4:g}? It is a percentage, of 1 or more)"
     elif re.fullmatch(r"merge_[1-9]\d?", name):
         meant = f" (did you mean merge_{int(name[6:]) / 100:g}? It is a weight from 0 to 1)"
+    elif share := re.fullmatch(r"fi?x?e?d[_-]?([1-9]\d?)%?", name.lower()):
+        meant = f" (did you mean fixed_{share[1]}?)"
     else:
         meant = parts.did_you_mean(name, ["base", "no_replay", "max_replay", "rod", *variants])
     raise ValueError(

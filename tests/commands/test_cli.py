@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +148,21 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "--recipe toy": "There is no option --recipe: did you mean recipe=toy?",
     "recipe=toy --dry-run": "There is no option --dry-run: did you mean dry_run=true?",
     "recipe=toy --seed=3": "There is no option --seed: did you mean seed=3?",
-    "recipe=toy --mutlirun": "There is no option --mutlirun (did you mean --multirun?)",
+    "recipe=toy --mutlirun": "There is no option --mutlirun: did you mean --multirun?",
+    "recipe=toy --dryrun": "There is no option --dryrun: did you mean dry_run=true?",
+    "recipe=toy --arms rod": "There is no option --arms: did you mean arms=[rod]?",
+    "recipe=toy \u2014seed 3": "There is no option --seed: did you mean seed=3?",
+    "recipe=\u201ctoy\u201d": "the quotes are those of print: type ' or \".",
+    "recipe=toy seed==3": "expected KEY=VALUE; type seed=3.",
+    "recipe=toy steps=3": "(did you mean train.steps or",
+    "recipe=toy TRAIN.LR=1": "(did you mean train.lr?)",
+    "recipe=toy +train.lrr=1": "There is no key train.lrr (did you mean train.lr?)",
+    "recipe=[toy]": "is a list where one name is expected: recipe=toy, say.",
+    "recipe=TOY": "There is no recipe=TOY (did you mean toy?)",
+    "recipe=toy arms=[fixed32]": "(did you mean fixed_32?)",
+    "recipe=toy arm=rod,base": "add -m for a run of each, or write arms=[...].",
+    "recipe=toy run_dir=$HOME/x": "has a variable that the shell did not replace",
+    "recipe=toy run_dir=/dev/null/x": "/dev/null is a file, not a folder.",
     "recipe=toy --config-dir nope": "--config-dir nope: there is no such folder.",
     "recipe=toy --cfg all_of_it": "invalid choice: 'all_of_it'",
     "recipe=my/recipe/mine.yaml": "did you mean --config-dir my recipe=mine?",
@@ -178,6 +193,18 @@ def test_a_mistyped_word_is_answered_by_its_cure(line: str, tmp_path: Path) -> N
     done = nemo_rod("run", *line.split(), "dry_run=true", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert MISTYPED[line] in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("line", ["--help", "--version", "recipes", "run recipe=toy --cfg job"])
+@pytest.mark.parametrize("is_errors", [False, True])
+def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "nemo_rod.cli", *line.split()]
+    outputs = (writer, writer if is_errors else subprocess.PIPE)
+    done = subprocess.run(words, stdout=outputs[0], stderr=outputs[1], check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr or b"") == (128 + signal.SIGPIPE, b"")
 
 
 def test_an_empty_word_is_named(tmp_path: Path) -> None:

@@ -200,6 +200,9 @@ def test_history_by_hand(tmp_path: Path) -> None:
     assert ratio is not None and set(ratio) == {"code", "web"}
     assert ratio["code"] == (1 / 3) / (3 / 8) and ratio["web"] == (2 / 3) / (5 / 8)
     assert history.share_by_decile() is None  # fewer than ten steps
+    counts = {"adaptation": {"legal": 2}, "replay": {"code": 4, "web": 1}}
+    epochs = {"adaptation": {"legal": 1.5}, "replay": {"code": 0.25, "web": 2.0}}
+    assert history.epochs_by_source(counts) == epochs
 
 
 def test_history_of_an_arm_without_scores_or_replay(tmp_path: Path) -> None:

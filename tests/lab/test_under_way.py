@@ -43,15 +43,19 @@ def begun(tmp_path: Path) -> FakeRun:
 def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
     parts = parts_of(begun.folder, ["base", "no_replay", "fixed_32", "rod"])
     assert {part.label: part.state for part in parts} == {
-        "blocks": "there",
+        "blocks": "done",
         "base": "trained",
         "no replay": "trained",
-        "fixed 32 %": "missing",
-        "RoD": "in progress",
+        "fixed 32 %": "to do",
+        "RoD": "running",
     }
     rod = parts[-1]
     assert (rod.done, rod.steps, rod.progress) == (4, 10, 0.4)
     assert rod.last == "loss 4.700, replay 25%"
+    log = begun.folder / "launch" / "stages" / "rod.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"time": 1, "event": "failed", "why": "no memory"}\n')
+    assert parts_of(begun.folder)[-1].state == "failed"  # as `nemo-rod status` says
     nowhere = begun.folder / "nowhere"
     assert not has_begun(nowhere)
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
@@ -65,15 +69,23 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     assert "Missing from this page: base, no replay, fixed 32 %, RoD." in page
     assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
     assert page.count('class="chart"') == 5
+    assert '<section id="provenance">' in page
     assert not (report / "results.json").exists()
 
 
 def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path) -> None:
     run = write_run(tmp_path / "small", arms=("base", "no_replay"))
     write_partial(run.folder / "arms" / "rod.partial", 2, 10)
+    launch = run.folder / "launch" / "1" / "config.yaml"
+    launch.parent.mkdir(parents=True)
+    cluster = "cluster: {gpu: B200, nodes: 2, gpus_per_node: 4}"
+    launch.write_text(f"{cluster}\nreport: {{gpu_hour_price: 3.0}}\n")
     results = build_report(run.folder, arms=["base", "no_replay", "rod"])
     assert results is not None and list(results["arms"]) == ["base", "no_replay"]
+    known = results["provenance"]
+    assert known["gpu_hours"] == 8 * known["hours"] and known["cost"] == 3 * known["gpu_hours"]
     page = (run.folder / "report" / "index.html").read_text()
+    assert "GPU-hours at a cost of 0." in page and '<section id="table-epochs">' in page
     assert "Missing from this page: RoD." in page and "<h2>All arms</h2>" in page
     (run.folder / "arms" / "rod.partial").rename(tmp_path / "elsewhere")
     build_report(run.folder, arms=["base", "no_replay"])
@@ -109,7 +121,7 @@ def test_curves_against_hours_colours_and_scores(tmp_path: Path) -> None:
         | {"validation/adaptation/news/loss": 2.0}
         for step in range(500)
     ]  # fmt: skip
-    parts = [Part(name, name, "evaluated", rows=rows, start=rows[0]) for name in names]
+    parts = [Part(name, name, "done", rows=rows, start=rows[0]) for name in names]
     charts = {chart["id"]: chart["spec"] for chart in charts_of(parts, names)}
     hours = [row for row in charts["curve-hours"]["data"]["values"] if row["arm"] == "rod"]
     assert [row["hours of training"] for row in hours] == [step / 2 for step in range(501)]

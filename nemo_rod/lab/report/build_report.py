@@ -64,7 +64,10 @@ def build_report(
     curricula = {folder.name: folder / "curriculum.rod" for folder in arm_folders(run_dir)}
     explorers = write_explorers(curricula, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        page = render_under_way(name, parts, charts_of(parts), explorers=explorers)
+        known = provenance_of(run_dir, {"arms": {}})
+        page = render_under_way(
+            name, parts, charts_of(parts), explorers=explorers, provenance=known
+        )
         write_whole(out / "index.html", page.encode())
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}

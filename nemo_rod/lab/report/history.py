@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ class History:
         if len(self.step_T) < NUM_DECILES:
             return None
         return [float(part.mean()) for part in np.array_split(self.share_T, NUM_DECILES)]
+
+    def epochs_by_source(self, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """Returns by role how often each source's `counts` of training blocks were trained on."""
+        epochs: dict[str, Any] = {"adaptation": {}, "replay": {}}
+        rows = zip(self.source_names, self.is_replay_O, self.chosen_TO.sum(axis=0), strict=True)
+        for name, is_replay, chosen in rows:
+            role = "replay" if is_replay else "adaptation"
+            if count := counts.get(role, {}).get(name):
+                epochs[role][name] = int(chosen) / count
+        return epochs
 
     def sampling_ratio_by_source(self) -> dict[str, float | None] | None:
         """Returns how often each replay source was trained on, relative to its candidates.

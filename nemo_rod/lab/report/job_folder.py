@@ -88,7 +88,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     steps = about.get("steps")
     before = dict(read_json(start)) if start.exists() else {}
     name = "rod" if header.scored else "take_all"
-    state = "evaluated" if rows and rows[-1]["step"] + 1 == steps else "in progress"
+    state = "done" if rows and rows[-1]["step"] + 1 == steps else "running"
     last = rows[-1]["step"] + 1 if rows else None
     parts = [Part(name, parse_arm(name).label, state, last, steps, rows, before)]
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name

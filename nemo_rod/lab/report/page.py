@@ -133,10 +133,12 @@ def render_under_way(
     charts: Sequence[Chart],
     *,
     explorers: Sequence[tuple[str, str]],
+    provenance: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns the page of a run without an evaluated arm; see `render_page`."""
     return render(
         "under_way.html", recipe=recipe, explorers=explorers, disagreements=[],
+        provenance=provenance,
         **_curves(charts), **_standing(parts),
     )  # fmt: skip
 

@@ -32,7 +32,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
 
     Returns:
         Dates are of the stages' logs, in UTC. `hours` sums the arms' training on its machine;
-        `gpu_hours` is null on a CPU. `versions` are those of the machine of the report.
+        `gpu_hours` is null on a CPU, and `cost` without report.gpu_hour_price.
+        `versions` are those of the machine of the report.
     """
     file = latest_config(run_dir)
     text = file.read_text(encoding="utf-8") if file else None
@@ -55,6 +56,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     cluster: Mapping[str, Any] = config.get("cluster") or {}
     known = {key: cluster.get(key) for key in ("gpu", "nodes", "gpus_per_node")}
     gpus = (known["nodes"] or 1) * (known["gpus_per_node"] or 1)
+    gpu_hours = seconds / 3600 * gpus if known["gpu"] else None
+    price = (config.get("report") or {}).get("gpu_hour_price")
     command = None
     if config:
         names = ",".join(config.get("arms") or [])
@@ -75,7 +78,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         "trained_tokens": trained,
         "scored_tokens": scored,
         "hours": seconds / 3600,
-        "gpu_hours": seconds / 3600 * gpus if known["gpu"] else None,
+        "gpu_hours": gpu_hours,
+        "cost": gpu_hours * price if gpu_hours is not None and price is not None else None,
     }
 
 

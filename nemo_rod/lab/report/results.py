@@ -10,6 +10,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
+    epochs_by_source           blocks trained on / training blocks, of both roles
     profile                    fits over sources, see `profiles_of`
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
@@ -190,6 +191,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "forgetting_by_source": forgetting,
         "replay_share": float(history.share_T.mean()) if history else None,
         "share_by_decile": history.share_by_decile() if history else None,
+        "epochs_by_source": history.epochs_by_source(run.block_counts) if history else None,
         "sampling_ratio_by_source": history.sampling_ratio_by_source() if history else None,
         **{key: arm.facts.get(key) for key in COSTS},
         "seed": arm.seed,

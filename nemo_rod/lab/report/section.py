@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nemo_rod.bounds import key
+
 
 @dataclass
 class Report:
@@ -11,4 +13,5 @@ class Report:
 
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
     smoke_test: bool = False  # whether the recipe is too small to judge the method's claims by
+    gpu_hour_price: float | None = key(None, ">= 0")  # in any currency, for the page's costs
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side

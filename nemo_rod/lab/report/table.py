@@ -125,6 +125,25 @@ def sources_table(results: Results) -> Table:
     return Table("sources", tuple(columns), tuple(rows))
 
 
+def epochs_table(results: Results) -> Table:
+    """Returns how often every source was trained on by each arm that trained."""
+    epochs = {name: arm.get("epochs_by_source") for name, arm in results["arms"].items()}
+    epochs = {name: by_role for name, by_role in epochs.items() if by_role}
+    sources = {(r, s): n for r, counts in results["sources"].items() for s, n in counts.items()}
+    columns = [
+        Column("source", "Source", is_text=True),
+        Column("role", "Role", is_text=True),
+        Column("blocks", "Training blocks", decimals(0)),
+        *(Column(name, parse_arm(name).label, decimals(2)) for name in epochs),
+    ]
+    rows = [
+        {"source": source, "role": role, "blocks": blocks}
+        | {name: by_role[role].get(source) for name, by_role in epochs.items()}
+        for (role, source), blocks in sources.items()
+    ]
+    return Table("epochs", tuple(columns), tuple(rows if epochs else ()))
+
+
 def checks_table(results: Results) -> Table:
     """Returns the claims with bounds, measurements (one per run) and verdicts."""
     labels = run_labels(results)
@@ -203,7 +222,7 @@ def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float 
     return mean, max(known) - min(known) if len(known) > 1 else None
 
 
-TABLES = (arms_table, sources_table, checks_table, costs_table, seeds_table)
+TABLES = (arms_table, sources_table, epochs_table, checks_table, costs_table, seeds_table)
 
 
 def decimals(places: int) -> Format:

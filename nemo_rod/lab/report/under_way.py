@@ -15,6 +15,7 @@ from typing import Any
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.run_files import arm_folders, is_evaluated
+from nemo_rod.run.stage_log import StageLog
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Part:
     Attributes:
         name: Name of the arm, "base", or that of its folder.
         label: Its name for readers.
-        state: "evaluated", "trained", "there", "in progress" or "missing".
+        state: As of `nemo-rod status`: "done", "running", "stopped", "failed" or "to do"; "trained"
+            for a model whose evaluation is to do.
         done: Steps done; None if it has no training, or that has not begun.
         steps: Steps in all; None if unknown.
         rows: Metrics of the steps done.
@@ -42,7 +44,7 @@ class Part:
     @property
     def is_missing(self) -> bool:
         """Whether the report does not show it yet."""
-        return self.state not in ("evaluated", "there")
+        return self.state != "done"
 
     @property
     def progress(self) -> float | None:
@@ -52,8 +54,11 @@ class Part:
     @property
     def last(self) -> str:
         """The last metrics, in words."""
+        shown: tuple[tuple[str, str, str], ...]
         shown = (("loss", "train/loss", "{:.3f}"), ("replay", "rod/replay_share", "{:.0%}"))
         row = self.rows[-1] if self.rows else {}
+        if self.name == "base":  # all of its pretraining counts as replay
+            shown = shown[:1]
         known = ((name, row.get(key), form) for name, key, form in shown)
         return ", ".join(f"{name} {form.format(v)}" for name, v, form in known if v is not None)
 
@@ -77,24 +82,29 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
     parts += [(f"references/{n}", f"reference losses, {n}", None) for n in sorted(references)]
     for arm in sorted(names, key=lambda arm: arm.order):
         parts.append((f"arms/{arm.name}", arm.label, run_dir / "arms" / arm.name))
-    return [_part(run_dir / folder, label, arm) for folder, label, arm in parts]
+    return [_part(run_dir, folder, label, arm) for folder, label, arm in parts]
 
 
 def has_begun(run_dir: Path) -> bool:
     """Returns whether a run's folder has any part, finished or not."""
-    return any(part.state != "missing" for part in parts_of(run_dir))
+    return any(part.state != "to do" for part in parts_of(run_dir))
 
 
-def _part(folder: Path, label: str, arm: Path | None) -> Part:
-    """Reads the part in a folder; `arm` is the folder of its evaluation, for a model."""
-    name = folder.name
+def _part(run_dir: Path, place: str, label: str, arm: Path | None) -> Part:
+    """Reads the part in a folder of a run; `arm` is that of its evaluation, for a model."""
+    folder, name = run_dir / place, Path(place).name
+    stage = "prepare" if place == "blocks" else place.removeprefix("arms/").replace("/", "_")
     partial = folder.with_name(folder.name + ".partial")
     if arm and is_evaluated(arm):
-        state = "evaluated"
+        state = "done"
     elif folder.is_dir():
-        state = "trained" if arm else "there"
+        state = "trained" if arm else "done"
+    elif partial.is_dir():
+        log, folder = StageLog(run_dir, stage), partial
+        ends = [] if log.is_held() else [event["event"] for event in log.events()[-1:]]
+        state = ends[0] if ends in (["stopped"], ["failed"]) else "running"
     else:
-        state, folder = ("in progress", partial) if partial.is_dir() else ("missing", folder)
+        state = "to do"
     names = ("metrics.jsonl", "job.json", "validation_start.json")
     metrics, job, start = (folder / name for name in names)
     if not metrics.is_file():
