@@ -48,10 +48,7 @@ class Runs:
         ]
         spec = self.root / f"{every[0]['out']}.json"
         spec.write_text(json.dumps({"blocks": str(self.tiny.blocks), "runs": every}))
-        if processes == 1:
-            subprocess.run([sys.executable, str(WORKER), str(spec)], check=True, timeout=280)
-        else:
-            self.torchrun(processes, WORKER, spec, fresh=True)
+        self.torchrun(processes, WORKER, spec)
 
     def records(self, name: str) -> list[Any]:
         return list(Curriculum.open(self.root / name / "curriculum.rod", read_only=True))
@@ -72,11 +69,10 @@ def runs(
     runs = Runs(tmp_path_factory.mktemp("plain_torch"), tiny, torchrun)
     specialist = {"model": str(tiny.specialist), "role": "adaptation"}
     own = [str(runs.root / name) for name in ("specialist", "base")]
-    script = [sys.executable, EXAMPLES / "references.py"]
-    inputs = [tiny.base, tiny.blocks, "replay", runs.root / "base"]
-    subprocess.run(list(map(str, [*script, *inputs])), check=True, timeout=280)
+    inputs = (tiny.base, tiny.blocks, "replay", runs.root / "base")
+    torchrun(0, EXAMPLES / "references.py", *inputs)
     runs.run(
-        1,
+        0,
         {"out": "specialist", **specialist},
         {"out": "one"},
         {"out": "resumed", "stop": 7},
@@ -159,7 +155,7 @@ def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> N
     one = [sys.executable, EXAMPLES / script, *inputs, *(o.format("4") for o in options)]
     subprocess.run(list(map(str, one)), check=True, timeout=280)
     words = [option.format("6") for option in options]
-    runs.torchrun(2, EXAMPLES / script, *inputs, *words, fresh=True)
+    runs.torchrun(2, EXAMPLES / script, *inputs, *words)
     assert metric(tmp_path / "rod", "step") == list(range(6))
     assert all(loss > 0 for loss in metric(tmp_path / "rod", "train/loss"))
     records = list(Curriculum.open(tmp_path / "rod" / "curriculum.rod", read_only=True))
