@@ -23,6 +23,9 @@ def published_names(folder: Path) -> dict[str, str]:
 
 def save_published(model: Any, folder: Path) -> None:
     """Saves a transformers model as a checkpoint with the published names."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # its bar would stand among the lines of progress
     as_in_memory = model.config.model_type in _EXPERTS_TOGETHER
     model.save_pretrained(folder, **({"save_original_format": False} if as_in_memory else {}))
     if names := published_names(folder):

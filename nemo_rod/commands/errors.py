@@ -55,6 +55,8 @@ def _installation(module: str) -> str:
     """Returns how to install a missing module: by the extra that brings it, if there is one."""
     from importlib.metadata import PackageNotFoundError, requires
 
+    if module.startswith("nemo_rod"):
+        return "nemo-rod was changed while it ran, or is not whole: run it or install it again."
     module = module.replace("_", "-").replace(".", "-")
     try:
         requirements = requires("nemo-rod") or []
