@@ -31,7 +31,8 @@ def errors_in_one_sentence() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # of a process that was begun without one
+                sys.stdout.flush()
     except BrokenPipeError as error:
         poll = select.poll()
         for output in (1, 2):  # not a pipe inside of a run

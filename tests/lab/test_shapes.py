@@ -48,7 +48,10 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 def shape_of(file: Path) -> dict[str, Any]:
-    model = OmegaConf.to_container(OmegaConf.load(file))
+    model = OmegaConf.load(file)
+    if "defaults" in model:  # the width of another model
+        model = OmegaConf.merge(OmegaConf.load(file.with_name(f"{model.defaults[0]}.yaml")), model)
+    model = OmegaConf.to_container(model)
     assert isinstance(model, dict)
     return model.get("shape") or model["architecture"]
 

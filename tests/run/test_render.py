@@ -53,6 +53,7 @@ ON_RAY = {
     "toy_long_blocks": ["arms=[base,no_replay,rod]"],
     "toy_paper": ["arms=[base,no_replay,rod]"],
     "toy_generated": ["arms=[base,no_replay,rod]"],
+    "toy_sizes": ["arms=[base,no_replay,rod]"],
     "german_smollm2_135m": ["arms=[base,no_replay,rod]"],
     "german_smollm2_135m_debian": ["arms=[base,no_replay,rod]"],
 }

@@ -12,7 +12,8 @@ if [[ ! -d $template ]]; then
 fi
 python=$(sed -n 's/^requires-python = "\(.*\)"/\1/p' "$template/pyproject.toml")
 mkdir -p "$project"
-cp -r "$here"/{README.md,pyproject.toml,run_rod.py,tests} "$project"
+cp -r "$here"/{pyproject.toml,run_rod.py,tests} "$project"
+cp "$here/README.md.in" "$project/README.md"
 mkdir -p "$project/configs"
 cp "$here"/../../../hydra_configs/recipe/nemo_rl/*.yaml "$project/configs"
 cp "$template/.python-version" "$project"
