@@ -56,6 +56,8 @@ def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
     log.parent.mkdir(parents=True)
     log.write_text('{"time": 1, "event": "failed", "why": "no memory"}\n')
     assert parts_of(begun.folder)[-1].state == "failed"  # as `nemo-rod status` says
+    states = {part.name: part.state for part in parts_of(begun.folder, ["base", "rod"])}
+    assert (states["base"], states["no_replay"]) == ("trained", "done")  # it serves other arms only
     nowhere = begun.folder / "nowhere"
     assert not has_begun(nowhere)
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):

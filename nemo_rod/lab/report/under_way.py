@@ -68,7 +68,8 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
 
     Args:
         run_dir: Folder of the run.
-        arms: Names of the recipe's arms; other arms in the folder are added.
+        arms: Names of the recipe's arms; other arms in the folder are added. If any is given, the
+            others serve only these, and are done without an evaluation.
     """
     begun, references = (
         {folder.name.removesuffix(".partial") for folder in folders}
@@ -82,7 +83,8 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
     parts += [(f"references/{n}", f"reference losses, {n}", None) for n in sorted(references)]
     for arm in sorted(names, key=lambda arm: arm.order):
         parts.append((f"arms/{arm.name}", arm.label, run_dir / "arms" / arm.name))
-    return [_part(run_dir, folder, label, arm) for folder, label, arm in parts]
+    evaluated = {"base", *(arms or begun)}
+    return [_part(run_dir, folder, label, arm, evaluated) for folder, label, arm in parts]
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -90,7 +92,7 @@ def has_begun(run_dir: Path) -> bool:
     return any(part.state != "to do" for part in parts_of(run_dir))
 
 
-def _part(run_dir: Path, place: str, label: str, arm: Path | None) -> Part:
+def _part(run_dir: Path, place: str, label: str, arm: Path | None, evaluated: set[str]) -> Part:
     """Reads the part in a folder of a run; `arm` is that of its evaluation, for a model."""
     folder, name = run_dir / place, Path(place).name
     stage = "prepare" if place == "blocks" else place.removeprefix("arms/").replace("/", "_")
@@ -98,7 +100,7 @@ def _part(run_dir: Path, place: str, label: str, arm: Path | None) -> Part:
     if arm and is_evaluated(arm):
         state = "done"
     elif folder.is_dir():
-        state = "trained" if arm else "done"
+        state = "trained" if arm and name in evaluated else "done"
     elif partial.is_dir():
         log, folder = StageLog(run_dir, stage), partial
         ends = [] if log.is_held() else [event["event"] for event in log.events()[-1:]]
