@@ -87,7 +87,7 @@ function drawPool(pool) {
   add("text", { x: 640, y: 146, "text-anchor": "end" }, number(pool.high, 2));
   document.getElementById("pool-title").textContent =
     `Scores of the whole pool of step ${pool.step}: adaptation (teal) and replay (pink); ` +
-    "those from \u03c4 on were chosen";
+    "\u03c4 is the lowest score that was chosen";
 }
 
 function show() {
