@@ -223,8 +223,13 @@ def summarise(results: Results) -> str:
                 f"ends {abs(averages):.3f} nats {side[averages < 0]} it."
             )
 
-    if not is_calibrated(results["recipe"]):
-        return " ".join(text)
+    if is_calibrated(results["recipe"]):
+        text += _claims(results)
+    return " ".join(text)
+
+
+def _claims(results: Results) -> list[str]:
+    """Returns sentences on the claims that hold, those that fail and those not judged."""
     held, failed, open_ = (
         [row["claim"] for row in check_rows(results) if (row["kind"], row["verdict"]) == key]
         for key in (("claim", "holds"), ("claim", "fails"), ("claim", "not judged"))
@@ -232,15 +237,16 @@ def summarise(results: Results) -> str:
     judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
     in_runs = f" in each of {num_runs} runs" if num_runs > 1 else ""
     if not judged:
-        return " ".join([*text, "No claim could be judged."])
+        return ["No claim could be judged."]
     if failed:
-        text.append(f"Of the {judged} claims that could be judged, {len(held)} hold{in_runs}.")
-        text.append("These fail: " + "; ".join(failed) + ".")
+        text = [
+            f"Of the {judged} claims that could be judged, {len(held)} hold{in_runs}.",
+            "These fail: " + "; ".join(failed) + ".",
+        ]
+    elif judged > 1:
+        text = [f"All {judged} claims that could be judged hold{in_runs}."]
     else:
-        all_hold = f"All {judged} claims that could be judged hold"
-        text.append(
-            (all_hold if judged > 1 else "The claim that could be judged holds") + f"{in_runs}."
-        )
+        text = [f"The claim that could be judged holds{in_runs}."]
     if open_:
         text.append("Not judged: " + "; ".join(open_) + ".")
-    return " ".join(text)
+    return text
