@@ -110,10 +110,11 @@ def _scorer(
     precision: str | None = None,
 ) -> MegatronScorer:
     _, chunks = build(job, model, store.block_size)
-    groups, size = (
-        ProcessGroupCollection.use_mpu_process_groups(),
-        job.config.scoring.micro_batch_size,
-    )
     return MegatronScorer(
-        chunks, store, groups, micro_batch_size=size, beat=heartbeat.beat, precision=precision
+        chunks,
+        store,
+        ProcessGroupCollection.use_mpu_process_groups(),
+        micro_batch_size=job.config.scoring.micro_batch_size,
+        beat=heartbeat.beat,
+        precision=precision,
     )
