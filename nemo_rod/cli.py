@@ -6,12 +6,14 @@ and packages are imported once the command is known, so that help is quick.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_rod import parts
 
@@ -38,9 +40,11 @@ _KEYS = (  # the help of every command on a recipe
 def main() -> None:
     """Entry point of the console script."""
     from nemo_rod.commands.errors import errors_in_one_sentence
+    from nemo_rod.commands.text import Lines
 
+    lines: Any = Lines(sys.stderr or io.StringIO())  # of a process that was begun without one
     try:
-        with errors_in_one_sentence():
+        with redirect_stderr(lines), errors_in_one_sentence():
             _run_command()
     except SystemExit as end:
         if isinstance(end.code, int):

@@ -68,6 +68,10 @@ OURS: dict[str, dict[str, str]] = {
     "measurements": {"losses": "nemo_rod.lab.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> str: the time that a run still takes, such as "12 min"; "" where it is not known
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},
+    # (Config) -> float | None: dense peak TFLOP/s of a GPU of the cluster, if it is known
+    "peaks": {"plan": "nemo_rod.lab.plan.speed:known_peak"},
+    # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
+    "screens": {"live": "nemo_rod.lab.live:live"},
     # (Config) -> str: refuses, before a run is submitted, what cannot work there; else its size
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
     # (BlockStore, its Tokenizer, that of a model) -> None: refuses a model, by model.special_tokens

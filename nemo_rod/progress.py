@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import KW_ONLY, dataclass
 
-# Marks output lines for users: a launcher shows only these, the log keeps all.
+# Marks output lines for users: of a job, only these are shown, and its log keeps all.
 PREFIX = "progress: "
 
 
@@ -19,7 +19,6 @@ class Progress:
     _: KW_ONLY
     unit: str = ""  # counted unit, such as "blocks"; if given, lines also show the pace
     tokens: int = 0  # of a counted unit; if given, lines also show tokens per second
-    prefix: str = PREFIX  # start of every line
     every_seconds: float = 2.0  # between two lines at least; the last one is always shown
 
     def __post_init__(self) -> None:
@@ -47,4 +46,4 @@ class Progress:
             if self.total:
                 left = int((self.total - done) / rate)
                 parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
-        print(self.prefix + "  ".join(filter(None, parts)), file=sys.stderr, flush=True)
+        print(PREFIX + "  ".join(filter(None, parts)), file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,7 +158,10 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             check_idle(config)
             check_packages([stage for stage in chosen if not stage.is_there()], config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
-        _run_here(config, chosen)
+        with ExitStack() as stack:
+            for screen in parts.load_all("screens") if sys.stderr and sys.stderr.isatty() else ():
+                stack.enter_context(screen(config, chosen))
+            _run_here(config, chosen)
 
 
 class Found(NamedTuple):

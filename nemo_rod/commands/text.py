@@ -1,9 +1,13 @@
-"""Shared helpers of the commands: text in columns."""
+"""Shared helpers of the commands: text in columns, and lines on standard error."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from nemo_rod.progress import PREFIX
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -37,3 +41,18 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     """Prints a line to standard error at once."""
     print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A stream that indents progress lines instead of marking them."""
+
+    stream: TextIO
+
+    def write(self, text: str) -> int:
+        """Writes text; `print` hands over a line whole, before its end."""
+        marked = text.startswith(PREFIX)
+        return self.stream.write("  " + text.removeprefix(PREFIX) if marked else text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

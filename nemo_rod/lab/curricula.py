@@ -113,7 +113,7 @@ def _materialise(options: Namespace) -> None:
 
     path, out = options.curriculum, options.out
     with Curriculum.open(path, read_only=True) as curriculum:
-        progress = Progress(f"materialise {out.name}", len(curriculum), unit="steps", prefix="  ")
+        progress = Progress(f"materialise {out.name}", len(curriculum), unit="steps")
         materialise(
             curriculum,
             BlockStore(options.blocks or _blocks_of(path)),

@@ -28,6 +28,11 @@ _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
 the run's folder, and queries Slurm if jobs were submitted; nothing is changed."""
 _RECENT = 20  # steps for the estimate of the time left
+# a line of nemo_rod.progress.Progress; `far` is "done/all" at its beginning, if all is known
+PROGRESS = re.compile(
+    re.escape(PREFIX) + r"(?P<name>.+?)  (?P<far>(?P<done>[\d,]+)(?:/(?P<all>[\d,]+))?(?: \w+)?)"
+    r"(?:  (?P<note>.*?))??(?:  (?P<left>\d+:\d\d:\d\d) left)?$"
+)
 _EVERY = 5  # seconds between two updates of --watch
 _BAR = 20  # characters
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, screen and scrollback, as `clear` does
@@ -207,12 +212,8 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
 def last_progress(log: Path) -> tuple[str, str, str]:
     """Returns progress, time left and note of the last progress line that a job printed."""
     lines = log.read_text(errors="replace").splitlines()
-    shown = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
-    if not shown:
-        return "", "", ""
-    _, far, *more = shown[-1].split("  ")
-    left = [part.removesuffix(" left") for part in more if part.endswith(" left")]
-    return far, "".join(left), "  ".join(part for part in more if not part.endswith(" left"))
+    read = [match for line in reversed(lines) if (match := PROGRESS.match(line))]
+    return (read[0]["far"], read[0]["left"] or "", read[0]["note"] or "") if read else ("", "", "")
 
 
 def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
@@ -227,32 +228,40 @@ def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def time_left(config: Config) -> str:
-    """Returns the time that a run still takes if one stage runs after the other; "" if unknown.
+    """Returns the time that a run still takes if one stage runs after the other; "" if unknown."""
+    from nemo_rod.lab.plan.plan_text import wall
 
-    It is the plan of the stages that are not done, times the pace of those that are: their working
-    time over their plan.
+    left = sum(hours_left(config).values())
+    return wall(left) if left else ""
+
+
+def hours_left(config: Config) -> dict[str, float]:
+    """Returns the hours that each open stage of a run still takes; nothing if unknown.
+
+    They are its plan, times the pace of the stages that are done: their working time over their
+    plan.
     """
     from nemo_rod.lab.plan.command import make_plan
-    from nemo_rod.lab.plan.plan_text import wall
     from nemo_rod.run.stage_log import StageLog
     from nemo_rod.run.stages import Stages
 
     model = config.model
     if model.hf and not (model.shape or Path(model.hf).is_dir()):
-        return ""  # not worth asking the hub
+        return {}  # not worth asking the hub
     try:
         planned = {stage.name: stage.hours for stage in make_plan(config).stages}
     except ValueError:
-        return ""
-    left, worked, taken = 0.0, 0.0, 0.0
+        return {}
+    left, worked, taken = dict[str, float](), 0.0, 0.0
     for stage in Stages(config).all():
         hours = planned.get(stage.name, 0.0)
         seconds = working_seconds(StageLog(Path(config.run_dir), stage.name).events())
         if not stage.is_there() or stage.name in config.rebuild:
-            left += hours
+            left[stage.name] = hours
         elif seconds and hours:
             worked, taken = worked + hours, taken + seconds / 3600
-    return wall(left * (taken / worked if worked else 1.0)) if left else ""
+    pace = taken / worked if worked else 1.0
+    return {name: hours * pace for name, hours in left.items() if hours}
 
 
 def _clock(seconds: float) -> str:

@@ -127,7 +127,8 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     )
     tokens = job.arm.batch_size * selector.store.block_size
     progress = Progress(job.name, steps, tokens=tokens)
-    recorder = Recorder(out, selector, validation, header, progress)
+    peak_tflops = next((peak(job.config) for peak in parts.load_all("peaks")), None)
+    recorder = Recorder(out, selector, validation, header, progress, peak_tflops)
     selector.on_choice, selector.on_step = recorder.on_choice, recorder.on_step
     every: list[Callback] = [validation, recorder]
     if job.loggers:

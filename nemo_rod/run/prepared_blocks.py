@@ -29,7 +29,7 @@ def prepare_blocks(
     bars: dict[str, Progress] = {}
 
     def progress(done: int, total: int | None, what: str) -> None:
-        bar = bars.setdefault(what, Progress(what, total or 0, unit="bytes", prefix="  "))
+        bar = bars.setdefault(what, Progress(what, total or 0, unit="bytes"))
         bar.step(done)
 
     prepare(

@@ -38,10 +38,10 @@ def test_without_a_total_or_a_unit(clock: list[float], capsys: pytest.CaptureFix
         ("", 1200, "web  600/1,200  0:00:06 left"),
         ("", 0, "web  600"),
     ):
-        progress = Progress("web", total, unit=unit, prefix="")
+        progress = Progress("web", total, unit=unit)
         clock[0] += 6
         progress.step(600)
-        assert capsys.readouterr().err == line + "\n"
+        assert capsys.readouterr().err == f"{PREFIX}{line}\n"
 
 
 def test_tokens_and_slow_things(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def test_tokens_and_slow_things(clock: list[float], capsys: pytest.CaptureFixtur
         ("", 4096, 2, "evaluate  2/6  273 tokens/s  0:01:00 left"),
         ("blocks", 64, 6, "evaluate  6/6 blocks  5 s a block  13 tokens/s  0:00:00 left"),
     ):
-        progress = Progress("evaluate", 6, unit=unit, tokens=tokens, prefix="")
+        progress = Progress("evaluate", 6, unit=unit, tokens=tokens)
         clock[0] += 30
         progress.step(done)
-        assert capsys.readouterr().err == line + "\n"
+        assert capsys.readouterr().err == f"{PREFIX}{line}\n"

@@ -53,7 +53,7 @@ def write_reference(config: dict[str, Any]) -> None:
         workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
         replicas = policy.sharding_annotations.get_axis_size("data_parallel")
         done = 0
-        progress = Progress("reference", len(writer.missing), unit="blocks", prefix="")
+        progress = Progress("reference", len(writer.missing), unit="blocks")
         progress.start(done)
         for ids, losses in scored_blocks(
             writer.missing,

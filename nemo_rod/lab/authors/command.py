@@ -117,7 +117,7 @@ def _blocks(options: Namespace) -> None:
         out, eod = stage.folder, config.domain.eod
         trusted = config.model.trust_remote_code
         tokenizer = load_tokenizer(config.domain.tokenizer, eod=eod, trust_remote_code=trusted)
-    progress = Progress(f"import {options.folder.name}", 0, unit="blocks", prefix="  ")
+    progress = Progress(f"import {options.folder.name}", 0, unit="blocks")
     store = import_blocks(
         options.folder,
         out,

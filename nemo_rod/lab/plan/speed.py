@@ -105,3 +105,14 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
         startup_seconds=profile.startup_seconds if startup is None else startup,
         scoring=plan.scoring or profile.scoring,
     )
+
+
+def known_peak(config: Config) -> float | None:
+    """Returns the dense peak TFLOP/s of a GPU of the recipe's cluster, if both are known.
+
+    A job's configuration has no section `plan`, whose `peak_tflops` is not taken into account.
+    """
+    gpu = PROCESSORS.get(config.cluster.gpu or "")
+    if gpu is None:
+        return None
+    return {gpu.precision: gpu.peak_tflops, "fp32": gpu.fp32_tflops}.get(config.model.precision)

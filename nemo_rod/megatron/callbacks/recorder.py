@@ -33,6 +33,7 @@ class Recorder(Callback):
     validation: Validation
     header: CurriculumHeader
     progress: Progress
+    peak_tflops: float | None = None  # of a GPU; if known, lines also show the MFU
     journal: Journal | None = field(default=None, init=False)
     trained: tuple[Choice, float] | None = field(default=None, init=False)
     lr: float = field(default=math.nan, init=False)
@@ -73,18 +74,20 @@ class Recorder(Callback):
             scored_share = (self.selector.selector.length or size) / size
             operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
             tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
+            tflops /= dist.get_world_size()
             metrics = {
                 "train/loss": number((context.loss_dict or {}).get("lm loss")),
                 "train/grad_norm": number(context.grad_norm),
                 "train/lr": self.lr,
                 "timing/train/total": seconds,
-                "throughput/model_tflops_per_gpu": tflops / dist.get_world_size(),
+                "throughput/model_tflops_per_gpu": tflops,
                 **peak_memory(),
                 **self.validation.metrics,
             }
             row = self.row = self.journal.append(step, choice, metrics)
             note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
-            self.progress.step(step + 1, note)
+            mfu = f"  MFU {tflops / self.peak_tflops:.0%}" if self.peak_tflops else ""
+            self.progress.step(step + 1, note + mfu)
         self.selector.beat()  # a rank that hangs in a write falls behind the others
 
 

@@ -214,14 +214,11 @@ def before_program() -> None:
 def _follow(process: Running, log: TextIO, ending: Ending) -> None:
     """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
-    on_terminal = sys.stderr.isatty()  # progress is one line there, which is updated
-    start, end = ("\r\033[K  ", "") if on_terminal else ("  ", "\n")
     for line in process.stdout:
         log.write(line)
         log.flush()
         if line.startswith(PREFIX):
-            text = line.removeprefix(PREFIX).rstrip()
-            print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
+            print(line.rstrip(), file=sys.stderr, flush=True)
         elif match := ERROR.search(line):
             ending.setdefault("error", f"{match[1]}: {match[2].strip()}")
         elif match := STOPPED.search(line):
@@ -233,8 +230,6 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
             local = f"local rank {match[2]}:"
             if (killed := ending.get("killed", "")).startswith(local):
                 ending["killed"] = killed.replace(local, f"rank {match[1]}:")
-    if on_terminal:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
