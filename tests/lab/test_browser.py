@@ -107,11 +107,27 @@ def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str)
     page.fill("#find", "BLOCK 4")
     texts = page.locator("pre").all_inner_texts()
     assert all("block 4" in text for text in texts)
+    page.fill("#find", "")
+    pool = data["pools"][7]
+    page.select_option("#step", index=7)
+    for role in ("adaptation", "replay"):
+        mine = [row for row in pool["candidates"] if data["sources"][row[5]][0] == role]
+        dots = page.locator(f"#pool circle[stroke='var(--{role})']")
+        assert dots.count() == len(mine)
+        filled = dots.evaluate_all(
+            "all => all.filter(one => one.getAttribute('fill') != 'var(--surface)').length"
+        )
+        assert filled == sum(row[6] for row in mine)
+    dropped = next(row for row in pool["candidates"] if not row[6])
+    page.locator(f"#pool a[href*='block={dropped[1]}']").click()
+    page.wait_for_selector("#picked pre")
     shared = page.url
-    assert "find=" in shared and page.locator("#pool rect").count() == 80
+    assert f"step={pool['step']}&" in shared and f"block={dropped[1]}" in shared
     page.goto("about:blank")
     page.goto(shared)  # a link shows the same
-    assert page.input_value("#find") == "BLOCK 4" and page.input_value("#to") == "7"
+    assert f"The text of block {dropped[1]} <b>" in page.inner_text("#picked pre")
+    assert f"step {pool['step']}:" in page.inner_text("#pool-title")
+    assert page.input_value("#to") == "7"
     assert fits(page) and page.failures == []
     keep_picture(page, f"explorer_of_a_source_{size}")
     page.close()

@@ -18,6 +18,7 @@ from nemo_rod.lab.report.explorer import (
     MAX_BLOCKS,
     MAX_CHARACTERS,
     MAX_OF_A_KIND,
+    MAX_POOLED,
     MAX_RANGES,
     explore,
     render_explorer,
@@ -50,11 +51,20 @@ def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
         assert sum(cell["dropped"]["count"] for cell in cells) == drawn[name] - chosen[name]
     with Curriculum.open(path, read_only=True) as curriculum:
         arrays = curriculum_tools.arrays(curriculum)
-        for pool, (step, _) in zip(data["pools"], data["ranges"], strict=True):
-            is_replay = arrays.block_ids[step] >= 40
-            assert pool["step"] == step and sum(pool["replay"]) == is_replay.sum()
-            assert sum(pool["adaptation"]) == (~is_replay).sum()
+        steps = [pool["step"] for pool in data["pools"]]
+        assert steps == list(range(STEPS))  # few candidates: every step is there
+        for pool in data["pools"]:
+            step = pool["step"]
             assert pool["tau"] == pytest.approx(float(arrays.threshold[step]), abs=1e-4)
+            rows, (drawn_C, places) = pool["candidates"], run.steps["rod"][step]
+            assert [row[4] for row in rows] == sorted((row[4] for row in rows), reverse=True)
+            assert Counter((row[1], row[4], names[row[5]], row[6]) for row in rows) == Counter(
+                (int(number), round(float(score), 4), source, int(place in places))
+                for place, (number, score, source) in enumerate(
+                    zip(arrays.block_ids[step], arrays.score[step], drawn_C, strict=True)
+                )
+            )
+            assert all(data["texts"][row[1]] == f"text of {row[1]}" for row in rows)
         total = sum(cell["chosen"]["total"] for cell in data["cells"])
         assert total == pytest.approx(arrays.score[arrays.chosen].sum(), abs=1e-2)
         for cell in data["cells"]:
@@ -80,6 +90,24 @@ def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
     assert data is not None
     (cell,) = data["cells"]
     assert cell["chosen"]["blocks"] == [[0, 0, 1.0, None, 0.5]]
+    (pool,) = data["pools"]
+    assert pool["candidates"] == [[0, 0, 1.0, None, 0.5, 0, 1], [0, 1, 0.5, None, 0.25, 0, 0]]
+
+
+def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path: Path) -> None:
+    """A policy may leave the best block; blocks without a finite score are not shown."""
+    rows = [SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2)]
+    ids, score = np.array([3, -1, 0, 2, 1]), np.array([0.9, -np.inf, 0.5, 0.1, -np.inf], "f4")
+    with create(tmp_path / "curriculum.rod", rows, 5, 1) as curriculum:
+        choice = Choice(Pool(0, ids, ids >= 2), score, score, np.array([3]), -np.inf)
+        curriculum.append(choice)
+    data = explore(tmp_path / "curriculum.rod")
+    assert data is not None
+    (pool,) = data["pools"]
+    assert pool["tau"] is None
+    assert [(row[1], row[5], row[6]) for row in pool["candidates"]] == [
+        (3, 1, 0), (0, 0, 0), (2, 1, 1),
+    ]  # fmt: skip
 
 
 def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
@@ -96,9 +124,13 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert data is not None
     groups = [cell[kind] for cell in data["cells"] for kind in ("chosen", "dropped")]
     assert 600 < sum(len(group["blocks"]) for group in groups) <= MAX_BLOCKS
+    steps = [pool["step"] for pool in data["pools"]]
+    assert len(steps) == MAX_POOLED // 128 and (steps[0], steps[-1]) == (0, 399)
+    assert {len(pool["candidates"]) for pool in data["pools"]} == {128}
     assert {len(text) for text in data["texts"].values()} == {MAX_CHARACTERS}
     page = render_explorer(data, recipe="long", arm="RoD")
-    assert len(page.encode()) < MAX_BLOCKS * (3 * MAX_CHARACTERS + 100) + 50_000
+    size = (MAX_BLOCKS + MAX_POOLED) * (3 * MAX_CHARACTERS + 100) + 50_000
+    assert len(page.encode()) < size < 3_000_000
 
 
 def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:

@@ -1,7 +1,7 @@
-"""The curriculum explorer: chosen and dropped blocks of a source over any range of steps.
+"""The curriculum explorer: the pool of one step, and blocks of a source over any range of steps.
 
-One static page, `curriculum.html`, with counts and mean scores of all candidates, and texts of
-some. Their number is bounded, so that the page of a long run opens on a phone.
+One static page, `curriculum.html`, with whole pools of some steps, counts and mean scores of all
+candidates, and texts. Their number is bounded, so that the page of a long run opens on a phone.
 
 Shape suffixes: C = all candidates of a part of the run.
 """
@@ -23,10 +23,10 @@ from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
 MAX_RANGES = 12  # parts of the run that can be selected
-MAX_BLOCKS = 1200  # blocks with their text on the page
+MAX_BLOCKS = 800  # of all kinds in all parts
 MAX_OF_A_KIND = 5  # chosen or dropped blocks of a source in one part of the run
-MAX_CHARACTERS = 400  # of a block's text
-NUM_BINS = 40  # of a histogram of scores
+MAX_POOLED = 2000  # candidates in all pools that are shown; a larger pool is shown alone
+MAX_CHARACTERS = 300  # of a block's text
 
 Texts = Callable[[str, Sequence[int]], list[str]]
 Numbers = dict[str, Any]
@@ -52,14 +52,16 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
         arrays = curriculum_tools.arrays(curriculum)
         ranges: list[list[int]] = []
         cells: list[Numbers] = []
-        pools: list[Numbers] = []
         for part in np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps)):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             cells += _cells(header, arrays, rows, part=len(ranges), some=some)
-            pools.append(_pool(header, arrays, int(part[0])))
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
-    groups = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
-    ids = sorted({block[1] for group in groups for block in group["blocks"]})
+        num_pools = min(num_steps, max(1, MAX_POOLED // header.num_candidates))
+        shown = np.linspace(0, num_steps - 1, num_pools).round().astype(int)
+        pools = [_pool(header, arrays, row) for row in shown.tolist()]
+    groups = [cell[kind]["blocks"] for cell in cells for kind in ("chosen", "dropped")]
+    groups += [pool["candidates"] for pool in pools]
+    ids = sorted({block[1] for group in groups for block in group})
     by_id = dict(zip(ids, texts(header.store, ids), strict=True)) if texts else {}
     for number, text in by_id.items():
         if len(text) > MAX_CHARACTERS:
@@ -73,42 +75,48 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
     }
 
 
-def _pool(header: CurriculumHeader, arrays: CurriculumArrays, place: int) -> Numbers:
-    """Returns one step's whole pool as a histogram of scores by role, with tau."""
-    score_C = np.asarray(arrays.score[place], dtype=np.float64)
-    source_C = header.source_index(arrays.block_ids[place])
-    is_scored_C = np.isfinite(score_C) & (source_C >= 0)
-    tau = float(arrays.threshold[place])
-    known = score_C[is_scored_C]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-    counts = {}
-    for role in ("adaptation", "replay"):
-        is_role_O = np.array([row.role == role for row in header.sources])
-        scores = score_C[is_scored_C & is_role_O[source_C]]
-        counts[role] = np.histogram(scores, NUM_BINS, (low, max(high, low + 1e-6)))[0].tolist()
+def _block(
+    header: CurriculumHeader, arrays: CurriculumArrays, row: int, place: int
+) -> list[float | int | None]:
+    """Returns step, id, loss, reference and score; null for a loss that is not recorded."""
+    loss, score = float(arrays.loss[row, place]), float(arrays.score[row, place])
+    is_known, is_difference = math.isfinite(loss), header.score == DIFFERENCE
+    return [
+        int(arrays.step[row]),
+        int(arrays.block_ids[row, place]),
+        round(loss, 4) if is_known else None,
+        round(loss - score, 4) if is_known and is_difference else None,
+        round(score, 4),
+    ]
+
+
+def _pool(header: CurriculumHeader, arrays: CurriculumArrays, row: int) -> Numbers:
+    """Returns one step's scored candidates, best first, each with its source and whether chosen."""
+    source_C = header.source_index(arrays.block_ids[row])
+    order_C = np.argsort(-arrays.score[row], kind="stable")
+    scored = order_C[(np.isfinite(arrays.score[row]) & (source_C >= 0))[order_C]]
+    tau = float(arrays.threshold[row])
     return {
-        "step": int(arrays.step[place]), "low": round(low, 4), "high": round(high, 4),
-        "tau": round(tau, 4) if math.isfinite(tau) else None, **counts,
-    }  # fmt: skip
+        "step": int(arrays.step[row]),
+        "tau": round(tau, 4) if math.isfinite(tau) else None,
+        "candidates": [
+            [*_block(header, arrays, row, i), int(source_C[i]), int(arrays.chosen[row, i])]
+            for i in scored.tolist()
+        ],
+    }
 
 
 def _cells(
     header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
 ) -> Iterator[Numbers]:
     """Yields counts, sums and some blocks of every source that has candidates in these steps."""
-    columns: tuple[Any, ...] = (arrays.block_ids, arrays.loss, arrays.score, arrays.chosen)
-    id_C, loss_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
-    step_C = np.repeat(arrays.step[rows], arrays.block_ids.shape[1])
+    columns: tuple[Any, ...] = (arrays.block_ids, arrays.score, arrays.chosen)
+    id_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
     source_C = header.source_index(id_C)
 
     def block(place: int) -> list[float | int | None]:
-        """Returns step, id, loss, reference and score; null for a loss that is not recorded."""
-        loss, score = float(loss_C[place]), float(score_C[place])
-        numbers: list[int | float | None] = [int(step_C[place]), int(id_C[place]), None, None]
-        if math.isfinite(loss):
-            numbers[2] = round(loss, 4)
-            numbers[3] = round(loss - score, 4) if header.score == DIFFERENCE else None
-        return [*numbers, round(score, 4)]
+        row, candidate = divmod(int(place), header.num_candidates)
+        return _block(header, arrays, rows.start + row, candidate)
 
     def kind(places: npt.NDArray[np.int64]) -> Numbers:
         """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""
