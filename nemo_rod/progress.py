@@ -37,8 +37,8 @@ class Progress:
         self.shown = now
         far = f"{done:,.0f}/{self.total:,.0f}" if self.total else f"{done:,.0f}"
         parts = [self.name, f"{far} {self.unit}".rstrip(), note]
-        if done > self.first:
-            rate = (done - self.first) / max(now - self.began, 1e-9)
+        if done > self.first and now > self.began + 0.1:  # the pace of less is noise
+            rate = (done - self.first) / (now - self.began)
             if self.unit:
                 slow = f"{1 / rate:,.0f} s a {self.unit.removesuffix('s')}"
                 parts.append(f"{rate:,.0f} {self.unit}/s" if rate >= 1 else slow)

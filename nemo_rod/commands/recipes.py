@@ -26,6 +26,14 @@ from nemo_rod.config import Config, blamed_key, config_class, config_folder, for
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import to_config
 
+_EXPECTED = {  # a part of OmegaConf's error -> what a value must be
+    "to Integer": "a whole number",
+    "to Float": "a number",
+    "valid bool": "true or false",
+    "not Optional": "a value other than null",
+    "DictConfig with ListConfig": "a list, [...]",
+}
+
 
 def run_recipe(command: str, words: Sequence[str]) -> None:
     """Composes the recipe that the words describe and carries out a command on it.
@@ -110,6 +118,10 @@ def _composition_error(error: Exception) -> str:
         reasons[0] += near_key(unknown[1])
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
     if cause:
+        for part, expected in _EXPECTED.items():
+            if part in cause and reasons[0].startswith("Error merging override "):
+                word = reasons[0].removeprefix("Error merging override ")
+                return f"{word} is not valid: expected {expected}."
         if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
             del reasons[1:]
         reasons += [cause, ALL_KEYS]

@@ -107,11 +107,15 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
             "Key 'stepz' not in 'Optimisation'; "
             "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
         ),
-        (
-            ["recipe=toy", "train.lr=high"],
-            "Error merging override train.lr=high; Value 'high' of type 'str' could not be "
-            "converted to Float; "
-            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
+        *(
+            (["recipe=toy", word], f"{word} is not valid: expected {expected}.")
+            for word, expected in (
+                ("train.lr=high", "a number"),
+                ("train.steps=1.5", "a whole number"),
+                ("dry_run=maybe", "true or false"),
+                ("train.steps=null", "a value other than null"),
+                ("arms={a: 1}", "a list, [...]"),
+            )
         ),
         (
             ["recipe=toy", "launcher=3"],
