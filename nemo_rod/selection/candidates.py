@@ -78,8 +78,8 @@ class Candidates:
     batch_size: int  # blocks trained on per step (k)
     multiplier: float = 2.0  # candidates per trained block (m), any real number >= 1
     balance: Balance = "expected"
-    # Fraction of the replay blocks in use; only for balance "corpus". The blocks in use at one
-    # retention are a subset of those at any larger one.
+    # Replay blocks in an epoch, as a fraction of the store's; only for balance "corpus". The blocks
+    # at one retention are a subset of those at any larger one; above 1, blocks recur.
     retention: float = 1.0
     seed: int = 42  # of every permutation
 
@@ -94,8 +94,8 @@ class Candidates:
              "trained block)"),
             (balance not in get_args(Balance),
              f"selection.balance is {balance!r}, expected one of exact, expected, corpus"),
-            (not 0 <= retention <= 1,
-             f"retention is {retention}, expected a fraction of replay in [0, 1]"),
+            (not (math.isfinite(retention) and retention >= 0),
+             f"retention is {retention}, expected a fraction of replay, at least 0"),
             (balance != "corpus" and retention != 1,
              f"retention is {retention} with balance {balance!r}, which takes no retention: use "
              "balance 'corpus' or leave retention at 1"),
@@ -104,7 +104,7 @@ class Candidates:
             (balance in ("exact", "expected") and not (adaptation and replay),
              f"balance {balance!r} needs blocks of both roles, but the store has {adaptation} "
              f"adaptation and {replay} replay blocks: add a source or use balance 'corpus'"),
-            (0 <= retention <= 1 and self.epoch_size == 0,
+            (math.isfinite(retention) and self.epoch_size == 0,
              f"no blocks to draw from: {adaptation} adaptation blocks and retention {retention} of "
              f"{replay} replay blocks"),
         ):  # fmt: skip
@@ -118,7 +118,7 @@ class Candidates:
 
     @property
     def num_kept_replay(self) -> int:
-        """Number of replay blocks in use under balance "corpus"."""
+        """Number of replay blocks in an epoch under balance "corpus"."""
         return round(self.retention * self.num_replay)
 
     @property
@@ -166,9 +166,10 @@ class Candidates:
         """Returns the candidates of a shuffle of both roles, or of replay alone.
 
         Replay slots of the shuffle index a fixed subsample: the first elements of a keyed
-        permutation. Only if balance "expected" has fewer replay than adaptation blocks do the slots
-        continue across epochs, each pass with a new permutation, so that no block is favored.
+        permutation. Only if there are more slots than replay blocks do the slots continue across
+        epochs, each pass with a new permutation, so that no block is favored.
         """
+        num_slots = self.num_adaptation if self.balance == "expected" else self.num_kept_replay
         permuted = self._permuted("stream", self.epoch_size)
         subsample = self._permuted("subsample", self.num_replay)
 
@@ -178,8 +179,8 @@ class Candidates:
                 return self.num_adaptation + ids
             replay = np.flatnonzero(ids >= self.num_adaptation)
             slot_n = ids[replay] - self.num_adaptation
-            if self.balance == "expected" and self.num_replay < self.num_adaptation:
-                slot_n += epoch * self.num_adaptation
+            if num_slots > self.num_replay:
+                slot_n += epoch * num_slots
             pass_n = slot_n // max(1, self.num_replay)
             for number in np.unique(pass_n).tolist():
                 slots = slot_n[pass_n == number] % self.num_replay
@@ -205,19 +206,17 @@ def _draw(start: int, count: int, size: int, epoch_blocks: Callable[[int, Ids], 
 
 
 def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> float:
-    """Returns the retention at which replay makes up `share` of a corpus stream, in [0, 1].
+    """Returns the retention at which replay makes up `share` of a corpus stream, >= 0.
 
     Raises:
-        ValueError: The share is not in [0, 1), or the store has too few replay blocks for it.
+        ValueError: The share is not in [0, 1), or the store has no replay blocks for it.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the replay share is {share}, expected a fraction in [0, 1)")
     needed = share * num_adaptation / (1 - share)
-    if round(needed) > num_replay:
-        largest = num_replay / max(1, num_adaptation + num_replay)
+    if round(needed) and not num_replay:
         raise ValueError(
-            f"a replay share of {share} needs {round(needed)} replay blocks beside "
-            f"{num_adaptation} adaptation blocks, but the store has {num_replay}: prepare more "
-            f"replay or ask for at most {largest:.4f}"
+            f"a replay share of {share} needs replay blocks, but the store has none: add a source "
+            "with role=replay"
         )
-    return min(1.0, needed / num_replay) if num_replay else 0.0
+    return needed / num_replay if num_replay else 0.0

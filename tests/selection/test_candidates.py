@@ -38,10 +38,7 @@ def oracle_pool(c: Candidates, step: int) -> list[int]:
     in_use = a if c.balance == "expected" else round(c.retention * r)
     row, start = [], 0
     for epoch in range((step + 1) * num // (a + in_use) + 1):
-        if c.balance == "expected" and r < a:
-            slots = range(epoch * a, (epoch + 1) * a)
-        else:
-            slots = range(in_use)
+        slots = range(epoch * in_use, (epoch + 1) * in_use) if in_use > r else range(in_use)
         passes = {n: shuffled(c.seed, "subsample", n, r) for n in {s // r for s in slots}}
         blocks = [*range(a), *(a + passes[s // r][s % r] for s in slots)]
         row += [blocks[i] for i in shuffled(c.seed, "stream", epoch, a + in_use)]
@@ -59,7 +56,7 @@ def test_what_is_drawn_is_the_union_of_the_pools(data, steps):
 
 
 @st.composite
-def candidates(draw, balances=("exact", "expected", "corpus")):
+def candidates(draw, balances=("exact", "expected", "corpus"), retention=3):
     balance = draw(st.sampled_from(balances))
     return Candidates(
         num_adaptation=draw(st.integers(1, 40)),
@@ -67,7 +64,7 @@ def candidates(draw, balances=("exact", "expected", "corpus")):
         batch_size=draw(st.integers(1, 12)),
         multiplier=draw(st.sampled_from([1.0, 1.5, 2.0, 2.7, 4.0])),
         balance=balance,
-        retention=draw(st.floats(0, 1)) if balance == "corpus" else 1.0,
+        retention=draw(st.floats(0, retention)) if balance == "corpus" else 1.0,
         seed=draw(st.integers(-(2**40), 2**40)),
     )
 
@@ -102,7 +99,7 @@ def in_stream(source: Candidates, num_steps: int) -> np.ndarray:
     return np.concatenate([source.pool(step).block_ids for step in range(num_steps)])
 
 
-@given(source=candidates(balances=["corpus"]))
+@given(source=candidates(balances=["corpus"], retention=1))
 def test_corpus_every_kept_block_once_in_every_epoch(source):
     size = source.epoch_size
     stream = in_stream(source, -(-3 * size // source.size))
@@ -112,6 +109,16 @@ def test_corpus_every_kept_block_once_in_every_epoch(source):
     assert len(in_use) == source.num_adaptation + round(source.retention * source.num_replay)
     for epoch in range(3):
         assert set(stream[epoch * size : (epoch + 1) * size].tolist()) == in_use
+
+
+@given(source=candidates(balances=["corpus"], retention=3))
+def test_corpus_no_replay_block_twice_before_all_once(source):
+    size = source.epoch_size
+    stream = in_stream(source, -(-4 * size // source.size))[: 4 * size]
+    counts = np.bincount(stream, minlength=source.num_adaptation + source.num_replay)
+    assert (counts[: source.num_adaptation] == 4).all()
+    if source.num_kept_replay > source.num_replay:
+        assert np.ptp(counts[source.num_adaptation :]) <= 1
 
 
 @given(source=candidates(balances=["exact"]))
@@ -211,7 +218,7 @@ def test_a_huge_store_and_a_late_step():
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
         ({"balance": "even"}, "balance is 'even', expected one of exact, expected, corpus"),
         ({"retention": 0.5}, "retention is 0.5 with balance 'expected'"),
-        ({"retention": 1.5, "balance": "corpus"}, "retention is 1.5, expected a fraction"),
+        ({"retention": -0.5, "balance": "corpus"}, "retention is -0.5, expected a fraction"),
         ({"retention": math.nan, "balance": "corpus"}, "retention is nan, expected a fraction"),
         ({"num_replay": -1}, "num_replay -1, expected counts >= 0"),
         ({"num_replay": 0}, "needs blocks of both roles, but the store has 10 adaptation and 0"),
@@ -228,18 +235,19 @@ def test_wrong_values_are_refused(values, sentence):
 @given(a=st.integers(1, 10**6), r=st.integers(1, 10**6), share=st.floats(0, 0.99))
 def test_retention_gives_the_share(a, r, share):
     needed = share * a / (1 - share)
-    if round(needed) > r:
-        with pytest.raises(ValueError, match=f"the store has {r}: prepare more replay"):
-            retention_for_share(share, a, r)
-        return
     retention = retention_for_share(share, a, r)
-    assert 0 <= retention <= 1
     assert abs(round(retention * r) - needed) <= 0.5 + 1e-6
 
 
 @given(a=st.integers(1, 10**6), r=st.integers(0, 10**6))
 def test_the_whole_corpus_is_within_reach(a, r):
     assert round(retention_for_share(r / (a + r), a, r) * r) == r
+
+
+def test_a_share_of_no_replay_at_all_is_refused():
+    with pytest.raises(ValueError, match="needs replay blocks, but the store has none"):
+        retention_for_share(0.2, 10, 0)
+    assert retention_for_share(0.0, 10, 0) == 0.0
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
