@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.files import interpreting, read_json, write_json
+from nemo_rod.files import interpreting, move_whole, read_json, write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.run.handover import Inputs, refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
 
 FILE = "evaluation.json"
-PARTIAL = ()
+BLOCK_LOSSES = "held_out_losses.npy"  # of every held-out block, in the order of the store
+PARTIAL = (BLOCK_LOSSES,)
 _INPUTS = ".inputs.json"  # no arm's name begins with a dot
 
 
@@ -29,7 +30,7 @@ def check(config: Config) -> str | None:
 
 
 def measure(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `evaluation.json` for the arms without one.
+    """Writes `evaluation.json`, and the losses of all blocks, for the arms without it.
 
     Raises:
         ValueError: as `missing`.
@@ -50,6 +51,9 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
             folder = results.arm(name)
             folder.mkdir(parents=True, exist_ok=True)
             record = {"arm": name, "seed": seed, "inputs": inputs[name]}
+            of_blocks = partial_folder(results.path) / f"{name}.npy"
+            if of_blocks.exists():
+                move_whole(of_blocks, folder / BLOCK_LOSSES)
             write_json(folder / FILE, result | record)
 
 

@@ -47,7 +47,7 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
 
 
 def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
-    """Writes every model's held-out loss per role and source, in nats per token."""
+    """Writes every model's held-out losses per role and source, and per block, in nats a token."""
     store = BlockStore(job.blocks, split="holdout", on_read=heartbeat.announce)
     ids = np.arange(len(store))
     source = store.source_index(ids)
@@ -58,9 +58,10 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
             for index, entry in enumerate(store.sources):
-                own = loss[source == index]
-                result["loss"].setdefault(entry.role, {})[entry.name] = float(own.mean())
-                result["blocks"].setdefault(entry.role, {})[entry.name] = len(own)
+                mean = float(loss[source == index].mean())
+                result["loss"].setdefault(entry.role, {})[entry.name] = mean
+                result["blocks"].setdefault(entry.role, {})[entry.name] = entry.count
+            np.save(Path(job.out) / f"{name}.npy", loss.astype(np.float32))
             write_json(Path(job.out) / f"{name}.json", result)
             progress.step(number + 1)
         del scorer

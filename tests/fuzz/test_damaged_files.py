@@ -211,7 +211,7 @@ READERS = {
                                  writes=True),
     "metrics": Reader(("run/arms/*/metrics.jsonl", "run/arms/max.partial/job.json"),
                       read_metrics, 12_000),
-    "report": Reader(("run/arms/*/*.json*", "run/arms/*/curriculum.rod",
+    "report": Reader(("run/arms/*/*.json*", "run/arms/*/*.npy", "run/arms/*/curriculum.rod",
                       "run/blocks/*/*/manifest.json"), read_report, 6_000),
     "manifests of stages": Reader(("run/*/manifest.json", "run/*/*/manifest.json",
                                    "run/arms/*/*.json", "run/references/*/*"),

@@ -65,7 +65,7 @@ def make_run(run_dir: Path) -> None:
     jobs = [f"{stage.name}\t{101 + number}\n" for number, stage in enumerate(stages)]
     (run_dir / "launch" / "slurm" / "jobs.tsv").write_text("".join(jobs))
     interrupted = Path(shutil.copytree(run_dir / "arms" / "rod", run_dir / "arms" / "max.partial"))
-    for name in ("manifest.json", "arm.json", "evaluation.json"):
+    for name in ("manifest.json", "arm.json", "evaluation.json", "held_out_losses.npy"):
         (interrupted / name).unlink()
     shutil.copy(run_dir / "arms" / "rod" / "manifest.json", interrupted / "inputs.json")
     measured = run_dir / "evaluation.partial"
@@ -169,6 +169,8 @@ def _evaluate(job: EvaluateJob, folder: Path) -> None:
             loss = 2.0 + number / 10 + source.start / 100
             result["loss"].setdefault(source.role, {})[source.name] = loss
             result["blocks"].setdefault(source.role, {})[source.name] = source.count
+        losses = [2.0 + number / 10 + s.start / 100 for s in store.sources for _ in range(s.count)]
+        np.save(folder / f"{name}.npy", np.array(losses, dtype=np.float32))
         (folder / f"{name}.json").write_text(json.dumps(result))
 
 

@@ -191,6 +191,7 @@ def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:
     stage, arm = evaluate_stages(Stages(recipe(run_dir)))[0], run_dir / "arms" / "rod"
     left = (
         "evaluation.json",
+        "held_out_losses.npy",
         "tasks.json",
         "tasks.job.json",
         "tasks.answered.json",

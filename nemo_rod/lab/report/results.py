@@ -12,6 +12,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
     epochs_by_source           blocks trained on / training blocks, of both roles
     profile                    fits over sources, see `profiles_of`
+    intervals                  90 % of the results with other held-out blocks, see `intervals.py`
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
 arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -25,6 +26,7 @@ from typing import Any
 
 from nemo_rod.lab.forgetting import forgetting_by_source
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
+from nemo_rod.lab.report.intervals import intervals_of
 from nemo_rod.lab.report.run_files import ROLES, Arm, Run
 
 Results = Mapping[str, Any]  # content of `results.json`
@@ -84,6 +86,7 @@ def results_of(run: Run) -> dict[str, Any]:
                 "reference_losses": num_blocks / batch_size / 3,
             }
     chord = chord_of(arms, chord_arms)
+    on_chord = chord_arms if chord else []
     return {
         "schema": SCHEMA,
         "recipe": run.recipe,
@@ -91,12 +94,13 @@ def results_of(run: Run) -> dict[str, Any]:
         "arms": arms,
         "profile": profiles_of(arms, reference),
         "reference_arm": reference,
-        "chord": chord_arms if chord else [],
+        "chord": on_chord,
         "comparisons": {
             name: {"on_chord": name in chord_arms}
             | _comparison(arm, arms[name], against, None if name in chord_arms else chord)
             for name, arm in run.arms.items()
         },
+        "intervals": intervals_of(run, on_chord),
         "costs": costs,
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,

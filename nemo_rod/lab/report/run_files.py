@@ -1,7 +1,8 @@
 """Reads the files of one run folder into plain dataclasses.
 
     runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
-    runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
+    runs/<recipe>/arms/<arm>/evaluation.json              held-out losses by source
+    runs/<recipe>/arms/<arm>/held_out_losses.npy          held-out losses by block
     runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
     runs/<recipe>/arms/<arm>/arm.json                     design, and cost of training or merging
     runs/<recipe>/arms/<arm>/curriculum.rod               blocks drawn and trained on
@@ -15,13 +16,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nemo_rod.files import interpreting, read_json, read_lines
+from nemo_rod.lab.held_out_losses import BLOCK_LOSSES
 from nemo_rod.lab.report.arm_names import ArmName, parse_arm
 from nemo_rod.lab.report.history import History, read_history
+
+Losses = npt.NDArray[np.float64]
 
 ROLES = ("adaptation", "replay")
 # Keys of `arm.json` on an arm's design, in contrast to its costs.
@@ -70,6 +77,7 @@ class Arm:
             Also `seconds_per_step`, the median over the run, and `anneals_at`, the step from which
             the learning rate falls to the end; None if unknown.
         history: Blocks drawn and chosen; None for arms that do not train.
+        block_losses: Held-out loss of every block by role and source; empty if not kept.
     """
 
     name: ArmName
@@ -79,6 +87,7 @@ class Arm:
     blocks: str | None
     facts: Mapping[str, Any]
     history: History | None
+    block_losses: dict[str, dict[str, Losses]] = field(default_factory=dict)
 
     @property
     def design(self) -> dict[str, Any] | None:
@@ -246,7 +255,27 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
             "anneals_at": peak + 1 if 0 < peak < len(lr) - 1 else None,
         },
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        block_losses=_read_block_losses(folder, evaluation),
     )
+
+
+def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str, dict[str, Losses]]:
+    file = folder / BLOCK_LOSSES
+    if not file.is_file():  # of an earlier version
+        return {}
+    with interpreting(file, cure="evaluate the arm again"):
+        loss_N = np.load(file, mmap_mode="r").astype(np.float64)
+        counts = {(r, s): n for r, by in evaluation["blocks"].items() for s, n in by.items()}
+        parts = np.split(loss_N, np.cumsum(list(counts.values()))[:-1])
+        losses: dict[str, dict[str, Losses]] = {}
+        for (role, source), part in zip(counts, parts, strict=True):
+            losses.setdefault(role, {})[source] = part
+            if not math.isclose(part.mean(), evaluation["loss"][role][source], rel_tol=1e-6):
+                raise ValueError(
+                    f"the blocks of {source} have a mean loss of {part.mean():.6g}, and "
+                    f"evaluation.json has {evaluation['loss'][role][source]}"
+                )
+    return losses
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:

@@ -125,6 +125,24 @@ def sources_table(results: Results) -> Table:
     return Table("sources", tuple(columns), tuple(rows))
 
 
+def intervals_table(results: Results) -> Table:
+    """Returns the results of every arm between the ends of their intervals, see `intervals.py`."""
+    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val", "gap": "Gap to chord"}
+    rows = []
+    for name, ends in results["intervals"].items():
+        values = {**results["arms"][name], **results["comparisons"][name]}
+        row = {"arm": name} | {key: values[key] for key in ends}
+        row |= {f"{key}_p5": low for key, (low, _) in ends.items()}
+        rows.append(row | {f"{key}_p95": high for key, (_, high) in ends.items()})
+    columns = [
+        Column(f"{key}{suffix}", f"{title}{more}", decimals(3))
+        for key, title in measures.items()
+        for suffix, more in (("", " (nats)"), ("_p5", ", 5 %"), ("_p95", ", 95 %"))
+        if any(key in row for row in rows)
+    ]
+    return Table("intervals", (ARM, *columns), tuple(rows))
+
+
 def epochs_table(results: Results) -> Table:
     """Returns how often every source was trained on by each arm that trained."""
     epochs = {name: arm.get("epochs_by_source") for name, arm in results["arms"].items()}
@@ -222,7 +240,9 @@ def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float 
     return mean, max(known) - min(known) if len(known) > 1 else None
 
 
-TABLES = (arms_table, sources_table, epochs_table, checks_table, costs_table, seeds_table)
+TABLES = (
+    arms_table, intervals_table, sources_table, epochs_table, checks_table, costs_table, seeds_table
+)  # fmt: skip
 
 
 def decimals(places: int) -> Format:

@@ -264,6 +264,11 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
             markerfacecolor=light("surface") if is_open else None,
             markeredgewidth=1.2 if is_open else 0, zorder=5,
         )  # fmt: skip
+        ends = results["intervals"].get(name, {}) if is_log else {}
+        if {"adapt_loss", "val_forgetting"} <= set(ends):
+            thin: Any = {"color": arm_colour(arm.name, names), "linewidth": 0.7, "alpha": 0.6}
+            axes.hlines(point[1], *ends["adapt_loss"], **thin)
+            axes.vlines(point[0], *np.maximum(ends["val_forgetting"], 1e-9), **thin)
         is_rod = arm.kind == "rod"
         text = plane.texts.get(name, parse_arm(name).label)
         labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))

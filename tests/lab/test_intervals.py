@@ -1,0 +1,137 @@
+"""Intervals over held-out blocks against plain loops over the same draws, and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_build import BASE, BASE_ADAPTATION, COUNTS, write_run
+
+from nemo_rod.lab.forgetting import validation_forgetting, weighted_loss
+from nemo_rod.lab.held_out_losses import BLOCK_LOSSES
+from nemo_rod.lab.report import build_report
+from nemo_rod.lab.report.intervals import SEED, intervals_of
+from nemo_rod.lab.report.results import chord_of, results_of
+from nemo_rod.lab.report.run_files import Run, read_run
+
+SIZES = {"adaptation": dict.fromkeys(BASE_ADAPTATION, 5), "replay": dict.fromkeys(BASE, 4)}
+
+
+def write_blocks(folder: Path, arm: str, rng: np.random.Generator) -> None:
+    """Writes losses of blocks whose means are the arm's losses by source."""
+    file = folder / "arms" / arm / "evaluation.json"
+    evaluation = json.loads(file.read_text())
+    blocks = []
+    for role, sizes in SIZES.items():
+        for source, size in sizes.items():
+            noise = rng.normal(0, 0.2, size)
+            blocks.append(evaluation["loss"][role][source] + noise - noise.mean())
+    file.write_text(json.dumps(evaluation | {"blocks": SIZES}))
+    np.save(file.with_name(BLOCK_LOSSES), np.concatenate(blocks).astype(np.float32))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    rng = np.random.default_rng(3)
+    fake = write_run(tmp_path / "small", arms=("base", "no_replay", "fixed_32", "rod"))
+    for arm in ("base", "no_replay", "fixed_32", "rod"):
+        write_blocks(fake.folder, arm, rng)
+    return read_run(fake.folder)
+
+
+def test_every_draw_is_evaluated_as_the_results_are(run: Run) -> None:
+    draws, on_chord = 40, ["no_replay", "fixed_32"]
+    rng, values = np.random.default_rng(SEED), dict[str, list[dict[str, float]]]()
+    counts = {
+        (role, source): rng.multinomial(size, [1 / size] * size, draws)
+        for role in SIZES
+        for source, size in sorted(SIZES[role].items())
+    }
+    for draw in range(draws):
+        losses: dict[str, Any] = {}
+        for name, arm in run.arms.items():
+            losses[name] = {role: {} for role in SIZES}
+            for (role, source), times in counts.items():
+                blocks = arm.block_losses[role][source]
+                drawn = [x for x, n in zip(blocks, times[draw], strict=True) for _ in range(n)]
+                losses[name][role][source] = math.fsum(drawn) / len(drawn)
+        results = {
+            name: {
+                "adapt_loss": weighted_loss(of["adaptation"], COUNTS["adaptation"]),
+                "val_forgetting": validation_forgetting(
+                    of["replay"], losses["base"]["replay"], COUNTS["replay"]
+                ),
+            }
+            for name, of in losses.items()
+        }
+        chord = chord_of(results, on_chord)
+        assert chord is not None
+        value = chord.at(results["rod"]["val_forgetting"])
+        assert value is not None
+        results["rod"]["gap"] = results["rod"]["adapt_loss"] - value.adapt_loss
+        for name, row in results.items():
+            values.setdefault(name, []).append(row)
+    actual = intervals_of(run, on_chord, draws=draws)
+    for name, rows in values.items():
+        assert list(actual[name]) == list(rows[0])
+        for key in rows[0]:
+            expected = np.percentile([row[key] for row in rows], [5, 95])
+            np.testing.assert_allclose(actual[name][key], expected, rtol=1e-9, atol=1e-12)
+
+
+def of_one_source(run: Run, **blocks: list[float]) -> Run:
+    """Returns the run with these losses of the blocks of one adaptation source."""
+    arms = {
+        name: replace(
+            run.arms[name],
+            loss={"adaptation": {"new": float(np.mean(loss))}, "replay": {}},
+            block_losses={"adaptation": {"new": np.array(loss)}},
+        )
+        for name, loss in blocks.items()
+    }
+    return replace(run, arms=arms, block_counts={"adaptation": {"new": 7}, "replay": {}})
+
+
+def test_three_blocks_by_enumeration(run: Run) -> None:
+    """Of 27 draws one has mean 0, three 1/3, three 7, and one 10."""
+    one = of_one_source(run, rod=[0.0, 1.0, 10.0])
+    low, high = intervals_of(one, [], draws=20_000)["rod"]["adapt_loss"]
+    assert (low, high) == (pytest.approx(1 / 3), pytest.approx(7))
+
+
+def test_arms_have_the_same_draws(run: Run) -> None:
+    two = of_one_source(run, no_replay=[0.0, 1.0, 10.0], rod=[0.5, 1.5, 10.5])
+    actual = intervals_of(two, [])
+    shifted = np.subtract(actual["rod"]["adapt_loss"], actual["no_replay"]["adapt_loss"])
+    np.testing.assert_allclose(shifted, 0.5)
+
+
+def test_an_arm_without_its_blocks_has_no_interval(run: Run) -> None:
+    (run.folder / "arms" / "fixed_32" / BLOCK_LOSSES).unlink()
+    intervals = results_of(read_run(run.folder))["intervals"]
+    assert set(intervals) == {"base", "no_replay", "rod"}
+    assert set(intervals["rod"]) == {"adapt_loss", "val_forgetting"}  # an arm of the chord lacks
+
+
+def test_losses_of_other_blocks_are_refused(run: Run) -> None:
+    file = run.folder / "arms" / "rod" / BLOCK_LOSSES
+    for wrong in (np.load(file) + 0.1, np.load(file)[:-1]):
+        np.save(file, wrong)
+        with pytest.raises(ValueError, match=r"rod/held_out_losses.npy is damaged .*evaluate"):
+            read_run(run.folder)
+
+
+def test_the_page_says_what_the_intervals_are(run: Run) -> None:
+    results = build_report(run.folder)
+    assert results is not None
+    report = run.folder / "report"
+    page, table = ((report / name).read_text() for name in ("index.html", "tables/intervals.csv"))
+    assert "runs with other seeds vary besides" in page
+    low, high = results["intervals"]["rod"]["adapt_loss"]
+    assert low < results["arms"]["rod"]["adapt_loss"] < high
+    assert f",{low!r},{high!r}," in table
