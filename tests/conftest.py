@@ -67,7 +67,7 @@ def group(nodeid: str) -> str:
 
 @functools.cache
 def _needs_torchrun(file: str) -> bool:
-    uses = re.compile(r"\b(torchrun|tiny|moe): |\btrains=True")
+    uses = re.compile(r"\b(torchrun|tiny|moe): |\btrains=True|= run_process\(")
     return uses.search((TESTS.parent / file).read_text()) is not None
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -74,6 +75,8 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     sys.argv = [f"nemo-rod {command}", *words]
     ConfigStore.instance().store(name="schema", node=config_class())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
+    # Hydra would compose all twice, the first time for a mode that -m alone sets
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
         start(task)()

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import RECIPES, composed, nemo_rod
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from made_up_run import RECIPE as RECIPE_OF_IT
 from made_up_run import make_run
 
 import nemo_rod as nemo_rod_package
 from nemo_rod import cli
+from nemo_rod.commands import recipes
 from nemo_rod.config import FORMER_KEYS, Scoring, config_folder
 from nemo_rod.run.variants import arm_settings
 
@@ -199,16 +202,40 @@ def test_a_mistyped_word_is_answered_by_its_cure(line: str, tmp_path: Path) -> N
     assert MISTYPED[line] in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "recipes", "run recipe=toy --cfg job"])
+@pytest.mark.parametrize("line", ["--help", "--version", "init my", "run recipe=toy --cfg job"])
 @pytest.mark.parametrize("is_errors", [False, True])
-def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool) -> None:
+def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "nemo_rod.cli", *line.split()]
     outputs = (writer, writer if is_errors else subprocess.PIPE)
-    done = subprocess.run(words, stdout=outputs[0], stderr=outputs[1], check=False)
+    done = subprocess.run(words, stdout=outputs[0], stderr=outputs[1], cwd=tmp_path, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr or b"") == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "num_composed"),
+    [("seed=7", [7], 1), ("seed=1,2 -m", [1, 2], 1 + 2 * 2)],  # a sweeper also checks each job
+)
+def test_no_recipe_is_composed_for_the_mode_alone(
+    words: str, seeds: list[int], num_composed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, composed, ran = ConfigLoaderImpl.load_configuration, [], []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        composed.append(options["run_mode"])
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    monkeypatch.setattr(recipes, "on_all_nodes", lambda _, config: ran.append(config))
+    monkeypatch.setattr(sys, "argv", ["nemo-rod"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.chdir(tmp_path)
+    recipes.run_recipe("plan", ["recipe=toy_synthetic", *words.split()])
+    assert [config.seed for config in ran] == seeds
+    assert len({config.run_dir for config in ran}) == len(seeds)
+    assert len(composed) == num_composed
 
 
 def test_an_empty_word_is_named(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_lock_of_a_stage_outlives_a_killed_command(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (tmp_path / "sleeps.py").write_text(SLEEPS)
+    (tmp_path / "torch.py").write_text("raise ImportError('the server of forks begins without it')")
     command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path), *program])
     log = tmp_path / "log"
     while not (log.exists() and "up" in log.read_text()):
