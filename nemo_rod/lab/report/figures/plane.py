@@ -269,6 +269,7 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
             thin: Any = {"color": arm_colour(arm.name, names), "linewidth": 0.7, "alpha": 0.6}
             axes.hlines(point[1], *ends["adapt_loss"], **thin)
             axes.vlines(point[0], *np.maximum(ends["val_forgetting"], 1e-9), **thin)
+            lines += _along([(end, point[1]) for end in ends["adapt_loss"]])
         is_rod = arm.kind == "rod"
         text = plane.texts.get(name, parse_arm(name).label)
         labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
