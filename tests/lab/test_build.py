@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_run import made_up_training, recipe
 from matplotlib.figure import Figure
 
+from nemo_rod.commands import run_stages
 from nemo_rod.lab.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
@@ -866,3 +868,11 @@ def test_a_damaged_file_is_named_in_one_sentence(
         with pytest.raises(ValueError, match=rf"rod/arm\.json {error}"):
             Curriculum.open(pair.file("rod", "curriculum.rod"), read_only=True)
     file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("steps", [1, 48])
+def test_a_short_run_has_its_figures(tmp_path: Path, steps: int) -> None:
+    """Also where no step of the curve is near the centre of a decile."""
+    with made_up_training():
+        run_stages.run(recipe(tmp_path, f"train.steps={steps}", "arms=[base,no_replay,rod]"))
+    assert (tmp_path / "report" / "figures" / "replay_share.svg").is_file()

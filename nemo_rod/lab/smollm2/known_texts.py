@@ -1,6 +1,6 @@
 r"""Which texts does a model know already? Only those can be forgotten, and so serve as replay.
 
-    nemo-rod known recipe=german_smollm2_135m_debian
+    nemo-rod known recipe=german_smollm2_135m_debian domain=debian_smollm2
 
 For every source, the model trains from where it starts on that source alone: `STEPS` plain steps of
 one piece of `PIECE` tokens each. The gain is by how many nats the mean loss on `HELD_OUT` other

@@ -64,7 +64,8 @@ def replay_share(shown: Sequence[Shown]) -> Figure | None:
                 markersize=5, markeredgewidth=1.3, zorder=5,
             )  # fmt: skip
             # the number is above the dot, the line and the bands
-            top = max(100 * share, *bottom_B[np.abs(step_B - centre) <= 0.35 * len(part)])
+            near_B = np.abs(step_B - centre) <= 0.35 * len(part)  # none in a short run
+            top = max([100 * share, *bottom_B[near_B]])
             axes.annotate(
                 f"{100 * share:.0f}", (centre, top), (0, 10), textcoords="offset points",
                 ha="center", va="center", color=light("ink"), fontsize=FONT_SIZE,
