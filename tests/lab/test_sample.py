@@ -7,9 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_up_run import make_run
+from made_up_run import make_run, recipe
 
 from nemo_rod import cli
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import write_json
+from nemo_rod.lab.report.completions import complete
+from nemo_rod.run.stages import Stages
 
 
 def test_a_prompt_is_continued_by_the_likeliest_tokens(
@@ -53,3 +57,18 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(
         assert end.value.code == 2
         shown = capsys.readouterr().err
         assert re.search(error, shown), shown
+
+    # the page's completions, by the same models and once only
+    results = {"arms": {"rod": {}}, "reference_arm": None}
+    assert complete(Stages(recipe(run)), results) == []  # a smoke test
+    by_user = Stages(recipe(run, "report.prompts=[a b]"))
+    (row,) = complete(by_user, results)
+    assert (row["arm"], row["source"], row["prompt"]) == ("rod", None, "a b")
+    assert row["text"] == sample("prompt=a b", "tokens=48").removeprefix("--- rod\na b")[:-1]
+    rows = complete(Stages(recipe(run, "report.smoke_test=false")), results)
+    held_out = BlockStore(run / "blocks", split="holdout")
+    firsts = {s.role: s.name for s in reversed(held_out.sources)}
+    assert [row["source"] for row in rows] == [firsts["adaptation"], firsts["replay"]]
+    write_json(run / "report" / "results.json", {"completions": [row]})
+    (run / "arms" / "rod" / "hf" / "model.safetensors").unlink()
+    assert complete(by_user, results) == [row]  # kept: nothing is loaded

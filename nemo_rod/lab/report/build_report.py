@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 
+Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+
 
 def build_report(
     run_dir: Path,
@@ -33,6 +35,7 @@ def build_report(
     arms: Sequence[str] = (),
     texts: Texts | None = None,
     is_smoke_test: bool = False,
+    complete: Completed | None = None,
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
@@ -49,6 +52,7 @@ def build_report(
         arms: Names of the recipe's arms; the page lists the missing ones.
         texts: Returns the texts of blocks for the explorer, see `explore`.
         is_smoke_test: Whether no check is judged, see `judge`.
+        complete: Returns the models' completions, given the results.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.
@@ -79,6 +83,11 @@ def build_report(
             other = read_run(folder, shared_dir=run_dir)
             results["replicates"].append(judged(other, is_smoke_test=is_smoke_test))
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
+    try:
+        results["completions"] = complete(results) if complete else []
+    except (ValueError, OSError, ImportError) as error:
+        results["completions"] = []
+        results["notes"].append(f"Completions are not available: {error}")
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
     write_page(out, [(run, results), *others], parts, explorers)

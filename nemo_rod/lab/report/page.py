@@ -117,6 +117,8 @@ def render_page(
         pictures=pictures,
         explorers=explorers,
         provenance=results["provenance"],
+        completions=results.get("completions", []),
+        labels={name: parse_arm(name).label for name in names},
         is_judged=is_calibrated(results["recipe"])
         and any(check["verdict"] in ("holds", "fails") for check in results["checks"]),
         **_curves(charts),

@@ -14,4 +14,7 @@ class Report:
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
     smoke_test: bool = False  # whether the recipe is too small to judge the method's claims by
     gpu_hour_price: float | None = key(None, ">= 0")  # in any currency, for the page's costs
+    # continued on the page by base, no_replay, fixed and rod; null is the first tokens of held-out
+    # blocks, for models below 200 MB; [] is none
+    prompts: list[str] | None = None
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side

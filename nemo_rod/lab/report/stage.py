@@ -9,6 +9,7 @@ from typing import Any
 from nemo_rod.config import section
 from nemo_rod.lab.block_text import block_texts
 from nemo_rod.lab.report.build_report import build_report
+from nemo_rod.lab.report.completions import complete
 from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.under_way import has_begun
@@ -66,4 +67,5 @@ def build(stages: Stages) -> dict[str, Any] | None:
         arms=stages.config.arms,
         is_smoke_test=shown.smoke_test,
         texts=partial(block_texts, runs[0] / "blocks"),
+        complete=partial(complete, stages),
     )
