@@ -66,8 +66,8 @@ for turn in range(int(sys.argv[3])):
     assert tree(root) == expected, f"turn {turn} differs"
 print("kills", kills)
 """
-# Before every change to the names of files in turn, also within the removal of a folder. A turn is
-# the former content of the store, and the run.
+# Before every n-th change to the names of files, also within the removal of a folder. A turn is the
+# former content of the store, and the run.
 REPLACED = """
 def made(name, count, role):
     return source(name, [write(folder / (name + ".jsonl"), texts(count, count))], role=role)
@@ -99,7 +99,7 @@ expected = tree(whole)
 while True:
     root = folder / f"broken{kills}"
     shutil.copytree(start, root)
-    if not attempt(root, last[0], kills + 1, rebuild=True, **last[1]):
+    if not attempt(root, last[0], 1 + kills * int(sys.argv[3]), rebuild=True, **last[1]):
         break
     kills += 1
     assert not attempt(root, last[0], 0, rebuild=True, **last[1])
@@ -107,6 +107,7 @@ while True:
     shutil.rmtree(root)
 print("kills", kills)
 """
+TURNS = ("thinned", "again", "raised", "otherwise")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,8 @@ print("kills", kills)
     [
         (KILLED, (0, 6), 20),
         pytest.param(KILLED, (1, 60), 20, marks=pytest.mark.slow),
-        *((REPLACED, (turn,), 40) for turn in ("thinned", "again", "raised", "otherwise")),
+        *((REPLACED, (turn, 3), 13) for turn in TURNS),
+        *(pytest.param(REPLACED, (turn, 1), 40, marks=pytest.mark.slow) for turn in TURNS),
     ],
 )
 def test_killed_runs_end_in_the_same_files(

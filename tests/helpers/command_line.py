@@ -34,12 +34,14 @@ def nemo_rod(
     *arguments: object,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
+    packages: Path | None = None,
     trains: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a fork of a process that has imported nemo_rod (`commands.py`).
 
-    With an environment of its own, which may have other packages, it is a new process. Of one that
-    trains, the processes are forks of the same process as those of the fixture `torchrun`.
+    With an environment of its own it is a new process. `packages` is a folder of further ones that
+    the first process has imported, too. Of one that trains, the processes are forks of the same
+    process as those of the fixture `torchrun`.
     """
     words = [str(argument) for argument in arguments]
     if env is not None:
@@ -47,9 +49,10 @@ def nemo_rod(
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
-        where = [*map(str, files)], str(cwd or Path.cwd()), dict(os.environ)
+        environment = with_packages(packages)
+        where = [*map(str, files)], str(cwd or Path.cwd()), environment
         request = words, *where, server_of_forks() if trains else None
-        server = _server()
+        server = _server(packages)
         try:
             print(json.dumps(request), file=server.stdin, flush=True)
             code = int(server.stdout.readline())
@@ -72,10 +75,18 @@ def server_of_forks() -> tuple[str, list[str]] | None:
     return forkserver._forkserver._forkserver_address, list(forks._environment_of_server())
 
 
+def with_packages(folder: Path | None) -> dict[str, str]:
+    """The environment of a process that also finds the packages in a folder."""
+    if folder is None:
+        return dict(os.environ)
+    paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 @functools.cache
-def _server() -> subprocess.Popen[str]:
+def _server(packages: Path | None) -> subprocess.Popen[str]:
     """Ends with this process, whose end closes its standard input."""
-    program = str(TESTS / "helpers" / "commands.py")
     return subprocess.Popen(
-        [sys.executable, "-P", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-P", str(TESTS / "helpers" / "commands.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=with_packages(packages),
+    )  # fmt: skip

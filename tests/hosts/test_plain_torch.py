@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,10 +150,9 @@ def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> N
     """The second call, in two processes, continues from the checkpoint of the first."""
     inputs = (runs.tiny.base, runs.tiny.blocks, *runs.tiny.references, tmp_path)
     options = ["--steps", "{}", "--save-every", "2"] if script == "loop.py" else ["{}"]
-    one = [sys.executable, EXAMPLES / script, *inputs, *(o.format("4") for o in options)]
-    subprocess.run(list(map(str, one)), check=True, timeout=280)
-    words = [option.format("6") for option in options]
-    runs.torchrun(2, EXAMPLES / script, *inputs, *words)
+    for processes, steps in ((0, "4"), (2, "6")):
+        words = [option.format(steps) for option in options]
+        runs.torchrun(processes, EXAMPLES / script, *inputs, *words, timeout=280)
     assert metric(tmp_path / "rod", "step") == list(range(6))
     assert all(loss > 0 for loss in metric(tmp_path / "rod", "train/loss"))
     records = list(Curriculum.open(tmp_path / "rod" / "curriculum.rod", read_only=True))

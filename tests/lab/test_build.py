@@ -876,3 +876,24 @@ def test_a_short_run_has_its_figures(tmp_path: Path, steps: int) -> None:
     with made_up_training():
         run_stages.run(recipe(tmp_path, f"train.steps={steps}", "arms=[base,no_replay,rod]"))
     assert (tmp_path / "report" / "figures" / "replay_share.svg").is_file()
+
+
+def test_an_arm_that_forgot_nothing_is_on_the_logarithmic_axis() -> None:
+    arms = {
+        name: {"adapt_loss": 2.0, "val_forgetting": forgetting, "task_forgetting": 0.0}
+        for name, forgetting in (
+            ("base", 0.0),
+            ("no_replay", 0.2),
+            ("fixed_20", 0.02),
+            ("rod", 0.0),
+        )
+    }
+    points = plane_module.points_of(arms, list(arms), "val_forgetting")
+    assert points == {"no_replay": (2.0, 0.2), "fixed_20": (2.0, 0.02), "rod": (2.0, 0.01)}
+    assert points_without_forgetting(arms) == {}
+    assert set(plane_module.points_of(arms, list(arms), "task_forgetting")) == set(arms)
+
+
+def points_without_forgetting(arms: dict[str, dict[str, float]]) -> dict[str, tuple[float, float]]:
+    nothing = {name: {**arm, "val_forgetting": 0.0} for name, arm in arms.items()}
+    return plane_module.points_of(nothing, list(nothing), "val_forgetting")

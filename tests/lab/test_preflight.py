@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
+from hydra import initialize_config_dir
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, config_folder
 from nemo_rod.lab.rehearsal import preflight
+from nemo_rod.lab.rehearsal.command import rehearse
 from nemo_rod.lab.rehearsal.preflight import (
     NotChecked,
     check_access,
@@ -232,15 +234,20 @@ def test_the_search_for_a_document_ends(tmp_path: Path, monkeypatch: pytest.Monk
     assert unread == {"news": "not read within 0.1 seconds"}
 
 
-def test_the_recipes_of_other_runs_are_named(tmp_path: Path) -> None:
+def test_the_recipes_of_other_runs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
-    done = nemo_rod("rehearse", *run)
-    assert "other runs: german_qwen3_5_4b" in done.stdout, done.stderr
-    assert done.returncode == 0 and not [*tmp_path.iterdir()]
+    config = composed(*run)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        rehearse(config)
+    assert "other runs: german_qwen3_5_4b" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
     variant = "variants.rod_transfer.curriculum=runs/thesis"
     done = nemo_rod("rehearse", *run, variant, "arms=[rod_transfer]")
     assert done.returncode == 1
     assert "other runs: runs/thesis names no recipe, so the run that it holds" in done.stdout
+    assert "the rehearsal of german_qwen3_5_9b failed at other runs" in done.stderr
 
 
 def test_a_layout_that_does_not_divide_is_refused() -> None:

@@ -21,6 +21,7 @@ if not hasattr(transformers, "Qwen3_5TextConfig"):
 
 from architectures import TYPES  # noqa: E402
 
+from nemo_rod.lab.rehearsal import command  # noqa: E402
 from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer  # noqa: E402
 
 # One of each class, and a transfer
@@ -49,7 +50,9 @@ def checked_states(table: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
+def test_a_recipe_is_rehearsed_from_text_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = "german_nemotron_nano_12b_v2"
     few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
     table, output = rehearse(recipe, tmp_path, *few)
@@ -63,7 +66,9 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
     assert planned["no_replay"]["gpu_hours"] > 100  # what the real run needs, not the rehearsal
     assert "no_replay" in output and "16 B200 on 2 nodes" in output
-    _, output = rehearse(recipe, tmp_path, *few, "dry_run=true")  # checks, and changes nothing
+    words = (f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", *few, "dry_run=true")
+    command.rehearse(composed(*words))  # checks, and changes nothing
+    output = capsys.readouterr().out
     assert "layout" in output and "losses" not in output
     assert (folder / "report" / "index.html").exists()
 
@@ -95,12 +100,18 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     ids=["end of documents", "tokenizer", "layout"],
 )
 def test_a_failed_check_ends_a_rehearsal_before_anything_is_made(
-    recipe: str, wrong: str, row: str, sentence: str, tmp_path: Path
+    recipe: str,
+    wrong: str,
+    row: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = nemo_rod("rehearse", f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", wrong)
-    assert done.returncode == 1
-    assert f"{row}: " in done.stdout and sentence in done.stdout
-    assert f"the rehearsal of {recipe} failed at " in done.stderr
+    config = composed(f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", wrong)
+    with pytest.raises(RuntimeError, match=f"the rehearsal of {recipe} failed at {row}"):
+        command.rehearse(config)
+    output = capsys.readouterr().out
+    assert f"{row}: " in output and sentence in output
     assert [path.name for path in tmp_path.iterdir()] == ["run_rehearsal"]
     assert [path.name for path in (tmp_path / "run_rehearsal").iterdir()] == ["table.json"]
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())

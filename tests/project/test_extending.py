@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import nemo_rod
+from command_line import nemo_rod, with_packages
 from places import ROOT
 
 from nemo_rod.corpus import BlockStore
@@ -42,13 +41,6 @@ PARTS = (
 )
 
 
-def run_with(packages: Path, *words: str, cwd: Path | None = None) -> Any:
-    """Runs a command that sees the packages in a folder."""
-    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return nemo_rod(*words, cwd=cwd, env=env)
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the example is installed into."""
@@ -63,7 +55,7 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has a part of each kind of the example's."""
     cwd = tmp_path_factory.mktemp("extended")
     write_rows(cwd / "new.csv")
-    done = run_with(installed, "run", *RECIPE, *PARTS, cwd=cwd)
+    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, packages=installed)
     assert done.returncode == 0, done.stderr[-4000:]
     return cwd / "run"
 
@@ -161,13 +153,14 @@ def test_command(run: Path, installed: Path) -> None:
     file = run / "arms" / "rod" / "curriculum.rod"
     rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")
     share = sum(row["rod/replay_share"] for row in rows) / STEPS
-    done = run_with(installed, "replay-share", str(file))
+    done = nemo_rod("replay-share", file, packages=installed)
     assert (done.returncode, done.stdout) == (0, f"{share:.4f}\n"), done.stderr
-    assert "Of installed packages: replay-share, shares" in run_with(installed, "help").stdout
+    helped = nemo_rod("help", packages=installed)
+    assert "Of installed packages: replay-share, shares" in helped.stdout
 
 
 def test_a_second_run_has_nothing_to_do(run: Path, installed: Path) -> None:
-    done = run_with(installed, "run", *RECIPE, *PARTS, cwd=run.parent)
+    done = nemo_rod("run", *RECIPE, *PARTS, cwd=run.parent, packages=installed)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(": done before") == 9 - 1  # all but the report, which is made again
 
@@ -193,7 +186,7 @@ ANY = "or a name that a package registers."
 def test_what_no_package_provides_is_refused(
     word: str, sentence: str, installed: Path, tmp_path: Path
 ) -> None:
-    done = run_with(installed, "run", *RECIPE, *PARTS, word, cwd=tmp_path)
+    done = nemo_rod("run", *RECIPE, *PARTS, word, cwd=tmp_path, packages=installed)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
     assert not list(tmp_path.iterdir())
@@ -220,7 +213,9 @@ def test_a_part_that_cannot_be_imported_is_refused(
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(f"[nemo_rod.{kind}]\n{point}\n")
     command, *more = words.split()
-    done = run_with(tmp_path, command, "recipe=toy_synthetic", *more, cwd=tmp_path)
+    done = nemo_rod(
+        command, "recipe=toy_synthetic", *more, cwd=tmp_path, env=with_packages(tmp_path)
+    )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
 

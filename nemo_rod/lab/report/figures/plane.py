@@ -206,13 +206,21 @@ def swept(run: Run, results: Results, key: Literal["multiplier", "kappa"]) -> Fi
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
-    """Returns the points of arms that are measured and, for F_val, fit on a logarithmic axis."""
+    """Returns the points of arms that are measured.
+
+    F_val has a logarithmic axis: an arm that forgot nothing stands at half of the least F_val
+    above 0, and the base is left out.
+    """
     points = {}
+    above = [arm[measure] for arm in arms.values() if (arm.get(measure) or 0) > 0]
     for name in names:
         loss, forgetting = (arms.get(name, {}).get(key) for key in ("adapt_loss", measure))
-        is_known = loss is not None and forgetting is not None
-        if is_known and (measure != "val_forgetting" or forgetting > 0):
+        if loss is None or forgetting is None:
+            continue
+        if measure == "task_forgetting" or forgetting > 0:
             points[name] = (loss, forgetting)
+        elif above and name != "base":
+            points[name] = (loss, min(above) / 2)
     return points
 
 
