@@ -41,6 +41,8 @@ def check_logged(out: Path) -> None:
     board = of_tensorboard(out / "tensorboard")
     online, ids = of_wandb(out)
     assert ids == {json.loads((out / "loggers.json").read_text())["wandb"]}
+    assert set(board) == set(expected), "the trainer's own curves would repeat ours"
+    assert {name for name in online if name[0] != "_"} == set(expected)
     for name, curve in expected.items():
         # TensorBoard stores float32
         assert board[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name

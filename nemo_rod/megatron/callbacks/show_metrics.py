@@ -80,6 +80,8 @@ def logger_config(job: TrainJob) -> LoggerConfig:
             options["mlflow_log_artifacts"] = False  # checkpoints stay in the run's folder
     return LoggerConfig(
         log_interval=max(1, job.config.train.steps // 20),
+        # never: the trainer's own curves would repeat ours, each once more over samples
+        tensorboard_log_interval=job.config.train.steps + 1,
         tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
         **options,
     )
