@@ -33,7 +33,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     """Base and RoD are evaluated, and another arm is in training."""
-    run = write_run(tmp_path_factory.mktemp("runs") / "small", arms=("base", "no_replay", "rod"))
+    run = write_run(
+        tmp_path_factory.mktemp("runs") / "german_smollm2_135m_debian",
+        arms=("base", "no_replay", "rod"),
+    )
     write_partial(run.folder / "arms" / "fixed_32.partial", 4, 10)
     build_report(
         run.folder,
@@ -147,12 +150,12 @@ def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any,
     assert page.locator("nav a").count() == page.locator("section[id] > h2").count()
     page.click("a[href='curriculum.html']")
     page.wait_for_selector(".chosen li")
-    assert page.title() == "Curriculum of small, RoD"
+    assert page.title() == "Curriculum of german_smollm2_135m_debian, RoD"
     page.close()
 
 
 def test_a_served_page_reloads_itself_and_shows_later_steps(tmp_path: Path, browser: Any) -> None:
-    run = tmp_path / "small"
+    run = tmp_path / "german_smollm2_135m_debian"
     write_partial(run / "arms" / "rod.partial", 4, 10)
     build_report(run, arms=["rod"])
     server = serve(run / "report", port=0, every=1)
