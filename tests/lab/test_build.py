@@ -698,6 +698,10 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert rows["rod_quarter"]["gap"] == pytest.approx(sum(whole) / 2 + 0.02)
     assert rows["rod_averages"]["gap"] == one["rod_averages"]["gap"]
     assert rows["rod_averages"]["gap_range"] is None
+
+    runs[0]["comparisons"]["rod"]["gap"] = None  # beyond the chord, as where it forgot nothing
+    beyond = {row["arm"]: row for row in cheaper_table(runs[0]).rows}
+    assert beyond["rod_quarter"]["kept"] is None and beyond["rod_quarter"]["gap"] is not None
     assert both.to_markdown().count("\n") == 2 + len(rows)
 
 

@@ -147,7 +147,8 @@ def cheaper_table(results: Results) -> Table:
             row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
             if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
                 whole = comparisons["rod"]["gap"]
-                row["kept"] = gap / whole if whole < 0 else None
+                if whole is not None and whole < 0:  # None: RoD lies beyond the chord
+                    row["kept"] = gap / whole
             by_run[-1][name] = row
     rows = []
     for name in in_order(name for run in by_run for name in run):
