@@ -47,7 +47,7 @@ def live(config: Config, stages: Sequence[Stage]) -> Iterator[None]:
     )
     screen: Any = Screen(config, [stage.name for stage in stages], bars, terminal)
     with bars, redirect_stderr(screen), ExitStack() as stack:
-        if sys.stdout.isatty():  # the same terminal
+        if sys.stdout and sys.stdout.isatty():  # the same terminal
             stack.enter_context(redirect_stdout(screen))
         yield
 

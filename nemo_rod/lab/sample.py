@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,10 +78,10 @@ def main(options: Namespace) -> None:
             )
     tokenizer = find_tokenizer(BlockStore(run.blocks))
     for arm in arms:
-        text = continuation(
+        (text,) = continuations(
             run.checkpoint(arm),
             tokenizer,
-            options.prompt,
+            [options.prompt],
             tokens=options.tokens or _TOKENS,
             temperature=options.temperature or 0.0,
             seed=_SEED if options.seed is None else options.seed,
@@ -89,40 +90,44 @@ def main(options: Namespace) -> None:
         print(f"--- {arm}\n{options.prompt}{text}", flush=True)
 
 
-def continuation(
+def continuations(
     checkpoint: Path,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompts: Sequence[str],
     *,
     tokens: int,
     temperature: float,
     seed: int,
     trust_remote_code: bool = False,
-) -> str:
-    """Returns what a Hugging Face checkpoint writes after a prompt, up to its end of document.
+) -> list[str]:
+    """Returns what a Hugging Face checkpoint writes after each prompt, up to its end of document.
 
     Raises:
-        ValueError: if the prompt has no token.
+        ValueError: if a prompt has no token.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    ids = tokenizer.encode_batch([prompt])[0].tolist()
-    if not ids:
-        raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
+    ids_by_prompt = [ids.tolist() for ids in tokenizer.encode_batch([*prompts])]
+    for prompt, ids in zip(prompts, ids_by_prompt, strict=True):
+        if not ids:
+            raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = AutoModelForCausalLM.from_pretrained(
         checkpoint, torch_dtype="auto", trust_remote_code=trust_remote_code
     )
     model = loaded.to(device).eval()
-    given = torch.tensor([ids], device=device)
     how = {"temperature": temperature, "top_k": 0} if temperature else {}
+    texts = []
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
-        torch.manual_seed(seed)
-        written = model.generate(
-            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens,
-            do_sample=temperature > 0, eos_token_id=tokenizer.eod_id,
-            pad_token_id=tokenizer.eod_id, **how,
-        )  # fmt: skip
-    new = written[0, len(ids) :].tolist()
-    return tokenizer.decode([token for token in new if token != tokenizer.eod_id])
+        for ids in ids_by_prompt:
+            torch.manual_seed(seed)
+            given = torch.tensor([ids], device=device)
+            written = model.generate(
+                given, attention_mask=torch.ones_like(given), max_new_tokens=tokens,
+                do_sample=temperature > 0, eos_token_id=tokenizer.eod_id,
+                pad_token_id=tokenizer.eod_id, **how,
+            )  # fmt: skip
+            new = written[0, len(ids) :].tolist()
+            texts.append(tokenizer.decode([token for token in new if token != tokenizer.eod_id]))
+    return texts

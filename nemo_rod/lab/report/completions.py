@@ -14,7 +14,7 @@ from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.run_files import ROLES
 from nemo_rod.lab.report.section import Report
-from nemo_rod.lab.sample import continuation
+from nemo_rod.lab.sample import continuations
 from nemo_rod.run.stages import Stages
 
 _GIVEN, _WRITTEN = 24, 48  # tokens
@@ -53,14 +53,17 @@ def complete(stages: Stages, results: Results) -> list[dict[str, Any]]:
         prompts = [(source, block_text(store, tokenizer, block_id, length=_GIVEN))
                    for source, block_id in _first_blocks(store)]  # fmt: skip
     rows = []
-    for source, prompt in prompts:
-        for arm, folder in made.items():
-            weights = run.weights(arm)
-            if (text := known.get((weights, prompt))) is None:
-                text = continuation(
-                    folder, tokenizer, prompt, tokens=_WRITTEN, temperature=0.0, seed=0,
-                    trust_remote_code=stages.config.model.trust_remote_code,
-                )  # fmt: skip
+    for arm, folder in made.items():
+        weights = run.weights(arm)
+        missing = [prompt for _, prompt in prompts if (weights, prompt) not in known]
+        if missing:
+            texts = continuations(
+                folder, tokenizer, missing, tokens=_WRITTEN, temperature=0.0, seed=0,
+                trust_remote_code=stages.config.model.trust_remote_code,
+            )  # fmt: skip
+            known |= {(weights, prompt): text for prompt, text in zip(missing, texts, strict=True)}
+        for source, prompt in prompts:
+            text = known[weights, prompt]
             row = {"prompt": prompt, "source": source, "arm": arm, "weights": weights, "text": text}
             rows.append(row)
     return rows
