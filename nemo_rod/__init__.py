@@ -23,7 +23,7 @@ _HOMES = {
     "RoDSelector": "nemo_rod.megatron.rod_selector",
     "RoDBatches": "nemo_rod.hosts.plain_torch",
     "install": "nemo_rod.hosts.swap_in",
-    "validation_forgetting": "nemo_rod.lab.forgetting",
+    "validation_forgetting": "nemo_rod.selection.forgetting",
 }
 
 __all__ = ["__version__", *_HOMES]

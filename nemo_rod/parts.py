@@ -40,10 +40,10 @@ OURS: dict[str, dict[str, str]] = {
         "ray": "nemo_rod.hosts.ray.launcher:RayOnSlurm",
         "nemo_rl": "nemo_rod.hosts.nemo_rl.launcher:NemoRL",
     },
-    # (folder, run_name) -> loggers.Logger; None: one of the trainer's own
+    # (folder, run_name) -> hosts.show_metrics.Logger; None: one of the trainer's own
     "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
-    # module by which the trainer's own loggers go on after an interruption; the house uses it alone
-    "logger_runs": {"own": "nemo_rod.hosts.logger_runs"},
+    # modules by which loggers go on after an interruption, and get metrics; the house uses no other
+    "logger_runs": {"own": "nemo_rod.hosts.logger_runs", "shown": "nemo_rod.hosts.show_metrics"},
     # modules with install(...) and reference(...); see hosts.swap_in
     "hosts": {
         "megatron_bridge": "nemo_rod.hosts.megatron_bridge",

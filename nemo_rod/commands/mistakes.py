@@ -23,6 +23,12 @@ _OPEN = (
     *("selection.policy_options", "domain.sources", "variants"),
     *("cluster.env", "cluster.sbatch", "cluster.cpu_sbatch"),
 )
+_ELSEWHERE = {  # names in other trainers -> keys
+    "learning_rate": "train.lr", "learningrate": "train.lr", "epochs": "train.steps",
+    "max_steps": "train.steps", "gbs": "train.batch_size", "mbs": "train.micro_batch_size",
+    "tp": "parallel.tensor", "pp": "parallel.pipeline", "dp": "parallel.data",
+    "cp": "parallel.context", "ep": "parallel.expert", "output_dir": "run_dir",
+}  # fmt: skip
 _WITHOUT_RECIPE = {"--config-path", "-cp", "--config-name", "-cn", "--hydra-help", "--info", "-i"}
 
 
@@ -54,25 +60,30 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             raise ValueError(_meant(word, [*given.overrides, ""]))
         if word[0] == "+" and not _is_known(key):  # Hydra would add it, and nothing would read it
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
+        if key == "recipe" and value in ("", "null"):
+            continue  # as if there were none
+        is_group = key in _OPEN or (config_folder() / key).is_dir()
+        if word[0] == "~" and not is_group and key in known_keys():
+            raise ValueError(f"{word} takes away what every run needs: give {key} a value instead.")
         if key == "recipe" and ("/" in value or value.endswith(".yaml")):
             raise ValueError(_file_as_recipe(word, Path(value)))
         try:
             override = parser.parse_override(word)
         except HydraException as error:
             reason = str(error).splitlines()[0]
-            cure = (
-                ""
-                if value.isascii()
-                else f"; letters such as ü need nested quotes, \"{key}='{value}'\""
-            )
-            if value[:1] == "=":
-                cure = f"; type {key}={value.lstrip('=')}"
-            elif set(word) & set("\u201c\u201d\u2018\u2019"):
-                cure = "; the quotes are those of print: type ' or \""
-            elif re.search(r"\s\S+=", value):
-                cure = "; words in one pair of quotes are one word: quote each by itself"
-            elif bare:
-                cure = f"; there is a space before {bare[0]}: write it without, or quote the word"
+            cures: tuple[tuple[Any, str], ...] = (
+                (value[:1] == "=", f"type {key}={value.lstrip('=')}"),
+                ({*word} & {*"\u201c\u201d\u2018\u2019"},
+                 "the quotes are those of print: type ' or \""),
+                (re.search(r"\s\S+=", value),
+                 "words in one pair of quotes are one word: quote each by itself"),
+                (bare, f"there is a space before {''.join(bare[:1])}: write it without, or quote "
+                 "the word"),
+                (value[:1] == "~", 'the shell replaces no ~ there: type "$HOME"'),
+                ({*value} & {*"[]{}"}, "a list is [A,B], without spaces"),
+                (not value.isascii(), f"letters such as ü need nested quotes, \"{key}='{value}'\""),
+            )  # fmt: skip
+            cure = next((f"; {text}" for holds, text in cures if holds), "")
             raise ValueError(
                 f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE"
                 f"{cure}."
@@ -81,12 +92,12 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             _check_value(word, override)
         if override.is_sweep_override() and not given.multirun:
             raise ValueError(
-                f"{word} has several values: add -m for a run of each, or write "
-                f"{'arms' if key == 'arm' else key}=[...]."
+                f"{word} has several values: add -m for a run of each"
+                + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
             )
         opened = any(key.startswith(f"{name}.") for name in _OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
-    named = any(word.lstrip("+").partition("=")[0] == "recipe" for word in given.overrides)
+    named = any(word.lstrip("+").startswith("recipe=") for word in taken)
     if not named and not _WITHOUT_RECIPE & {word.partition("=")[0] for word in words}:
         raise ValueError(
             f"`nemo-rod {command}` needs a recipe: try recipe=toy_synthetic; `nemo-rod recipes` "
@@ -104,8 +115,10 @@ def known_keys() -> Iterator[str]:
 
 def near_key(key: str) -> str:
     """Returns " (did you mean ...?)" with the keys that a mistyped one is nearest to, or ""."""
-    known = list(known_keys())
-    ends = [name for name in known if name.endswith(f".{key.rpartition('.')[2].lower()}")]
+    known, end = list(known_keys()), key.rpartition(".")[2].lower()
+    ends = [name for name in known if name.endswith(f".{end}")] or [
+        *_ELSEWHERE.get(end, "").split()
+    ]
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
 
 
@@ -172,10 +185,10 @@ def _meant(word: str, words: list[str]) -> str:
         return _file_as_recipe(word, Path(word))
     if word in _recipes():
         return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
-    if word in known_keys():
-        return (
-            f"{word} has no value: did you mean {word}={'true' if word == 'dry_run' else 'VALUE'}?"
-        )
+    key, colon, value = word.partition(":")
+    if key in known_keys():
+        value = value or ("true" if word == "dry_run" else after or "VALUE")
+        return f"{word} has no {'=' if colon else 'value'}: did you mean {key}={value}?"
     near = did_you_mean(word, [*_recipes(), *known_keys()])
     return f"{word} is not KEY=VALUE, such as recipe=toy{near}."
 

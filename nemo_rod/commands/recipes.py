@@ -10,8 +10,10 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import hydra
+from hydra._internal.core_plugins import basic_sweeper
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -52,17 +54,6 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
         try:
             with errors_in_one_sentence():
                 config = to_config(composed)
-                if not config.run_dir.strip():
-                    raise ValueError("run_dir is empty: name the folder of the run: runs/toy, say.")
-                place = Path(config.run_dir).absolute()
-                if "$" in config.run_dir:  # of single quotes
-                    raise ValueError(
-                        f"run_dir={config.run_dir} has a variable that the shell did not replace: "
-                        "put the word in double quotes."
-                    )
-                for folder in (place, *place.parents):
-                    if folder.exists() and not folder.is_dir():
-                        raise ValueError(f"run_dir={place}: {folder} is a file, not a folder.")
                 job = HydraConfig.get()
                 has_own = any(word.startswith("run_dir=") for word in job.overrides.task)
                 if job.mode == RunMode.MULTIRUN and not has_own:  # a folder for each job of a sweep
@@ -77,6 +68,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
     # Hydra would compose all twice, the first time for a mode that -m alone sets
     Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    vars(basic_sweeper)["OmegaConf"] = SimpleNamespace(save=lambda *_: None)  # multirun.yaml
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
         start(task)()

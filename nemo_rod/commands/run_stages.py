@@ -137,7 +137,8 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
     known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
     for name in config.rebuild:
         if name not in known:
-            raise ValueError(f"rebuild=[{name}] is not a stage: expected some of {known}.")
+            near, all_ = parts.did_you_mean(name, known), ", ".join(dict.fromkeys(known))
+            raise ValueError(f"rebuild=[{name}] is not a stage{near}: expected some of {all_}.")
     found = find(chosen, config)
     if not config.dry_run or stages.launcher.submits:
         refuse_other_inputs(found, config.rebuild)
@@ -158,10 +159,10 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             check_idle(config)
             check_packages([stage for stage in chosen if not stage.is_there()], config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
+        screens = parts.load_all("screens") if sys.stderr and sys.stderr.isatty() else ()
         with ExitStack() as stack:
-            for screen in parts.load_all("screens") if sys.stderr and sys.stderr.isatty() else ():
-                stack.enter_context(screen(config, chosen))
-            _run_here(config, chosen)
+            shown = [stack.enter_context(screen(config, chosen)) for screen in screens]
+            _run_here(config, chosen, tells_time=not any(shown))
 
 
 class Found(NamedTuple):
@@ -227,8 +228,9 @@ def refuse_other_inputs(found: Sequence[Found], rebuilt: Sequence[str]) -> None:
         )
 
 
-def _run_here(config: Config, stages: list[Stage]) -> None:
+def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
     """Runs stages one after the other, skipping finished ones."""
+    estimates = parts.load_all("estimates") if tells_time and len(stages) > 1 else []
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
         log = StageLog(Path(config.run_dir), stage.name)
@@ -240,9 +242,8 @@ def _run_here(config: Config, stages: list[Stage]) -> None:
                 say(f"{label}: done before")
                 continue
             check_packages([stage], config)
-            hours = [estimate(config) for estimate in parts.load_all("estimates")]
-            is_known = len(stages) > 1 and hours and hours[0]
-            say(f"{label}  (about {hours[0]} left of all)" if is_known else label)
+            left = next((estimate(config) for estimate in estimates), "")
+            say(f"{label}  (about {left} left of all)" if left else label)
             start = time.monotonic()
             with log.attempt():
                 stage.run()

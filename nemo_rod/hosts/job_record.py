@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import interpreting, read_json, sync, write_json
-from nemo_rod.lab.forgetting import validation_forgetting
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader
 from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, keep_steps, read_rows, step_row
@@ -134,22 +133,12 @@ class JobRecord:
             metrics: metrics of the host, and held-out losses if any were measured.
 
         Returns:
-            All metrics of the step, with `validation/forgetting` (F_val; paper, appendix
-            "Evaluation") if its held-out losses and those of the start are known.
+            All metrics of the step; see `held_out.over_sources`.
         """
         metrics = {"timing/train/total": total, **metrics}
-        replay = [row for row in self.header.sources if row.role == "replay"]
-        keys = {row.name: f"validation/replay/{row.name}/loss" for row in replay}
-        if replay and all(key in metrics and key in self.start for key in keys.values()):
-            now, base = (
-                {name: losses[key] for name, key in keys.items()}
-                for losses in (metrics, self.start)
-            )
-            weights = {row.name: row.count for row in replay}
-            metrics["validation/forgetting"] = validation_forgetting(now, base, weights)
         step = choice.pool.step
         if self._journal is None:
-            return step_row(step, choice, metrics, self.header)
+            return step_row(step, choice, metrics, self.header, self.start)
         return self._journal.append(step, choice, metrics)
 
 

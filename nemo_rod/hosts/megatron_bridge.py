@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from nemo_rod.hosts.logger_runs import show
 from nemo_rod.hosts.swap_in.job import (
     Installed,
     Job,
@@ -29,7 +30,6 @@ from nemo_rod.hosts.swap_in.job import (
 )
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 from nemo_rod.hosts.swap_in.roles import Roles
-from nemo_rod.loggers import show
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.upstream.changes import operation_counters
 

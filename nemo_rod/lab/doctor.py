@@ -24,6 +24,7 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.lab.text import say_briefly
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
 from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
@@ -69,11 +70,13 @@ def main(options: Namespace) -> None:
         rows = json.loads(_evaluate(f"doctor.function_rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
+    if options.blocks is not None and not options.blocks.exists():
+        raise ValueError(f"{options.blocks} does not exist: expected {_USAGE}.")
     workers, all_fine = worker_python(), True
     for name, fine, result, advice in findings(options.blocks, workers):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
-        _say_briefly("")
+        say_briefly("")
         print(table(("", "", ""), [[f"{state:<2}", f"{name:<18}", text]]), flush=True)
         all_fine &= fine is not False
     if workers is not None:
@@ -138,18 +141,12 @@ def _installed(
 
 def _attempt(name: str, action: Callable[[], str], advice: str) -> Finding:
     """Runs a check, whose result is its text or any exception."""
-    _say_briefly(f"   {name} ...")
+    say_briefly(f"   {name} ...")
     try:
         return Finding(name, True, action())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         return Finding(name, False, reason[-600:], advice)
-
-
-def _say_briefly(text: str) -> None:
-    """Shows on a terminal what takes its time, until the next line."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _untested(finding: Finding) -> Finding:

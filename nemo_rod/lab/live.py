@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 # what `run_stages` prints where a stage begins, and where it ends
-_STAGE = re.compile(
-    r"\[(?P<number>\d+)/\d+\] (?P<title>.+?)(?P<end>: done before|: \d+ s)?(?:  \(.*\))?$"
-)
+_STAGE = re.compile(r"\[(?P<number>\d+)/\d+\] (?P<title>.+?)(?P<end>: done before|: \d+ s)?$")
 
 
 @contextmanager
-def live(config: Config, stages: Sequence[Stage]) -> Iterator[None]:
-    """Shows a run on the terminal of standard error until it ends; without rich, as plain lines."""
+def live(config: Config, stages: Sequence[Stage]) -> Iterator[bool]:
+    """Shows a run on the terminal of standard error until it ends; without rich, as plain lines.
+
+    Yields:
+        Whether it shows how much time is left.
+    """
     if not can_be_found("rich"):
-        yield
+        yield False
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -49,7 +51,7 @@ def live(config: Config, stages: Sequence[Stage]) -> Iterator[None]:
     with bars, redirect_stderr(screen), ExitStack() as stack:
         if sys.stdout and sys.stdout.isatty():  # the same terminal
             stack.enter_context(redirect_stdout(screen))
-        yield
+        yield True
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from nemo_rod.config import config_folder
 from nemo_rod.lab.composing import composed
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import count, hours, wall
+from nemo_rod.lab.text import say_briefly
 
 _DESCRIPTION = """\
 Lists every recipe with its model, its corpus and its planned time: of one stage after the other,
@@ -45,6 +46,7 @@ def main(options: Namespace) -> None:
     rows: list[tuple[str, ...]] = []
     notes = []
     for name in names:
+        say_briefly(f"   {name} ...")
         try:
             config = composed(f"recipe={name}", folder=own)
             plan = make_plan(config)
@@ -64,6 +66,7 @@ def main(options: Namespace) -> None:
                 hours(plan.gpu_hours) if gpu else "",
             )
         )
+    say_briefly("")
     print(table(_HEADER, rows))
     for note in notes:
         say(note)

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from nemo_rod.commands.arguments import Arguments
+from nemo_rod.parts import did_you_mean
 
 _GERMAN_12B, _LEGAL_12B = "german_nemotron_nano_12b_v2", "legal_nemotron_nano_12b_v2"
 _GERMAN_9B, _LEGAL_9B, _GERMAN_4B = "german_qwen3_5_9b", "legal_qwen3_5_9b", "german_qwen3_5_4b"
@@ -198,8 +199,8 @@ def _paper(options: argparse.Namespace) -> None:
     by_label = {element.label: element for element in ELEMENTS}
     if options.label not in by_label:
         raise ValueError(
-            f"'{options.label}' names no figure, table or algorithm of the paper: expected one of "
-            f"{', '.join(by_label)}."
+            f"'{options.label}' names no figure, table or algorithm of the paper"
+            f"{did_you_mean(options.label, by_label)}: expected one of {', '.join(by_label)}."
         )
     if options.action not in (None, "run"):
         raise ValueError(f"'{options.action}' after {options.label}: expected `run`, or nothing.")
@@ -228,13 +229,3 @@ def _paper(options: argparse.Namespace) -> None:
         ).returncode
         if status:
             raise SystemExit(status)
-
-
-def map_rows() -> list[str]:
-    """Returns the rows of the table in docs/paper-map.md, one for every element."""
-    rows = []
-    for element in ELEMENTS:
-        lists = (element.recipes, element.arms.split(), element.files)
-        cells = (" ".join(f"`{word}`" for word in words) for words in lists)
-        rows.append(f"| {' | '.join([f'`{element.label}`', element.content, *cells])} |")
-    return rows

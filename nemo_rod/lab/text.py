@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
@@ -61,3 +62,9 @@ def every_key(explanation: str) -> Key:
         expected="a whole number of seconds, 1 or more",
         read=partial(whole_number, least=1),
     )
+
+
+def say_briefly(text: str) -> None:
+    """Shows on a terminal what takes its time, until the next line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -23,7 +23,6 @@ from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
 from nemo_rod.megatron.callbacks.recorder import Recorder, ResumedAverages
-from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
@@ -132,7 +131,8 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     selector.on_choice, selector.on_step = recorder.on_choice, recorder.on_step
     every: list[Callback] = [validation, recorder]
     if job.loggers:
-        every.append(Loggers(recorder, validation, job.loggers, job.run_name))
+        show = parts.load("logger_runs", "shown").Loggers
+        every.append(show(recorder, validation, job.loggers, job.run_name))
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:

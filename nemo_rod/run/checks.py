@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -78,6 +80,15 @@ def check(config: Config) -> None:
         ValueError: naming the key, its value, the accepted values and the remedy.
     """
     check_bounds(config)
+    place, wrong = Path(config.run_dir).absolute(), ""
+    if not config.run_dir.strip():
+        wrong = " is empty: name the folder of the run: runs/toy, say."
+    elif "$" in config.run_dir:  # of single quotes
+        wrong = " has a variable that the shell did not replace: put the word in double quotes."
+    elif file := next((f for f in (place, *place.parents) if f.exists() and not f.is_dir()), None):
+        wrong = f": {file} is a file, not a folder."
+    if wrong:
+        raise ValueError(f"run_dir={config.run_dir}{wrong}")
     model, domain, parallel = config.model, config.domain, config.parallel
     check_parallel(parallel, ())
     if domain.sources:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 from nemo_rod.selection.selector import BlockScorer
 
 START_FILE = "validation_start.json"  # of a run's folder: the losses before its first step
@@ -65,17 +66,39 @@ class Rule:
         return None
 
 
-def adaptation_loss(metrics: Mapping[str, Any], weights: Mapping[str, int]) -> float | None:
-    """Returns the adaptation loss of a validation, weighted by source size; None without one.
+def adaptation_loss(metrics: Mapping[str, Any], sources: Iterable[Any]) -> float | None:
+    """Returns the adaptation loss in the metrics of a step, nats per token; None without one.
 
-    Args:
-        metrics: Metrics of one step, including `validation/adaptation/<source>/loss`.
-        weights: Training blocks of each adaptation source.
+    Sources have `name`, `role` and `count`, their training blocks, by which they are weighted; one
+    without held-out blocks is left out.
     """
-    losses: dict[str, Any] = {
-        name: metrics.get(f"validation/adaptation/{name}/loss") for name in weights
-    }
-    if not weights or None in losses.values():
-        return None
-    total = math.fsum(weights[name] * loss for name, loss in losses.items())
-    return total / sum(weights.values())
+    losses, counts = _measured(metrics, "adaptation", sources)
+    return weighted_loss(losses, counts) if losses else None
+
+
+def over_sources(
+    metrics: Mapping[str, Any], start: Mapping[str, float], sources: Sequence[Any]
+) -> dict[str, float]:
+    """Returns `validation/adaptation_loss` and `validation/forgetting`, if they are measured.
+
+    The latter is F_val (paper, appendix "Evaluation") against `start`, the losses before the first
+    step: those of the base. Sources as in `adaptation_loss`.
+    """
+    row = {"validation/adaptation_loss": adaptation_loss(metrics, sources)}
+    now, counts = _measured(metrics, "replay", sources)
+    before, _ = _measured(start, "replay", sources)
+    if now and now.keys() == before.keys():
+        row["validation/forgetting"] = validation_forgetting(now, before, counts)
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _measured(
+    metrics: Mapping[str, Any], role: str, sources: Iterable[Any]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns the held-out losses of a role's sources, and their sizes, by name."""
+    counts = {s.name: s.count for s in sources if s.role == role}
+    losses = {name: metrics.get(f"validation/{role}/{name}/loss") for name in counts}
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    if not all(map(math.isfinite, known.values())):  # of a run that diverges
+        known = {}
+    return known, {name: counts[name] for name in known}

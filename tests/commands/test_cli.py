@@ -167,7 +167,7 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=[toy]": "is a list where one name is expected: recipe=toy, say.",
     "recipe=TOY": "There is no recipe=TOY (did you mean toy?)",
     "recipe=toy arms=[fixed32]": "(did you mean fixed_32?)",
-    "recipe=toy arm=rod,base": "add -m for a run of each, or write arms=[...].",
+    "recipe=toy arm=rod,base": "add -m for a run of each, or write arms=[rod,base].",
     "recipe=toy run_dir=$HOME/x": "has a variable that the shell did not replace",
     "recipe=toy run_dir=/dev/null/x": "/dev/null is a file, not a folder.",
     "recipe=toy --config-dir nope": "--config-dir nope: there is no such folder.",
@@ -179,6 +179,21 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy launcher=slrum": "There is no launcher=slrum (did you mean slurm?)",
     "recipe=toy launcher.kind=slrum": "is not valid (did you mean slurm?)",
     "recipe=toy selection.score=lossy": "selection.score='lossy' is not valid",
+    "recipe=": "needs a recipe: try recipe=toy_synthetic",
+    "recipe=null": "needs a recipe: try recipe=toy_synthetic",
+    "recipe:toy": "recipe:toy has no =: did you mean recipe=toy?",
+    "recipe toy": "recipe has no value: did you mean recipe=toy?",
+    "recipe=toy,toy_synthetic": "has several values: add -m for a run of each.",
+    "recipe=toy learning_rate=1e-4": "(did you mean train.lr?)",
+    "recipe=toy train.learning_rate=1": "(did you mean train.lr?)",
+    "recipe=toy parallel.tp=2": "(did you mean parallel.tensor?)",
+    "recipe=toy output_dir=here": "(did you mean run_dir?)",
+    "recipe=toy ~train": "~train takes away what every run needs: give train a value instead.",
+    "recipe=toy ~seed": "~seed takes away what every run needs: give seed a value instead.",
+    "recipe=toy_synthetic rebuild=[rodd]": "rebuild=[rodd] is not a stage (did you mean rod?)",
+    "recipe=toy arms=[rod": "expected KEY=VALUE; a list is [A,B], without spaces",
+    "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
+    "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',
     "recipe=toy cluster=null": "cluster=null names no file: type ~cluster to leave the group out.",
     "recipe=toy dry_run": "dry_run has no value: did you mean dry_run=true?",
     "recipe=toy =3": "=3 has no key: expected KEY=VALUE.",
@@ -236,6 +251,7 @@ def test_no_recipe_is_composed_for_the_mode_alone(
     assert [config.seed for config in ran] == seeds
     assert len({config.run_dir for config in ran}) == len(seeds)
     assert len(composed) == num_composed
+    assert not [*tmp_path.iterdir()], "what Hydra leaves of a sweep"
 
 
 def test_an_empty_word_is_named(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nemo_rod.hosts.logger_runs import recorded
 
 Curves = dict[str, dict[int, float]]  # name -> step -> value
 
@@ -56,13 +59,9 @@ def of_wandb(folder: Path) -> tuple[Curves, set[str]]:
 
 
 def of_metrics(folder: Path) -> Curves:
-    """`metrics.jsonl` and `validation_start.json`, by the number of steps done."""
-    start = json.loads((folder / "validation_start.json").read_text())
-    curves: Curves = {name: {0: value} for name, value in start.items()}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        done = row.pop("step") + 1
-        for name, value in row.items():
-            if value is not None:
-                curves.setdefault(name, {})[done] = value
+    """`metrics.jsonl` and `validation_start.json`, by name in loggers and number of steps done."""
+    curves: Curves = {}
+    for done, metrics in recorded(folder, first=0, last=sys.maxsize):
+        for name, value in metrics.items():
+            curves.setdefault(name, {})[done] = value
     return curves

@@ -25,6 +25,7 @@ from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nemo_rod.cli import path_parser
+from nemo_rod.hosts.logger_runs import shown_name
 from nemo_rod.selection import References
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
@@ -204,12 +205,17 @@ def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: Bridg
 
 def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
     events, rows = EventAccumulator(str(jobs.root / "tensorboard")).Reload(), jobs.metrics("twice")
-    for name in ("rod/replay_share", "train/loss"):
+    for name in ("rod/replay_share", "train/loss", "rod/threshold"):
         shown = [
-            (event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(name)
+            (event.step, pytest.approx(event.value, rel=1e-6))
+            for event in events.Scalars(shown_name(name))
         ]
         assert shown == [(row["step"] + 1, row[name]) for row in rows]
-    assert [event.step for event in events.Scalars(REPLAY_LOSS)] == [0, 2, 4, 6]
+    assert [event.step for event in events.Scalars(shown_name(REPLAY_LOSS))] == [0, 2, 4, 6]
+    assert [event.step for event in events.Scalars("at_a_glance/forgetting")] == [2, 4, 6]
+    names = events.Tags()["scalars"]
+    assert {"lm loss", "grad-norm"} <= {*names}, "the trainer's own"
+    assert not [name for name in names if name.startswith("host/")], "they would repeat them"
     assert [row["train/loss"] for row in rows] == jobs.steps("twice", "loss")
     assert [row["train/grad_norm"] for row in rows] == jobs.steps("twice", "grad_norm")
     assert rows[0]["train/lr"] > rows[-1]["train/lr"] > 0

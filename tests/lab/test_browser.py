@@ -139,7 +139,7 @@ def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any, size: str) -> None:
     page = open_page(browser, size, (run.folder / "report" / "index.html").as_uri())
-    assert "Missing from this page: fixed 32 %." in page.inner_text(".standing")
+    assert "Not done yet: fixed 32 %." in page.inner_text(".standing")
     assert page.locator("progress").evaluate_all("all => all.map(one => one.value)").count(0.4) == 1
     page.wait_for_selector("#curve-loss svg.marks")
     page.check("#log-y")

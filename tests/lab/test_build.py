@@ -19,7 +19,6 @@ from made_up_run import made_up_training, recipe
 from matplotlib.figure import Figure
 
 from nemo_rod.commands import run_stages
-from nemo_rod.lab.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged
@@ -38,6 +37,7 @@ from nemo_rod.lab.report.table import arms_table
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 
 K, S, STEPS = 4, 8, 23
 COUNTS = {

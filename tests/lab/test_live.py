@@ -16,8 +16,10 @@ pytest.importorskip("rich")
 from rich.console import Console
 from rich.progress import Progress
 
+from nemo_rod.commands import run_stages
 from nemo_rod.config import Config
-from nemo_rod.lab import live
+from nemo_rod.lab import live, status
+from nemo_rod.run.handover import Stage
 
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r")
 
@@ -38,7 +40,7 @@ def test_lines_of_progress_move_the_bars(screen: live.Screen) -> None:
     for line, whole, stage in (
         ("[1/4] text -> blocks: done before", (1.0, "1 of 4 stages"), None),
         (
-            "[2/4] train the base  (about 2.8 h left of all)",
+            "[2/4] train the base",
             (1.0, "1 of 4 stages  about 2.8 h left"),
             ("base", 0.0, "train the base"),
         ),
@@ -53,6 +55,24 @@ def test_lines_of_progress_move_the_bars(screen: live.Screen) -> None:
         assert shown(screen)[0] == ("whole run", *whole)
         if stage:
             assert shown(screen)[1] == stage
+
+
+@pytest.mark.parametrize("tells_time", [True, False])
+def test_the_time_left_is_computed_once_where_a_stage_begins(
+    tells_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the lines of a run, or by its screen, which does so itself."""
+    asked: list[Config] = []
+    monkeypatch.setattr(status, "time_left", lambda config: asked.append(config) or "1 h")
+    stages = [
+        Stage(
+            name=name, command="", title=name, folder=tmp_path / name, proof=(), extra="",
+            is_done=lambda: False, run=lambda: None,
+        )
+        for name in ("a", "b")
+    ]  # fmt: skip
+    run_stages._run_here(Config(run_dir=str(tmp_path)), stages, tells_time=tells_time)
+    assert len(asked) == (2 if tells_time else 0)
 
 
 def test_other_lines_are_printed_above_the_bars(screen: live.Screen) -> None:

@@ -199,7 +199,7 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_stages, "_run_here", lambda config, stages: None)
+    monkeypatch.setattr(run_stages, "_run_here", lambda *_, **__: None)
     monkeypatch.setattr(run_stages, "check_packages", lambda stages, launcher: None)
     run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
     shown = status.standing_text(Path("runs/toy")).splitlines()

@@ -68,7 +68,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     assert build_report(begun.folder, arms=["base", "no_replay", "fixed_32", "rod"]) is None
     report = begun.folder / "report"
     page = (report / "index.html").read_text()
-    assert "Missing from this page: base, no replay, fixed 32 %, RoD." in page
+    assert "Not done yet: base, no replay, fixed 32 %, RoD." in page
     assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
     assert page.count('class="chart"') == 5
     assert '<section id="provenance">' in page
@@ -88,7 +88,7 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path)
     assert known["gpu_hours"] == 8 * known["hours"] and known["cost"] == 3 * known["gpu_hours"]
     page = (run.folder / "report" / "index.html").read_text()
     assert "GPU-hours at a cost of 0." in page and '<section id="table-epochs">' in page
-    assert "Missing from this page: RoD." in page and "<h2>All arms</h2>" in page
+    assert "Not done yet: RoD." in page and "<h2>All arms</h2>" in page
     (run.folder / "arms" / "rod.partial").rename(tmp_path / "elsewhere")
     build_report(run.folder, arms=["base", "no_replay"])
     assert "Missing from" not in (run.folder / "report" / "index.html").read_text()

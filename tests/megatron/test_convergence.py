@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from test_resume import kill_after, rows
 from tiny import LAYOUTS, Setting, metric
 
-from nemo_rod.selection.held_out import Rule, adaptation_loss
+from nemo_rod.selection import SourceRow
+from nemo_rod.selection.held_out import Rule, adaptation_loss, over_sources
 
 
 def slow_converged_at(losses, tolerance, patience):
@@ -49,8 +50,17 @@ def test_the_loss_is_that_of_new_sources_by_their_size() -> None:
         "validation/adaptation/b/loss": 3.0,
         "validation/replay/c/loss": 9.0,
     }
-    assert adaptation_loss(look, {"a": 3, "b": 1}) == 2.25
-    assert adaptation_loss({"train/loss": 1.0}, {"a": 3, "b": 1}) is None
+    sources = [SourceRow(*row) for row in (("a", "adaptation", 0, 3), ("b", "adaptation", 3, 1))]
+    sources += [SourceRow("c", "replay", 4, 9), SourceRow("unmeasured", "adaptation", 13, 9)]
+    assert adaptation_loss(look, sources) == 2.25
+    assert adaptation_loss({"train/loss": 1.0}, sources) is None
+    assert over_sources(look, {**look, "validation/replay/c/loss": 8.5}, sources) == {
+        "validation/adaptation_loss": 2.25,
+        "validation/forgetting": 0.5,
+    }
+    diverged = dict.fromkeys(look, math.nan)
+    assert over_sources(diverged, look, sources) == over_sources({}, look, sources) == {}
+    assert over_sources(look, {}, sources).keys() == {"validation/adaptation_loss"}
 
 
 def converging(tiny: Setting, name: str) -> Path:

@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
+from test_metrics_page import documented
 
-from nemo_rod.hosts.logger_runs import keep_run, known_runs, mark_restart, prepare_runs
-from nemo_rod.loggers import check_installed, logger_names, show
+from nemo_rod.hosts.logger_runs import (
+    keep_run,
+    known_metrics,
+    known_runs,
+    mark_restart,
+    prepare_runs,
+    show,
+)
+from nemo_rod.loggers import check_installed, logger_names
 
 ENVIRONMENT = (
     *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"),
@@ -67,11 +75,21 @@ def test_every_logger_of_a_trainer_shows_the_metrics() -> None:
     shown: list[Any] = []
     log = SimpleNamespace(log_metrics=lambda metrics, step: shown.append((step, metrics)))
     state = SimpleNamespace(tensorboard_logger=None, wandb_logger=None)
-    show(state, 3, {"step": 2, "train/loss": 1.5, "rod/threshold": None})
+    known = known_metrics({"step": 2, "train/lr": 1.5, "rod/threshold": None})
+    show(state, 3, known)
     assert not shown
     state.mlflow_logger = state.comet_logger = log
-    show(state, 3, {"step": 2, "train/loss": 1.5, "rod/threshold": None})
-    assert shown == [(3, {"train/loss": 1.5})] * 2
+    show(state, 3, known)
+    assert shown == [(3, {"host/lr": 1.5})] * 2
+
+
+def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first() -> None:
+    rows = sorted(known_metrics(dict.fromkeys(documented(), 0.0)), key=str.lower)
+    assert len(rows) == len(documented()), "two metrics of one name"
+    first = ["adaptation_loss", "forgetting", "replay_share", "tokens_per_second", "training_loss"]
+    assert rows[:5] == [f"at_a_glance/{name}" for name in first]
+    assert {name.split("/")[0] for name in rows[5:]} == {"host", "rod", "rod_by_source"}
+    assert [name for name in rows if name.startswith("rod/") and "<source>" in name] == []
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +201,9 @@ from pathlib import Path
 from types import SimpleNamespace
 import wandb
 from torch.utils.tensorboard import SummaryWriter
-from nemo_rod.hosts.logger_runs import mark_restart, prepare_runs, recorded
-from nemo_rod.loggers import show
+from nemo_rod.hosts.logger_runs import (
+    known_metrics, mark_restart, prepare_runs, recorded, show
+)
 
 out, first, last, value = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 prepare_runs(["tensorboard", "wandb"], out)
@@ -196,11 +215,11 @@ if first > 1:
     for done, metrics in recorded(out, first=wandb.run.step, last=first - 1):
         wandb.log(metrics, done)
 for done in range(first, last):
-    row = {"step": done - 1, "rod/rho/old/p10": value + done, "rod/threshold": None}
+    row = {"step": done - 1, "rod/rho_replay_p10": value + done, "rod/threshold": None}
     with open(out / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\\n")
-    show(state, done, row)
-    show(state, done, {"timing/train/total": 1.0})  # a step may come in parts
+    show(state, done, known_metrics(row))
+    show(state, done, {"rod/seconds_total": 1.0})  # a step may come in parts
 if sys.argv[5:] == ["killed"]:
     os.kill(os.getpid(), 9)
 wandb.finish()
@@ -217,11 +236,11 @@ def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
     for words in (["1", "9", "0", "killed"], ["6", "11", "0"]):
         subprocess.run([sys.executable, "-c", ATTEMPT, str(tmp_path), *words], capture_output=True)
     curve = {done: float(done) for done in range(1, 11)}
-    assert of_tensorboard(tmp_path / "tensorboard")["rod/rho/old/p10"] == curve
+    assert of_tensorboard(tmp_path / "tensorboard")["rod/rho_replay_p10"] == curve
     online, ids = of_wandb(tmp_path)
     assert ids == {known_runs(tmp_path)["wandb"]}
     # W&B had the killed steps in memory; those before the checkpoint are logged again
-    assert online["rod/rho/old/p10"] == curve and "rod/threshold" not in online
+    assert online["rod/rho_replay_p10"] == curve and "rod/threshold" not in online
 
 
 TWO_ARMS = """

@@ -14,7 +14,7 @@ OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
     *("throughput/tokens_per_second", "throughput/model_tflops_per_gpu"),
     *(f"timing/train/{part}" for part in ("scoring", "update", "lookup", "selection", "total")),
-    *("validation/<role>/<source>/loss", "validation/forgetting"),
+    *("validation/<role>/<source>/loss", "validation/forgetting", "validation/adaptation_loss"),
     *fidelity_metrics("averages", Fidelity(1.0, 0.0, 1.0)),
 }
 

@@ -94,7 +94,7 @@ class Lines(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        ours = ("validation/adaptation", "validation/replay", "rod/replay_share", "train/loss")
+        ours = ("at_a_glance/", "rod_by_source/")
         known = {name: value for name, value in metrics.items() if name.startswith(ours)}
         self.out.mkdir(parents=True, exist_ok=True)
         with open(self.out / "logged.jsonl", "a") as file:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import write_json
-from nemo_rod.hosts.logger_runs import Prepared
+from nemo_rod.hosts.logger_runs import Prepared, known_metrics
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
 from nemo_rod.hosts.nemo_rl.policy import WorkerFailed, Workers, make_policy, sentence
 from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, model_speed, use_loggers
 from nemo_rod.hosts.nemo_rl.worker import Task
-from nemo_rod.loggers import known_metrics
 from nemo_rod.selection import CurriculumHeader
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal

@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import DTYPES
 from nemo_rod.files import read_json
+from nemo_rod.hosts.logger_runs import project
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.layout import check_nodes
-from nemo_rod.loggers import LOGGERS, project
+from nemo_rod.loggers import LOGGERS
 
 
 def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.job_record import JobRecord
+from nemo_rod.hosts.logger_runs import known_metrics
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -30,7 +31,6 @@ from nemo_rod.hosts.swap_in.job_data import (
     losses_and_mask,
 )
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
-from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
@@ -439,7 +439,7 @@ class SelectingJob(Job):
                 if losses and self._record is not None:
                     self._record.begin(losses)
                 if losses and self.is_logging():
-                    self.log(step, losses)
+                    self.log(step, _shown(losses))
                 self._began = time.perf_counter()
             return select(**options)
 
@@ -458,7 +458,7 @@ class SelectingJob(Job):
         if self.logs_elsewhere:
             row = from_recorder(lambda: row)
         if self.is_logging():
-            self.log(done, known_metrics(row))
+            self.log(done, _shown(row))
 
     def _chosen(self, choice: Choice) -> None:
         if self._record is not None:
@@ -505,6 +505,11 @@ class SelectingJob(Job):
                     "selection finds samples by their place; use Megatron's sequential sampler, "
                     "dataloader_type='single', without packing."
                 )
+
+
+def _shown(row: dict[str, Any]) -> dict[str, float]:
+    """Returns a row for the host's loggers, which have the trainer's own metrics already."""
+    return {name: v for name, v in known_metrics(row).items() if not name.startswith("host/")}
 
 
 def learning_rate(optimizer: Any) -> float | None:

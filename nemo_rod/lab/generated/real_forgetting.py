@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from nemo_rod.corpus import BlockStore, load_tokenizer
-from nemo_rod.lab.forgetting import forgetting_by_source, validation_forgetting
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.selection.held_out import source_losses
 
 _MICRO_BATCH = 64

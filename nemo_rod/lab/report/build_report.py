@@ -13,7 +13,7 @@ from nemo_rod.files import interpreting, write_whole
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
-from nemo_rod.lab.report.page import render_page, render_under_way
+from nemo_rod.lab.report.page import render_page
 from nemo_rod.lab.report.paper_tables import PAPER_TABLES
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import Shown, results_of
@@ -69,8 +69,8 @@ def build_report(
     explorers = write_explorers(curricula, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
         known = provenance_of(run_dir, {"arms": {}})
-        page = render_under_way(
-            name, parts, charts_of(parts), explorers=explorers, provenance=known
+        page = render_page(
+            name, None, {}, {}, charts_of(parts), parts, explorers=explorers, provenance=known
         )
         write_whole(out / "index.html", page.encode())
         return None
@@ -128,7 +128,10 @@ def write_page(
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(out / "results.json", text.encode())
     charts = charts_of(parts, list(results["arms"]))
-    page = render_page(results, tables, pictures, charts, parts, explorers=explorers)
+    name, known = results["recipe"], results["provenance"]
+    page = render_page(
+        name, results, tables, pictures, charts, parts, explorers=explorers, provenance=known
+    )
     write_whole(out / "index.html", page.encode())
 
 

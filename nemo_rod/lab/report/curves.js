@@ -14,7 +14,9 @@ function drawn(chart) {
   const view = spec.facet ? spec.spec : spec;
   if (spec.facet) Object.assign(spec, { columns: across, spacing: 20 });
   Object.assign(view, { width: Math.floor(width / across) - 62, height: spec.facet ? 150 : 240 });
-  const { x, y } = view.encoding;
+  const { x, y, color, strokeDash } = view.encoding;
+  for (const { legend } of [color, strokeDash].filter(Boolean)) // a wide one would shrink the plot
+    if (legend && legend.columns) legend.columns = Math.max(1, Math.floor(width / 150));
   if (logSteps.checked) {
     x.scale = { type: "log" };
     spec.transform = [...(spec.transform || []), { filter: `datum['${x.field}'] > 0` }];

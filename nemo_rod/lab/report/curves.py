@@ -132,10 +132,14 @@ def _lines(
     if not rows:
         return None
     arms = [arm for arm in colours if any(row["arm"] == arm for row in rows)]
-    paint: dict[str, Any] = {
-        "field": "arm", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4},
-        "scale": {"domain": arms, "range": [colours[arm] for arm in arms]},
+    of_arm: dict[str, Any] = {
+        "field": "arm", "type": "nominal", "title": None,
+        "legend": {
+            "orient": "top", "columns": 4, "symbolType": "stroke", "symbolSize": 400,
+            "symbolStrokeWidth": 2, "symbolOpacity": 1,
+        },
     }  # fmt: skip
+    paint = of_arm | {"scale": {"domain": arms, "range": [colours[arm] for arm in arms]}}
     encoding: dict[str, Any] = {
         "x": {"field": x, "type": "quantitative", "title": x, "scale": {"zero": False}},
         "y": {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": False}},
@@ -143,7 +147,7 @@ def _lines(
         "opacity": {"condition": {"param": "picked", "value": 1}, "value": 0.12},
     }
     if len(set(paint["scale"]["range"])) < len(arms):  # variants of RoD have its colour
-        encoding["strokeDash"] = {"field": "arm", "sort": arms, "legend": None}
+        encoding["strokeDash"] = of_arm | {"scale": {"domain": arms}}
     if name == "share":
         encoding["y"]["axis"] = {"format": "%"}
     faint = {"condition": {"param": "picked", "value": 0.3}, "value": 0.05}

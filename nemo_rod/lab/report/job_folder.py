@@ -21,7 +21,7 @@ from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged, write_explorers, write_page
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.history import read_history
-from nemo_rod.lab.report.page import render_under_way
+from nemo_rod.lab.report.page import render_page
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.run_files import FREE, ROLES, Arm, Run, held_out_losses
 from nemo_rod.lab.report.under_way import Part
@@ -97,7 +97,8 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     losses = {"base": before, name: next((r for r in reversed(rows) if _loss(r)), {})}
     measured = {arm: loss for arm, row in losses.items() if (loss := _loss(row))}
     if name not in measured or not done:
-        page = render_under_way(title, parts, charts_of(parts), explorers=explorers)
+        charts = charts_of(parts)
+        page = render_page(title, None, {}, {}, charts, parts, explorers=explorers, provenance={})
         write_whole(out / "index.html", page.encode())
         return None
     length = about.get("scored_length", header.block_size) if header.scored else 0

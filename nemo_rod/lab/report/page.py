@@ -22,6 +22,8 @@ from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import check_rows, is_calibrated
 
+_NO_OUTCOME = {"subtitle": "under way, no arm evaluated yet", "disagreements": []}
+
 
 def render(template: str, **values: Any) -> str:
     """Returns a page from a template; values are escaped, and an undefined value is an error."""
@@ -54,24 +56,52 @@ def _script(data: Any) -> Any:
 
 
 def render_page(
-    results: Results,
+    recipe: str,
+    results: Results | None,
     tables: Mapping[str, table.Table],
     pictures: Mapping[str, str],
     charts: Sequence[Chart],
     parts: Sequence[Part],
     *,
     explorers: Sequence[tuple[str, str]],
+    provenance: Mapping[str, Any],
 ) -> str:
-    """Returns the whole page.
+    """Returns the whole page, with what is there so far.
 
     Args:
-        results: Content of `results.json`, with checks and replicates.
+        recipe: Name in the heading.
+        results: Content of `results.json`, with checks and replicates; None before any evaluation.
         tables: Tables by name; empty ones are left out.
         pictures: Inline SVGs by figure name; missing figures are left out.
         charts: Curves of training.
         parts: Parts of the run; shown if one is missing.
         explorers: Files and arms of the curriculum explorers to link to.
+        provenance: Where the run comes from; may be empty.
     """
+    missing = [part.label for part in parts if part.is_missing]
+    page = render(
+        "page.html",
+        recipe=recipe,
+        is_evaluated=results is not None,
+        tables=tables,
+        pictures=pictures,
+        explorers=explorers,
+        provenance=provenance,
+        charts=charts,
+        colours={pair[0]: role for role, pair in COLOURS.items()},
+        vega=vega_bundle() if charts else "",
+        standing=list(parts) if missing else [],
+        missing=", ".join(missing),
+        as_of=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        **(_outcome(results, tables) if results else _NO_OUTCOME),
+    )
+    headings = re.findall(r'<section id="([^"]+)"[^>]*>\s*<h2>(.*?)</h2>', page)
+    links = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in headings)
+    return page.replace("<!-- contents -->", links)
+
+
+def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, Any]:
+    """Returns the template's values on the results."""
     runs = [results, *results["replicates"]]
     base = results["arms"].get("base") or {"adapt_loss": None}
     rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
@@ -97,67 +127,25 @@ def render_page(
         | {"measured": ", ".join(filter(None, (column.cell(row) for column in numbers)))}
         for row in tables["checks"].rows
     ]
-    page = render(
-        "page.html",
-        recipe=results["recipe"],
-        subtitle=subtitle,
-        summary=summarise(results),
-        tiles=[(name, show(value)) for name, value, show in tiles if value is not None],
-        checks=checks,
-        tables=tables,
-        marks={name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
-        notes=results["notes"],
-        base_loss=None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
-        is_papers=bool(paper_arms(results["recipe"])),
-        paper_title=title_of(results["recipe"]),
-        without=results["profile"].get("rod", {}).get("without") or "the most influential source",
-        disagreements=[
+    return {
+        "subtitle": subtitle,
+        "summary": summarise(results),
+        "tiles": [(name, show(value)) for name, value, show in tiles if value is not None],
+        "checks": checks,
+        "marks": {name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
+        "notes": results["notes"],
+        "base_loss": None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
+        "is_papers": bool(paper_arms(results["recipe"])),
+        "paper_title": title_of(results["recipe"]),
+        "without": results["profile"].get("rod", {}).get("without")
+        or "the most influential source",
+        "disagreements": [
             text for run in [*runs, *results["settings"]] for text in run["disagreements"]
         ],
-        pictures=pictures,
-        explorers=explorers,
-        provenance=results["provenance"],
-        completions=results.get("completions", []),
-        labels={name: parse_arm(name).label for name in names},
-        is_judged=is_calibrated(results["recipe"])
+        "completions": results.get("completions", []),
+        "labels": {name: parse_arm(name).label for name in names},
+        "is_judged": is_calibrated(results["recipe"])
         and any(check["verdict"] in ("holds", "fails") for check in results["checks"]),
-        **_curves(charts),
-        **_standing(parts),
-    )
-    headings = re.findall(r'<section id="([^"]+)">\s*<h2>(.*?)</h2>', page)
-    links = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in headings)
-    return page.replace("<!-- contents -->", links)
-
-
-def render_under_way(
-    recipe: str,
-    parts: Sequence[Part],
-    charts: Sequence[Chart],
-    *,
-    explorers: Sequence[tuple[str, str]],
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """Returns the page of a run without an evaluated arm; see `render_page`."""
-    return render(
-        "under_way.html", recipe=recipe, explorers=explorers, disagreements=[],
-        provenance=provenance,
-        **_curves(charts), **_standing(parts),
-    )  # fmt: skip
-
-
-def _curves(charts: Sequence[Chart]) -> dict[str, Any]:
-    """Returns the template's values on the curves; the libraries only if there are any."""
-    roles = {pair[0]: role for role, pair in COLOURS.items()}
-    return {"charts": charts, "colours": roles, "vega": vega_bundle() if charts else ""}
-
-
-def _standing(parts: Sequence[Part]) -> dict[str, Any]:
-    """Returns the template's values on the parts; `standing` is empty for a complete run."""
-    missing = [part.label for part in parts if part.is_missing]
-    return {
-        "standing": list(parts) if missing else [],
-        "missing": ", ".join(missing),
-        "as_of": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
 
 

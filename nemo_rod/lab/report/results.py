@@ -24,10 +24,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.lab.forgetting import forgetting_by_source
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.intervals import intervals_of
 from nemo_rod.lab.report.run_files import ROLES, Arm, Run
+from nemo_rod.selection.forgetting import forgetting_by_source
 
 Results = Mapping[str, Any]  # content of `results.json`
 Shown = tuple[Run, Results]

@@ -78,7 +78,7 @@ class UntilConverged(Callback):
 
     def __init__(self, rule: Rule, validation: Validation, store: BlockStore, steps: int) -> None:
         self.rule, self.validation, self.steps = rule, validation, steps
-        self.weights = {s.name: s.count for s in store.sources if s.role == "adaptation"}
+        self.sources = store.sources
         self.losses: list[tuple[int, float]] = []
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -86,7 +86,7 @@ class UntilConverged(Callback):
 
         def recorded() -> list[tuple[int, float]]:
             rows = read_rows(self.validation.folder / "metrics.jsonl")
-            losses = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
+            losses = [(row["step"] + 1, adaptation_loss(row, self.sources)) for row in rows]
             return [(done, loss) for done, loss in losses if loss is not None]
 
         self.losses = from_recorder(recorded)
@@ -94,7 +94,7 @@ class UntilConverged(Callback):
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Adds the validation of the step that just ended, if there was one."""
-        loss = adaptation_loss(self.validation.metrics, self.weights)
+        loss = adaptation_loss(self.validation.metrics, self.sources)
         if loss is not None:
             # the counter moves after this callback
             self.losses.append((context.state.train_state.step + 1, loss))

@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, read_lines, sync, with_advice, write_whole
+from nemo_rod.files import interpreting, read_json, read_lines, sync, with_advice, write_whole
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.held_out import START_FILE, over_sources
 
 
 class Journal:
@@ -94,7 +96,9 @@ class Journal:
         assert step == self._curriculum.next_step - 1, step
         for write in self._writes:
             write.result()
-        row = step_row(step, choice, metrics, self._curriculum.header)
+        begin = self._metrics.with_name(START_FILE)
+        start = read_json(begin) if "validation/" in " ".join(metrics) and begin.exists() else {}
+        row = step_row(step, choice, metrics, self._curriculum.header, start)
         with open(self._metrics, "a") as file:
             file.write(_line(row))
             descriptor = os.dup(file.fileno())
@@ -108,9 +112,13 @@ def number(value: Any) -> float | None:
 
 
 def step_row(
-    step: int, choice: Choice, metrics: dict[str, Any], header: CurriculumHeader
+    step: int,
+    choice: Choice,
+    metrics: dict[str, Any],
+    header: CurriculumHeader,
+    start: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Returns a step's row of metrics: those given, and those of its choice; see `append`."""
+    """Returns a step's metrics, see `append`; `start`: held-out losses before the first step."""
     source_C = header.source_index(choice.pool.block_ids)
     total = metrics["timing/train/total"]
     timing = {**choice.seconds, "update": total - sum(choice.seconds.values())}
@@ -118,6 +126,7 @@ def step_row(
     return {
         "step": step,
         **metrics,
+        **over_sources(metrics, start, header.sources),
         "rod/overhead": total / metrics["timing/train/update"] - 1,  # of selection, in plain steps
         "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
         **selection_metrics(choice, source_C, [row.name for row in header.sources]),

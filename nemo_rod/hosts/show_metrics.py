@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod import parts
+from nemo_rod.hosts.logger_runs import (
+    keep_run,
+    known_metrics,
+    mark_restart,
+    project,
+    recorded,
+    show,
+)
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import Logger, known_metrics, project, registered_loggers, show
+from nemo_rod.loggers import LOGGERS
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
+
+
+class Logger(Protocol):
+    """A registered logger: `parts.load("loggers", name)(folder, run_name)` makes one."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Shows metrics by name, under the number of steps done."""
+
+    def finish(self) -> None:
+        """Ends the run in the logger."""
 
 
 @dataclass(eq=False)
@@ -33,15 +51,16 @@ class Loggers(Callback):
         if not is_recorder():
             return
         state, step = context.state, context.state.train_state.step
-        folder, runs = self.recorder.folder, parts.load("logger_runs", "own")
-        self.others = registered_loggers(self.names, folder, self.run_name)
-        if step > 0 and state.tensorboard_logger:
-            runs.mark_restart(state.tensorboard_logger, step + 1)
+        folder, names = self.recorder.folder, [n for n in self.names if n not in LOGGERS]
+        made = [parts.load("loggers", name, key="logger") for name in names]
+        self.others = [make(folder, self.run_name) for make in made]
+        if state.tensorboard_logger:  # what is there is of a longer attempt, or made again
+            mark_restart(state.tensorboard_logger, step + 1 if step else 0)
         if step > 0 and (wandb := state.wandb_logger):
-            for done, metrics in runs.recorded(folder, first=wandb.run.step, last=step):
+            for done, metrics in recorded(folder, first=wandb.run.step, last=step):
                 wandb.log(metrics, done)
         if mlflow := getattr(state, "mlflow_logger", None):
-            runs.keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
+            keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
             self._show(state, 0, self.validation.metrics)
 
@@ -56,9 +75,10 @@ class Loggers(Callback):
             logger.finish()
 
     def _show(self, state: Any, done: int, metrics: Mapping[str, Any]) -> None:
-        show(state, done, metrics)
+        known = known_metrics(metrics)
+        show(state, done, known)
         for logger in self.others:
-            logger.log(known_metrics(metrics), done)
+            logger.log(known, done)
 
 
 def logger_config(job: TrainJob) -> LoggerConfig:
@@ -82,6 +102,9 @@ def logger_config(job: TrainJob) -> LoggerConfig:
         log_interval=max(1, job.config.train.steps // 20),
         # never: the trainer's own curves would repeat ours, each once more over samples
         tensorboard_log_interval=job.config.train.steps + 1,
-        tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
+        # which names runs by their folders, so that all arms and the base are in one
+        tensorboard_dir=f"{job.config.run_dir}/tensorboard/{job.arm.name}"
+        if "tensorboard" in names
+        else None,
         **options,
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.lab.forgetting import (
+from nemo_rod.selection.forgetting import (
     forgetting_by_source,
     validation_forgetting,
     weighted_loss,

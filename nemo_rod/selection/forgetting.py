@@ -1,9 +1,8 @@
 """Adaptation and forgetting from held-out losses (paper, appendix "Evaluation").
 
-Every function takes mappings `source name -> held-out loss` (nats per token) of one role, of a
-trained model and, on the same held-out blocks, of its base. A source's weight is its corpus
-prevalence, in practice its number of training blocks; weights are normalised here. Without weights
-every source counts equally, which is the paper's breadth-oriented diagnostic.
+Mappings are `source name -> held-out loss` (nats per token) of one role, of a trained model and, on
+the same blocks, of its base. Weights, in practice numbers of training blocks, are normalised here;
+without any, every source counts equally, which is the paper's breadth-oriented diagnostic.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ def forgetting_by_source(
     Raises:
         ValueError: The mappings name different sources, or a loss is not finite.
     """
-    _check_values(loss_by_source, loss_by_source, "losses")
-    _check_values(base_loss_by_source, loss_by_source, "base losses")
+    _check_values(loss_by_source, base_loss_by_source, "base losses")
     return {name: loss - base_loss_by_source[name] for name, loss in loss_by_source.items()}
 
 
@@ -60,10 +58,8 @@ def weighted_loss(
     """
     if not loss_by_source:
         raise ValueError("no source to average over; evaluate at least one source of the role")
-    _check_values(loss_by_source, loss_by_source, "losses")
-    if weights is None:
-        weights = dict.fromkeys(loss_by_source, 1.0)
-    _check_values(weights, loss_by_source, "weights")
+    weights = dict.fromkeys(loss_by_source, 1.0) if weights is None else weights
+    _check_values(loss_by_source, weights, "weights")
     negative = [name for name, weight in weights.items() if weight < 0]
     total = math.fsum(weights.values())
     if negative or total <= 0:
@@ -75,17 +71,17 @@ def weighted_loss(
     return math.fsum(weights[name] * loss for name, loss in loss_by_source.items()) / total
 
 
-def _check_values(values: Mapping[str, float], losses: Mapping[str, float], kind: str) -> None:
-    """Refuses values for other sources than the losses have, and values that are not finite."""
+def _check_values(losses: Mapping[str, float], values: Mapping[str, float], kind: str) -> None:
+    """Refuses values for other sources than the losses have, and what is not finite."""
     missing, foreign = sorted(set(losses) - set(values)), sorted(set(values) - set(losses))
     if missing or foreign:
         raise ValueError(
             f"{kind} and losses must name the same sources, but the {kind} lack {missing} and "
             f"have {foreign} in addition; evaluate both on the same block store"
         )
-    for name, value in values.items():
+    known = [("losses", *item) for item in losses.items()]
+    for of, name, value in known + [(kind, *item) for item in values.items()]:
         if not math.isfinite(value):
             raise ValueError(
-                f"{kind} hold {value} for source {name!r}, expected finite numbers; "
-                f"evaluate that source again"
+                f"{of} hold {value} for source {name!r}, expected finite ones; evaluate it again"
             )
