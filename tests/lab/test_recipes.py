@@ -314,6 +314,25 @@ def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
     assert "or choose parallel=nemotron_nano_12b_v2/b200_8 or nemotron_nano" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("model", "alone"),
+    [
+        *(("smollm2_135m", True), ("smollm2_360m", True), ("smollm2_1_7b", True)),
+        *(("llama3_2_1b", True), ("llama3_2_3b", False), ("gemma3_1b", True), ("gemma3_4b", False)),
+        *(("qwen3_4b", False), ("qwen3_8b", False)),
+    ],
+)
+def test_an_open_model_has_layouts_of_one_and_of_eight_gpus(
+    model: str, alone: bool, tmp_path: Path
+) -> None:
+    at = (f"run_dir={tmp_path}", f"model={model}", "cluster=h100_8")
+    result = nemo_rod("plan", "recipe=german_smollm2_135m", *at, "parallel=single")
+    rows = re.findall(r"(?m)^    parallel=(\S+) +(\d) H100 ", result.stdout)
+    assert ("single", "1") in rows if alone else ("single", "1") not in rows
+    assert {("dp8", "8"), ("tp2_dp4", "8")} & {*rows}
+    assert result.returncode == (0 if alone else 2), result.stderr
+
+
 def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
     words = ("launcher=slurm", "cluster.account=a", "cluster.partition=p", "dry_run=true")
     done = nemo_rod("run", "recipe=legal_qwen3_5_9b", f"run_dir={tmp_path / 'run'}", *words)

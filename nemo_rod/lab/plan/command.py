@@ -176,7 +176,8 @@ def make_plan(config: Config) -> PlanResult:
 def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
     """Returns the layouts that are shipped for the recipe's model and fit, the quickest first.
 
-    None is known of a configuration that was composed elsewhere, such as in a job.
+    A model without layouts of its own has those of any model that fit on one node. None is known of
+    a configuration that was composed elsewhere, such as in a job.
     """
     chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     folder, found = config_folder() / "parallel", list[tuple[str, PlanResult]]()
@@ -185,8 +186,11 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
     own = {item.name: item.default for item in dataclasses.fields(Optimisation)}
     without: dict[str, Any] = {key: own[key] for key in layout.get("train", {})}
     train = dataclasses.replace(config.train, **without)
-    for file in sorted((folder / str(chosen.get("model"))).glob("*.yaml")):
+    own_layouts = sorted((folder / str(chosen.get("model"))).glob("*.yaml"))
+    for file in own_layouts or sorted(folder.glob("*.yaml") if chosen else ()):
         values: Any = OmegaConf.load(file)
+        if not own_layouts:
+            values = {"parallel": values, "train": {}, "scoring": {}}
         merged: dict[str, Any] = {
             name: OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(known), values[name]))
             for name, known in (
@@ -194,10 +198,13 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
             )
         }  # fmt: skip
         other = dataclasses.replace(config, **merged)
+        if not own_layouts and other.parallel.world_size > config.cluster.gpus_per_node:
+            continue
         with suppress(ValueError):
             result = make_plan(other)
             check_memory(other, result.memory)
-            found.append((f"{file.parent.name}/{file.stem}", result))
+            name = file.relative_to(folder).with_suffix("")
+            found.append((str(name), result))
     return sorted(found, key=lambda item: item[1].total("hours"))
 
 
