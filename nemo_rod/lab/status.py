@@ -238,8 +238,8 @@ def time_left(config: Config) -> str:
 def hours_left(config: Config) -> dict[str, float]:
     """Returns the hours that each open stage of a run still takes; nothing if unknown.
 
-    They are its plan, times the pace of the stages that are done: their working time over their
-    plan.
+    They are its plan; where a model runs, times the pace of such stages that are done: their
+    working time over their plan. What reads text or copies files says nothing about that.
     """
     from nemo_rod.lab.plan.command import make_plan
     from nemo_rod.run.stage_log import StageLog
@@ -252,16 +252,18 @@ def hours_left(config: Config) -> dict[str, float]:
         planned = {stage.name: stage.hours for stage in make_plan(config).stages}
     except ValueError:
         return {}
-    left, worked, taken = dict[str, float](), 0.0, 0.0
+    left, models, worked, taken = dict[str, float](), set[str](), 0.0, 0.0
     for stage in Stages(config).all():
         hours = planned.get(stage.name, 0.0)
         seconds = working_seconds(StageLog(Path(config.run_dir), stage.name).events())
+        if stage.runs_model:
+            models.add(stage.name)
         if not stage.is_there() or stage.name in config.rebuild:
             left[stage.name] = hours
-        elif seconds and hours:
+        elif seconds and hours and stage.runs_model:
             worked, taken = worked + hours, taken + seconds / 3600
     pace = taken / worked if worked else 1.0
-    return {name: hours * pace for name, hours in left.items() if hours}
+    return {n: hours * (pace if n in models else 1.0) for n, hours in left.items() if hours}
 
 
 def _clock(seconds: float) -> str:

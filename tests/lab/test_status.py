@@ -179,20 +179,26 @@ def test_a_report_is_to_do_until_all_that_it_shows_is_done() -> None:
         assert stand(report, [DONE], None, False, False, others).state == expected
 
 
-def test_the_time_left_follows_the_pace_of_what_is_done(tmp_path: Path) -> None:
+def test_the_time_left_follows_the_pace_of_the_models_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "plan.startup_seconds=0")
-    _, base, *_ = Stages(config).all()
+    stages = Stages(config).all()
     assert re.fullmatch(r"\d+ (s|min)", status.time_left(config))
-    hours = {stage.name: stage.hours for stage in make_plan(config).stages}
-    for file in base.proof:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    log = StageLog(tmp_path, "base").path
-    log.parent.mkdir(parents=True)
-    events = [{"time": 0, "event": "began", "host": "x"}]
-    events.append({"time": 100 * 3600 * hours["base"], "event": "done"})  # a hundredth as fast
-    log.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    assert status.time_left(config) == wall(100 * (sum(hours.values()) - hours["base"]))
+    plan = make_plan(config)
+    monkeypatch.setattr("nemo_rod.lab.plan.command.make_plan", lambda _: plan)  # of no blocks
+    hours = {stage.name: stage.hours for stage in plan.stages}
+    for stage, slower in zip(stages, (10_000, 100), strict=False):  # text to blocks, the base
+        for file in stage.proof:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        log = StageLog(tmp_path, stage.name).path
+        log.parent.mkdir(parents=True, exist_ok=True)
+        events = [{"time": 0, "event": "began", "host": "x"}]
+        events.append({"time": slower * 3600 * hours[stage.name] + 1e-9, "event": "done"})
+        log.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    left = {s.name: hours.get(s.name, 0) * (100 if s.runs_model else 1) for s in stages[2:]}
+    assert status.time_left(config) == wall(sum(left.values()))
 
 
 def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
