@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from nemo_rod import parts
 
 _OPEN = {">": "(", ">=": "["}
 _PLAIN = None | bool | int | float | str | list[Any] | dict[str, Any]
+TYPE_NAMES = {
+    str: "a text",
+    bool: "a boolean (true or false)",
+    int: "a whole number",
+    float: "a number",
+    NoneType: "null",
+    Sequence: "a list of texts",
+    Mapping: "a mapping of plain values",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,29 @@ def check_bounds(section: Any, prefix: str = "") -> None:
             raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")
 
 
+def check_types(section: Any, types: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses the first value of a section of another type than its key has in `types`.
+
+    Raises:
+        ValueError: naming the key (see `check_bounds`), the value, and how YAML may have read it.
+    """
+    for name, kind in types.items():
+        if has_type(value := getattr(section, name), kind):
+            continue
+        options = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+        advice = "expected " + " or ".join(TYPE_NAMES[get_origin(one) or one] for one in options)
+        texts = value if get_origin(kind) is Sequence and isinstance(value, list) else [value]
+        number = next((text for text in texts if isinstance(text, int | float)), None)
+        default = type(section).__dataclass_fields__[name].default
+        if value is None and default is not dataclasses.MISSING:
+            advice += f"; remove the key for its default, {as_yaml(default)}"
+        elif number is not None and (texts is value or str in options):
+            advice += f"; YAML reads {as_yaml(number)} as {TYPE_NAMES[type(number)]}: quote it"
+        elif isinstance(value, str) and {bool, int, float} & {*options}:
+            advice += ", without quotes"
+        raise ValueError(f"{prefix}{name}={as_yaml(value)} is not valid: {advice}.")
+
+
 def has_type(value: object, kind: Any) -> bool:
     """Returns whether a value that YAML or JSON can hold has the type that a field declares."""
     kind = _PLAIN if kind is Any else kind
@@ -100,3 +133,9 @@ def has_type(value: object, kind: Any) -> bool:
         )
     kinds = int | float if kind is float else kind
     return isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
+
+
+def as_yaml(value: object) -> str:
+    """Returns a value as YAML has it, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 80 else f"{text[:80]}..."

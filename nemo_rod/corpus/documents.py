@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod import parts
-from nemo_rod.corpus.formats import MAX_DOCUMENT_BYTES, Content, Input, ReadError
+from nemo_rod.corpus.formats import (
+    LONG_BYTES,
+    MAX_DOCUMENT_BYTES,
+    Content,
+    Input,
+    LongText,
+    ReadError,
+    whole_characters,
+)
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL
@@ -118,8 +126,8 @@ class Documents:
     def _take(self, text: Content, source: Input) -> tuple[Content, int] | None:
         try:
             data = encoded(text)
-        except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in UTF-8
-            text = str(text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        except UnicodeEncodeError:
+            text = whole_characters(str(text))
             data = text.encode("utf-8")
         if len(data) > MAX_DOCUMENT_BYTES:
             raise ReadError(
@@ -137,16 +145,16 @@ class Documents:
         state["seen"] += 1
         if bits is not None and bits[byte] >> (7 - bit) & 1:
             return None
-        limit = self.spec.max_bytes
-        if limit is not None and state["bytes"] + len(data) > limit:
-            data = data[: limit - state["bytes"]]
-            text = data.decode("utf-8", errors="ignore")  # drops a character cut in half
-            if not text:  # it would be an end of document without a document
-                state["bytes"] = limit
-                return None
-        state["bytes"] += len(data)
+        limit, size = self.spec.max_bytes, len(data)
+        if limit is not None and state["bytes"] + size > limit:
+            size = limit - state["bytes"]
+            text = data[:size].decode("utf-8", errors="ignore")  # drops a character cut in half
+            data = text.encode("utf-8")
+        state["bytes"] += size
+        if not data:  # it would be an end of document without a document
+            return None
         state["taken"] += 1
-        return text, len(data)
+        return LongText(data) if isinstance(text, str) and size >= LONG_BYTES else text, size
 
     def _full(self) -> bool:
         documents, size = self.spec.max_documents, self.spec.max_bytes
@@ -157,6 +165,8 @@ class Documents:
 
 def encoded(text: Content) -> bytes:
     """Returns a document's content as bytes: UTF-8, or int32 little-endian."""
+    if isinstance(text, LongText):
+        return text.utf8
     return text.encode("utf-8") if isinstance(text, str) else text.astype("<i4").tobytes()
 
 

@@ -7,6 +7,7 @@ order, so the number of workers affects only the run time.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import re
@@ -22,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents
+from nemo_rod.corpus.documents import Documents, encoded
+from nemo_rod.corpus.formats import LongText
 from nemo_rod.corpus.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 20
@@ -177,10 +179,10 @@ def _are_ids(texts: Sequence[Any]) -> bool:
 
 
 def _is_long(text: Any) -> bool:
-    return isinstance(text, str) and len(text) > PIECE_CHARS
+    return isinstance(text, LongText) or (isinstance(text, str) and len(text) > PIECE_CHARS)
 
 
-def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[str, int]]:
+def pieces(tokenizer: Tokenizer, text: str | LongText) -> Iterator[tuple[str, int]]:
     """Yields a text in pieces of at most `PIECE_CHARS` characters, at least one.
 
     Each comes with the number of its first tokens that belong to the piece before: it begins with
@@ -188,23 +190,24 @@ def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[str, int]]:
     other tokens are together those of the whole text, as far as the tokens around each cut show. A
     cut is before white space; only a text without any is cut elsewhere.
     """
-    begin = start = skip = 0  # of the piece; of what is new in it; tokens before that
-    while len(text) - begin > PIECE_CHARS:
-        limit = begin + PIECE_CHARS
-        found = _SPACE.finditer(text, max(start + 1, limit - _REACH), limit)
-        spaces = [match.start() for match in found]
-        end = following = spaces[-1] if spaces else limit
+    rest = io.TextIOWrapper(io.BytesIO(encoded(text)), "utf-8", newline="")
+    window, size = "", PIECE_CHARS + _AROUND  # from the beginning of a piece on
+    start = skip = 0  # of what is new in the piece; tokens before that
+    while len(window := window + rest.read(size - len(window))) > PIECE_CHARS:
+        matches = _SPACE.finditer(window, max(start + 1, PIECE_CHARS - _REACH), PIECE_CHARS)
+        spaces = [match.start() for match in matches]
+        end = following = spaces[-1] if spaces else PIECE_CHARS
         following_skip = 0
-        for cut in [*spaces[: -_TRIES - 1 : -1], *range(limit, limit - _TRIES, -1)]:
+        for cut in [*spaces[: -_TRIES - 1 : -1], *range(PIECE_CHARS, PIECE_CHARS - _TRIES, -1)]:
             context = max(0, cut - _AROUND)
-            tried = [text[context : cut + _AROUND], text[context:cut]]
+            tried = [window[context : cut + _AROUND], window[context:cut]]
             whole, left = (ids.tolist() for ids in tokenizer.encode_batch(tried))
             if whole[: len(left)] == left:
                 end, following, following_skip = cut, context, len(left)
                 break
-        yield text[begin:end], skip
-        begin, start, skip = following, end, following_skip
-    yield text[begin:], skip
+        yield window[:end], skip
+        window, start, skip = window[following:], end - following, following_skip
+    yield window, skip
 
 
 _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`

@@ -33,7 +33,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 _OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
 _COMPARISON = re.compile(
     r"\s*(?P<field>[\w.\-/]+)\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!]+)\s*(?P<more>\band\b|$)"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!“”„‘’`;,&|()\[\]{}]+)"
+    r"\s*(?P<more>\band\b|$)"
 )
 
 

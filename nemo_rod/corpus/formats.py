@@ -8,13 +8,15 @@ after the last record it yielded.
 from __future__ import annotations
 
 import bz2
-import itertools
+import codecs
+import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -25,16 +27,28 @@ from nemo_rod.corpus.input_files import File, matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
-Content = str | NDArray[np.int32]  # of a document: its text, or its token ids without EOD
+LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 _ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # how no text in UTF-8 begins
+_ESCAPES = re.compile(rb"\\(?:[^u]|u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)")
 _LONGEST_WINDOW = 1 << 31  # of zstd --long=31; a frame takes no more than it asks for
 _CURES = {  # by a part of an error: what to do where no data is damaged
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
     "memory": "compress it again with a shorter window, without --long or --ultra",
 }
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A text of `LONG_BYTES` or more; with one emoji, str would take four bytes a character."""
+
+    utf8: bytes
+
+
+# of a document: its text, or its token ids without EOD
+Content = str | LongText | NDArray[np.int32]
 
 
 class ReadError(ValueError):
@@ -100,7 +114,7 @@ class Extract:
         self.text_field, self.comparisons = spec.text_field, parse_filter(spec.filter)
         self.fields = [spec.text_field, *(comparison.field for comparison in self.comparisons)]
 
-    def __call__(self, record: Any, where: str) -> str | None:
+    def __call__(self, record: Any, where: str) -> str | LongText | None:
         """Returns the record's text, or None if the filter drops it.
 
         Raises:
@@ -110,14 +124,17 @@ class Extract:
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
         try:
             for comparison in self.comparisons:
-                if not comparison.holds(lookup(record, comparison.field)):
+                value = lookup(record, comparison.field)
+                if isinstance(value, LongText):
+                    value = value.utf8.decode()
+                if not comparison.holds(value):
                     return None
             text = lookup(record, self.text_field)
         except KeyError as error:
             raise ValueError(missing_field(where, error.args[0], record)) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        if not isinstance(text, str):
+        if not isinstance(text, str | LongText):
             drop = f", or drop such records with filter: {self.text_field} != null"
             raise ValueError(
                 f"{where}: field {self.text_field!r} must be text, found {text!r:.60}: "
@@ -132,7 +149,7 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
     return f"{where}: no field {field!r} (found: {names}): set text_field or filter to one of those"
 
 
-class _File(Input):
+class InputFile(Input):
     """A file, compressed or not; what was `consumed` of it is counted as it is stored."""
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
@@ -140,6 +157,7 @@ class _File(Input):
         self.path, self._extract, self._bytes = path, Extract(spec), 0
 
     def consumed(self) -> int:
+        """Returns the number of bytes of the file read so far."""
         return self._bytes
 
     def chunks(self) -> Iterator[bytes]:
@@ -199,7 +217,7 @@ def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
         raise ValueError(broken.format("it ends too early"))
 
 
-class TextFile(_File):
+class TextFile(InputFile):
     """A file that is one document."""
 
     def read(self, start: int) -> Iterator[str | None]:
@@ -214,6 +232,13 @@ class TextFile(_File):
                     f"{self.path}: one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB: "
                     "split it"
                 )
+        halves = data[:64:2], data[1:64:2]  # one is only NUL in UTF-16, the other never
+        is_wide = len(data) > 3 and any(map(all, halves)) and not all(map(any, halves))
+        if is_wide or data[257:262] == b"ustar":
+            raise ValueError(
+                f"{self.path} is an archive of tar, or UTF-16: unpack it, convert it, or leave it "
+                "out"
+            )
         try:
             yield data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -222,10 +247,58 @@ class TextFile(_File):
             ) from None
 
 
-class JsonLines(_File):
+def long_text(data: bytes) -> str | LongText:
+    """Returns what is UTF-8 as a text, a long one as `LongText`; refuses other bytes."""
+    if len(data) < LONG_BYTES:
+        return data.decode()
+    for _ in codecs.iterdecode(iter(partial(io.BytesIO(data).read, 1 << 20), b""), "utf-8"):
+        pass  # in pieces, which are not kept
+    return LongText(data)
+
+
+def whole_characters(text: str) -> str:
+    """Returns a text with U+FFFD for half surrogate pairs, valid in JSON but not in UTF-8."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _parse(line: bytes) -> Any:
+    """Parses a line of JSON, with its long texts as `LongText`.
+
+    json decodes a line before it makes the texts in it: twice four bytes a character with an emoji.
+    So each byte of a long line is a character for it here.
+    """
+    if len(line) < LONG_BYTES or (line.isascii() and b"\\u" not in line):
+        return json.loads(line)
+    return json.loads(_unescaped(line).decode("latin-1"), object_pairs_hook=_texts)
+
+
+def _unescaped(line: bytes) -> bytearray:
+    """Returns a line of JSON with UTF-8 for the escapes of other characters than ASCII."""
+    data, end = bytearray(), len(codecs.BOM_UTF8) * line.startswith(codecs.BOM_UTF8)
+    for escapes in _ESCAPES.finditer(line):
+        if escapes[0][1:2] != b"u":
+            continue
+        data += line[end : escapes.start()]
+        end = escapes.end()
+        text = whole_characters(json.loads(b'"%b"' % escapes[0]))
+        data += json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    return data + line[end:]
+
+
+def _texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON, in whose keys and values a character is a byte of UTF-8."""
+    return {
+        name.encode("latin-1").decode(): (
+            long_text(value.encode("latin-1")) if isinstance(value, str) else value
+        )
+        for name, value in pairs
+    }
+
+
+class JsonLines(InputFile):
     """A JSON Lines file: one object with a text field per line."""
 
-    def read(self, start: int) -> Iterator[str | None]:
+    def read(self, start: int) -> Iterator[str | LongText | None]:
         """Yields the text of every line; blank lines count as filtered."""
         number = 0
         for line in self._lines():  # enumerate would keep a long one
@@ -237,7 +310,7 @@ class JsonLines(_File):
                 continue
             where = f"{self.path}:{number}"
             try:
-                record = json.loads(line)
+                record = _parse(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not a line of JSON ({error}): {_ONE_LINE}") from None
             if isinstance(record, list):
@@ -272,61 +345,14 @@ class JsonLines(_File):
             yield b"".join(pieces)
 
 
-class ParquetTable(_File):
-    """A parquet file with a text column."""
+def file_reader(kind: type[InputFile], *keys: str) -> Callable[[SourceSpec], list[Input]]:
+    """Returns a reader of files of a kind, whose sources may have these keys besides."""
 
-    _rows = 0  # of the whole file, once it is open
-
-    def read(self, start: int) -> Iterator[str | None]:
-        """Yields the text of every row; skips whole row groups before the start."""
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            source = self.path if isinstance(self.path, Path) else self.path.open("rb")
-            with pyarrow.parquet.ParquetFile(source) as file:
-                self._rows = file.metadata.num_rows
-                names = file.schema_arrow.names
-                columns = set()
-                for field in self._extract.fields:
-                    column = field if field in names else field.split(".")[0]
-                    if column not in names:
-                        raise ValueError(missing_field(str(self.path), field, names))
-                    if names.count(column) > 1:
-                        raise ValueError(
-                            f"{self.path}: {names.count(column)} columns are named {column!r}: "
-                            "remove or rename all but one of them"
-                        )
-                    columns.add(column)
-                groups = range(file.metadata.num_row_groups)
-                sizes = [file.metadata.row_group(group).num_rows for group in groups]
-                first = sum(end <= start for end in itertools.accumulate(sizes))
-                number = sum(sizes[:first])
-                # Few rows at a time: a dictionary of kilobytes can unpack to gigabytes.
-                for batch in file.iter_batches(16, [*groups[first:]], sorted(columns)):
-                    skipped = min(max(0, start - number), batch.num_rows)
-                    for row, record in enumerate(batch.slice(skipped).to_pylist(), skipped):
-                        yield self._extract(record, f"{self.path}, row {number + row + 1}")
-                    number += batch.num_rows
-        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise ValueError(
-                f"{self.path}: not a readable parquet file ({error}): fetch it again"
-            ) from error
-
-    def consumed(self) -> int:
-        """Returns the number of bytes read, estimated from the share of rows."""
-        return (self.size or 0) * self._done // self._rows if self._rows else 0
-
-
-def _reader(kind: type[_File], *keys: str) -> Callable[[SourceSpec], list[Input]]:
     def read(spec: SourceSpec) -> list[Input]:
         return [kind(file, name, spec) for file, name in matching_files(spec)]
 
     return takes("files", "max_bytes", *keys)(read)
 
 
-read_text = _reader(TextFile)
-read_jsonl = _reader(JsonLines, "text_field", "filter")
-read_parquet = _reader(ParquetTable, "text_field", "filter")
+read_text = file_reader(TextFile)
+read_jsonl = file_reader(JsonLines, "text_field", "filter")

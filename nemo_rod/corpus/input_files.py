@@ -121,7 +121,7 @@ def check_file_name(name: str) -> None:
 
 def _local(pattern: str) -> Iterator[tuple[Path, str, object]]:
     """Yields the files that match a pattern, their names and identities."""
-    *folders, last = [part for part in pattern.split("/") if part]
+    *folders, last = [part for part in pattern.split("/") if part] or [""]
     if last == "**":
         folders, last = [*folders, last], "*"
     paths = [fixed := "/" if pattern.startswith("/") else ""]

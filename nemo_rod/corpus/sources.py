@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from nemo_rod import parts
-from nemo_rod.bounds import Bound, check_bounds, has_type, key, registered
+from nemo_rod.bounds import (
+    TYPE_NAMES,
+    Bound,
+    as_yaml,
+    check_bounds,
+    check_types,
+    key,
+    registered,
+)
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
 
@@ -24,15 +30,6 @@ _OF_READERS = (  # keys that a reader takes or refuses; all others apply to ever
     *("files", "text_field", "filter", "path", "subset", "split", "revision", "max_bytes"),
     "options",
 )
-_TYPE_NAMES = {
-    str: "a text",
-    bool: "a boolean (true or false)",
-    int: "a whole number",
-    float: "a number",
-    NoneType: "null",
-    Sequence: "a list of texts",
-    Mapping: "a mapping of plain values",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +63,8 @@ class SourceSpec:
         if not isinstance(self.name, str):
             example = ("no", "yes")[self.name] if isinstance(self.name, bool) else self.name
             raise ValueError(
-                f"domain.sources names a source {_yaml(self.name)}, which YAML reads as "
-                f'{_TYPE_NAMES.get(type(self.name))}: quote it, as in "{example}".'
+                f"domain.sources names a source {as_yaml(self.name)}, which YAML reads as "
+                f'{TYPE_NAMES.get(type(self.name))}: quote it, as in "{example}".'
             )
         check_name("source", self.name)
         where = f"domain.sources.{self.name}."
@@ -75,10 +72,7 @@ class SourceSpec:
         reader = parts.load("readers", self.kind, key=f"{where}kind") if is_known else None
         taken = getattr(reader, _TAKEN, {})
         types = get_type_hints(SourceSpec) | taken.get("types", {})
-        for name, kind in types.items():
-            if not has_type(value := getattr(self, name), kind):
-                advice = _advice(name, kind, value)
-                raise ValueError(f"{where}{name}={_yaml(value)} is not valid: {advice}.")
+        check_types(self, types, where)
         check_bounds(self, where)
         if taken:
             required = taken["keys"][0]
@@ -88,7 +82,7 @@ class SourceSpec:
                 default = SourceSpec.__dataclass_fields__[name].default
                 if (value := getattr(self, name)) and value != default:
                     raise ValueError(
-                        f"{where}{name}={_yaml(value)} is not valid: kind={self.kind} reads "
+                        f"{where}{name}={as_yaml(value)} is not valid: kind={self.kind} reads "
                         f"{required} instead; remove {name}."
                     )
         try:
@@ -162,25 +156,3 @@ def check_sources(specs: Sequence[SourceSpec], holdout_floor: int | None) -> Non
                 f"{holdout_floor} exclude each other: a floor holds out single blocks; leave out "
                 "one of them."
             )
-
-
-def _advice(name: str, kind: Any, value: object) -> str:
-    """Returns the types that a key has, and how YAML turned its value into another."""
-    options = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    advice = "expected " + " or ".join(_TYPE_NAMES[get_origin(one) or one] for one in options)
-    default = SourceSpec.__dataclass_fields__[name].default
-    if value is None and default is not _REQUIRED:
-        return f"{advice}; remove the key for its default, {_yaml(default)}"
-    texts = value if get_origin(kind) is Sequence and isinstance(value, list) else [value]
-    for text in texts if texts is value or str in options else ():
-        if isinstance(text, int | float):
-            return f"{advice}; YAML reads {_yaml(text)} as {_TYPE_NAMES[type(text)]}: quote it"
-    if isinstance(value, str) and {bool, int, float} & {*options}:
-        advice += ", without quotes"
-    return advice
-
-
-def _yaml(value: object) -> str:
-    """Returns a value as YAML has it, cut to a readable length."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,1 +1,4 @@
-"""Other trainers that lend their training step to the selector; the house imports none of them."""
+"""Other people's software: trainers that lend their training step to the selector, forms of data.
+
+The house imports none of it: its parts are found by name.
+"""

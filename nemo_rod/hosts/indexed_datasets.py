@@ -206,7 +206,8 @@ class IndexedFile(Input):
             for number in numbers:
                 first, end = (int(i) for i in self._ends[number : number + 2])
                 begin, size = self._place(first), self._place(end) - self._place(first)
-                if size != self._type.itemsize * int(self._lengths[first:end].sum(dtype=np.int64)):
+                tokens = int(self._lengths[first:end].sum(dtype=np.int64))
+                if size != self._type.itemsize * tokens or not first <= end <= len(self._starts):
                     raise ValueError(
                         f"{self.place}: its index is damaged at document {number}: fetch it again"
                     )

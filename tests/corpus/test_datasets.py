@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from corpus_cases import read_documents, run, tree
 
 from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.formats import ReadError
-from nemo_rod.corpus.hub import HuggingFaceDataset
+from nemo_rod.hosts.hub_datasets import HuggingFaceDataset
 
 datasets = pytest.importorskip("datasets")
 
@@ -204,6 +205,15 @@ def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path: Path, n
         write_table(data / name, {"text": rows(9)})
     with pytest.raises(ValueError, match=r"^source web: datasets takes the name .*: rename it$"):
         list(read_documents(spec(data)))
+
+
+def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path: Path) -> None:
+    folder = made(tmp_path / "data")
+    (folder / "dataset_infos.json").write_text("{}")
+    assert len(list(read_documents(spec(folder)))) == 120
+    (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    with pytest.raises(ReadError, match=r"more\.jsonl\.gz is not read, as \.parquet files are"):
+        list(read_documents(spec(folder)))
 
 
 def test_byte_order_marks_of_texts_are_no_text(tmp_path: Path) -> None:

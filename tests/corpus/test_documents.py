@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +41,14 @@ def spec(kind: str, files: Sequence[str | Path] = (), **fields: Any) -> SourceSp
 
 def lines(records: Sequence[object]) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def tar(name: str, data: bytes) -> bytes:
+    file, member = io.BytesIO(), tarfile.TarInfo(name)
+    member.size = len(data)
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(data))
+    return file.getvalue()
 
 
 def write_parquet(path: Path, records: Sequence[dict[str, Any]], rows: int = 7) -> Path:
@@ -104,8 +114,9 @@ def test_filters_pick_records(corpus: Path, text: str, kept: Sequence[int]) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["lang", "lang = de", "== de", "a == 1 and", "a == 1 or b == 2", 'a == "x', "a == 1 b"]
-)
+    "text", ["lang", "lang = de", "== de", "a == 1 and", "a == 1 or b == 2", 'a == "x', "a == 1 b",
+             "a != “x”", "a != [1]", "a != x;", "a != x,y", "a != b||c", "a != (b)", "a != `x`"]
+)  # fmt: skip
 def test_what_is_no_filter_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"sources\.web\.filter .* cannot be read at"):
         spec("jsonl", ["*"], filter=text)
@@ -305,6 +316,9 @@ def test_a_missing_field_is_named_with_its_place(
         ("a.jsonl.zst", b"plain text\n", ("a.jsonl.zst: broken or cut off",)),
         ("a.parquet", b"PAR1 nothing PAR1", ("a.parquet: not a readable parquet file",)),
         ("a.text", b"abc\xff", ("a.text: byte 3 is not UTF-8",)),
+        ("a.text", "hallo".encode("utf-16-le"), ("a.text is an archive of tar, or UTF-16",)),
+        ("a.text", "hallo".encode("utf-16-be"), ("a.text is an archive of tar, or UTF-16",)),
+        ("a.text", tar("one.txt", b"hallo"), ("a.text is an archive of tar, or UTF-16",)),
         ("a.text", b"abcd" * 100, ("a document of 0 MiB in a.text is larger than",)),
         ("other", b"", ("source web: no file matches",)),
     ],
@@ -317,6 +331,19 @@ def test_broken_inputs_are_named(
     (tmp_path / name).write_bytes(data)
     kind = name.split(".")[1] if name != "other" else "jsonl"
     refuse(spec(kind, [tmp_path / "a.*"]), *parts)
+
+
+def test_damage_that_only_a_checksum_of_parquet_shows(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({"text": [f"the quick brown fox {i}" for i in range(100)]})
+    plain = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    parquet.write_table(table, tmp_path / "a.parquet", **plain)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[data.index(b"fox 50")] ^= 1
+    (tmp_path / "a.parquet").write_bytes(data)
+    refuse(spec("parquet", [tmp_path / "a.parquet"]), "a.parquet: not a readable parquet", "CRC")
 
 
 def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(

@@ -97,6 +97,7 @@ def test_each_file_once(
         (["**/*.txt"], lambda root: None, "no file matches "),
         (["a.jsonl/*"], lambda root: None, "no file matches "),
         (["nowhere/*"], lambda root: None, "no file matches "),
+        (["/"], lambda root: None, "is a folder: name its files, as in"),
         (["**"], lambda root: os.rename(root / "sub", os.fsencode(root / "s") + b"\xff"),
          "the file name 's\\udcff/c.jsonl' is not UTF-8"),
     ],

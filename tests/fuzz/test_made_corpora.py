@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 from corpus_cases import BYTE, S, run, train_bpe
 
+from nemo_rod import corpus
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
+from nemo_rod.hosts import parquet_tables
 
 pytest.importorskip("transformers")
 WORDS = [
@@ -144,6 +146,8 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for seed in seeds:
         dice, form = np.random.default_rng(seed), FORMS[seed % len(FORMS)]
         monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", int(dice.integers(50, 3000)))
+        for module in (corpus.formats, corpus.documents, parquet_tables):
+            monkeypatch.setattr(module, "LONG_BYTES", (1 << 24, 300)[seed // len(FORMS) % 2])
         tokenizer = bpe if dice.random() < 0.5 else BYTE
         texts = documents(dice)
         records = [{"text": t, "meta": {"score": i % 10 / 10}} for i, t in enumerate(texts)]

@@ -196,6 +196,7 @@ NINE = [[5, 6, 7, EOD]] * 9  # of two sequences each
         (index(34, "<i", -2), NINE, DAMAGED),
         (index(34 + 12 * 18 + 8, "<q", -1), NINE, DAMAGED),
         (index(34 + 12 * 18 + 8, "<q", 99), NINE, DAMAGED),
+        (index(-16, "<q", 99), NINE, r"a\.bin: its index is damaged at document 7: fetch it again"),
         (index(34 + 12 * 18, "<q", 1), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
         (index(-8, "<q", 17), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
         (None, [*made(50, 1), [5, 999, EOD]],

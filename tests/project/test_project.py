@@ -87,6 +87,17 @@ def test_import_arrows_run_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_data_and_selection_need_no_heavy_library() -> None:
+    """Other people's forms of data and tokenizers are parts beside the house."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in modules(*ALONE)
+        for name, line in imports(file)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_house_stays_small() -> None:
     lines = sum(file.read_text().count("\n") for file in modules() if room(file) not in NEIGHBOURS)
     assert lines <= MOST_LINES

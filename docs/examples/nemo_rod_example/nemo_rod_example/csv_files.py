@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from nemo_rod.corpus.formats import MAX_DOCUMENT_BYTES, Extract, Input
+from nemo_rod.corpus.formats import MAX_DOCUMENT_BYTES, Content, Extract, Input
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
 
@@ -18,7 +18,7 @@ class CsvFile(Input):
         self.path, self.delimiter = path, spec.options.get("delimiter", ",")
         self.extract = Extract(spec)  # applies text_field and filter
 
-    def read(self, start: int) -> Iterator[str | None]:
+    def read(self, start: int) -> Iterator[Content | None]:
         with self.path.open(newline="", encoding="utf-8") as file:
             rows = enumerate(csv.DictReader(file, delimiter=self.delimiter), start=1)
             for number, row in islice(rows, start, None):

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.formats import Extract, Input, ReadError
+from nemo_rod.corpus.formats import Content, Extract, Input, ReadError
 from nemo_rod.corpus.input_files import folder_files, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
+_BULKY = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv"}  # forms of data alone
 
 
 @takes("path", "subset", "split", "revision", "text_field", "filter", "max_bytes")
@@ -60,7 +61,7 @@ class HuggingFaceDataset(Input):
             return None
         return commit
 
-    def records(self, position: Any) -> Iterator[str | None]:
+    def records(self, position: Any) -> Iterator[Content | None]:
         """Yields the text of every row."""
         self._start, self._done, self._done_before = position, 0, 0
         self._dataset = self._open()
@@ -84,6 +85,14 @@ class HuggingFaceDataset(Input):
             if builder.name == "text":
                 builder.config.encoding = "utf-8-sig"
             all_files = builder.config.data_files or {}
+            read = {_format(str(file)) for files in all_files.values() for file in files}
+            for name, _ in self.parts if spec.subset is None else ():
+                if (
+                    read and _format(name) in _BULKY - read
+                ):  # of several, it reads the most frequent
+                    raise ValueError(
+                        f"{name} is not read, as {', '.join(sorted(read))} files are: move it out"
+                    )
             names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
             unique: dict[str, str] = {}  # by their own paths: each file is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
@@ -130,3 +139,9 @@ class HuggingFaceDataset(Input):
             )
         self._position, self._done_before = state, self._done
         return state
+
+
+def _format(name: str) -> str:
+    """Returns the suffix of a file, without that of a compressed one."""
+    suffixes = [suffix for suffix in Path(name).suffixes if suffix not in (".gz", ".xz", ".zst")]
+    return suffixes[-1].lower() if suffixes else ""

@@ -1,0 +1,80 @@
+"""Parquet files, read by pyarrow a few rows at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.formats import (
+    LONG_BYTES,
+    Content,
+    InputFile,
+    file_reader,
+    long_text,
+    missing_field,
+)
+
+
+class ParquetTable(InputFile):
+    """A parquet file with a text column."""
+
+    _rows = 0  # of the whole file, once it is open
+
+    def read(self, start: int) -> Iterator[Content | None]:
+        """Yields the text of every row; skips whole row groups before the start."""
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            source = self.path if isinstance(self.path, Path) else self.path.open("rb")
+            with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
+                self._rows = file.metadata.num_rows
+                names = file.schema_arrow.names
+                columns = set()
+                for field in self._extract.fields:
+                    column = field if field in names else field.split(".")[0]
+                    if column not in names:
+                        raise ValueError(missing_field(str(self.path), field, names))
+                    if names.count(column) > 1:
+                        raise ValueError(
+                            f"{self.path}: {names.count(column)} columns are named {column!r}: "
+                            "remove or rename all but one of them"
+                        )
+                    columns.add(column)
+                groups = range(file.metadata.num_row_groups)
+                sizes = [file.metadata.row_group(group).num_rows for group in groups]
+                first = sum(end <= start for end in itertools.accumulate(sizes))
+                number = sum(sizes[:first])
+                # Few rows at a time: a dictionary of kilobytes can unpack to gigabytes.
+                for batch in file.iter_batches(16, [*groups[first:]], sorted(columns)):
+                    skipped = min(max(0, start - number), batch.num_rows)
+                    for row, record in enumerate(self._records(batch.slice(skipped)), skipped):
+                        yield self._extract(record, f"{self.path}, row {number + row + 1}")
+                    number += batch.num_rows
+        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(
+                f"{self.path}: not a readable parquet file ({error}): fetch it again"
+            ) from error
+
+    def _records(self, batch: Any) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a batch, with a long text as `LongText`."""
+        name = self._extract.text_field
+        place = batch.schema.get_field_index(name)
+        if batch.nbytes < LONG_BYTES or place < 0 or str(batch.schema.types[place]) != "string":
+            yield from batch.to_pylist()
+            return
+        batch = batch.set_column(place, name, batch.column(place).cast("large_binary"))
+        for row in range(batch.num_rows):
+            (record,) = batch.slice(row, 1).to_pylist()
+            yield {**record, name: None if record[name] is None else long_text(record[name])}
+
+    def consumed(self) -> int:
+        """Returns the number of bytes read, estimated from the share of rows."""
+        return (self.size or 0) * self._done // self._rows if self._rows else 0
+
+
+read_parquet = file_reader(ParquetTable, "text_field", "filter")
