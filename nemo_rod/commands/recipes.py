@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import hydra
 from hydra._internal.core_plugins import basic_sweeper
 from hydra._internal.hydra import Hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -25,9 +24,9 @@ from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
 from nemo_rod.commands.mistakes import ALL_KEYS, near_key, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
-from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
+from nemo_rod.config import Config, blamed_key, config_folder, former_key
 from nemo_rod.parts import did_you_mean
-from nemo_rod.run.checks import to_config
+from nemo_rod.run.checks import declare_keys, to_config
 
 _EXPECTED = {  # a part of OmegaConf's error -> what a value must be
     "to Integer": "a whole number",
@@ -64,7 +63,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
             raise SystemExit(1) from None
 
     sys.argv = [f"nemo-rod {command}", *words]
-    ConfigStore.instance().store(name="schema", node=config_class())
+    declare_keys()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
     # Hydra would compose all twice, the first time for a mode that -m alone sets
     Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]

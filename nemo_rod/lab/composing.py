@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
-from nemo_rod.config import Config, config_class, config_folder
-from nemo_rod.run.checks import to_config
+from nemo_rod.config import Config, config_folder
+from nemo_rod.run.checks import declare_keys, to_config
 
 
 def composed(*overrides: str, folder: Path | None = None) -> Config:
@@ -20,7 +19,7 @@ def composed(*overrides: str, folder: Path | None = None) -> Config:
         overrides: words in Hydra's grammar.
         folder: a folder of the user's own groups, as of --config-dir.
     """
-    ConfigStore.instance().store(name="schema", node=config_class())
+    declare_keys()
     path = [] if folder is None else [f"hydra.searchpath=[file://{folder.absolute()}]"]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = compose("config", overrides=[*overrides, *path], return_hydra_config=True)

@@ -74,13 +74,10 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         for name, group in zip(names, groups[len(ROLES) :], strict=True):
             metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in group.items()}
     metrics |= choice.compared
-    for name, num_drawn in zip(names, drawn, strict=True):
-        metrics[f"rod/candidates/{name}"] = num_drawn
-    for name, num_chosen in zip(names, chosen, strict=True):
-        metrics[f"rod/chosen/{name}"] = num_chosen
-    for name, num_chosen in zip(names, chosen, strict=True):
-        metrics[f"rod/share/{name}"] = num_chosen / len(choice.chosen)
-    return metrics
+    metrics |= {f"rod/candidates/{name}": n for name, n in zip(names, drawn, strict=True)}
+    metrics |= {f"rod/chosen/{name}": n for name, n in zip(names, chosen, strict=True)}
+    share = {name: n / len(choice.chosen) for name, n in zip(names, chosen, strict=True)}
+    return metrics | {f"rod/share/{name}": value for name, value in share.items()}
 
 
 def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share: float) -> float:
@@ -92,8 +89,7 @@ def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share:
         seconds: Duration of the step.
         scored_share: Share of every candidate that was scored, in [0, 1].
     """
-    was_scored = choice.score is not None and not choice.is_estimated
-    num_scored = len(choice.pool.block_ids) if was_scored else 0
+    num_scored = 0 if choice.score is None or choice.is_estimated else len(choice.pool.block_ids)
     work = 1 + FORWARD * scored_share * num_scored / len(choice.chosen)
     return update * work / seconds / 1e12
 

@@ -51,11 +51,10 @@ class SourceAverages:
     score: Score = reducible_loss
 
     def __post_init__(self) -> None:
-        num_sources = self.num_sources
-        self.mean = np.full(num_sources, np.nan)
-        self.variance = np.zeros(num_sources)
-        self._blocks = np.zeros(num_sources, dtype=np.int64)  # roughly, blocks in the mean
-        self._seen = np.full(num_sources, -1, dtype=np.int64)  # last step that observed the source
+        self.mean = np.full(self.num_sources, np.nan)
+        self.variance = np.zeros(self.num_sources)
+        self._blocks = np.zeros(self.num_sources, dtype=np.int64)  # roughly, blocks in the mean
+        self._seen = np.full(self.num_sources, -1)  # last step that observed the source
 
     @property
     def has_seen(self) -> bool:

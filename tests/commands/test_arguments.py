@@ -9,6 +9,8 @@ import pytest
 
 from nemo_rod import cli
 from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.errors import errors_in_one_sentence
+from nemo_rod.signals import Stopped
 
 HELP = {
     "status": ["RUN_DIR"],
@@ -112,6 +114,17 @@ def test_the_former_name_works_and_says_the_new_one(
         errors[name] = capsys.readouterr().err.splitlines()
     note = "nemo-rod: `score` is now called `reference`; the next release drops the old name."
     assert errors["score"] == [note, *errors["reference"]][int(rank) :]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, Stopped.exit_status)]
+)
+def test_a_stop_and_a_failed_job_have_a_status_of_their_own(
+    error: type[BaseException], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left, errors_in_one_sentence():
+        raise error("rank 1:\nfailed")
+    assert (left.value.code, capsys.readouterr().err) == (status, "nemo-rod: rank 1: failed\n")
 
 
 WRONG = {

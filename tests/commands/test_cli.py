@@ -492,15 +492,6 @@ def test_files_that_cannot_be_made_are_one_sentence(
     assert str(run_dir) in done.stderr or "nothing" in done.stderr
 
 
-def test_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nemo_rod.cli", "train", "--help"]
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert "Broken pipe" not in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("command", ["help", "status", "cancel", "curriculum"])
 def test_help_loads_no_room_and_no_package(command: str) -> None:
     program = (

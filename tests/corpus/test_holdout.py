@@ -127,7 +127,7 @@ SMALL = {"DIVERSITY": 110, "CLAUSES": 130, "TOSDR": 170, "DEFINITIONS": 240}
 
 
 @pytest.mark.parametrize(
-    ("corpora", "refused"), [(20, 11), pytest.param(100, 62, marks=pytest.mark.slow)]
+    ("corpora", "refused"), [(8, 5), pytest.param(100, 62, marks=pytest.mark.slow)]
 )
 def test_small_sources_of_a_recipe_like_legal_are_never_refused(
     corpora: int, refused: int, tmp_path: Path
@@ -171,9 +171,10 @@ def test_a_source_of_one_repeated_block_beside_others(tmp_path: Path) -> None:
         assert not (held["A"] + held["b"]).keys() & (train["A"] + train["b"]).keys()
 
 
-def test_whole_documents_and_blocks_agree_on_what_is_held_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stores", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores: int, tmp_path: Path) -> None:
     moved = 0
-    for number in range(60):
+    for number in range(stores):
         dice = random.Random(number)
         texts = ["".join(dice.choices("ab", k=dice.randint(1, 7))) for _ in range(200)]
         corpus = [
@@ -187,7 +188,7 @@ def test_whole_documents_and_blocks_agree_on_what_is_held_out(tmp_path: Path) ->
         assert not rows[0] & rows[1] and all(s.count for s in (*train.sources, *held.sources))
         manifest = json.loads((root / "replay" / "c" / "manifest.json").read_text())
         moved += "raised" in manifest
-    assert moved > 30
+    assert moved > stores // 2
 
 
 def test_another_source_changes_what_is_moved(tmp_path: Path) -> None:

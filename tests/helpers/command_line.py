@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,12 @@ OF_THE_PAPER = [name for name in RECIPES if not ("toy" in name or "smollm2" in n
 
 
 def composed(*overrides: str) -> Config:
-    return copy.deepcopy(_composed(*overrides))
+    """Composed once for all folders of a run, which no other key refers to."""
+    folders = [word for word in overrides if re.fullmatch(r"run_dir=[\w./-]+", word)]
+    config = copy.deepcopy(_composed(*(word for word in overrides if word not in folders)))
+    for word in folders:
+        config.run_dir = word.partition("=")[2]
+    return config
 
 
 _composed = functools.cache(composing.composed)

@@ -20,7 +20,6 @@ import yaml
 from places import ROOT, WORKERS
 from tiny import BATCH, STEPS, Setting
 
-from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
 
 PATIENCE = 900  # seconds; on a loaded machine Ray starts slowly
@@ -168,7 +167,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 def assert_same_choices_as_bridge(tiny: Setting, out: Path) -> None:
     """A run chose the blocks that Megatron-Bridge chooses, by the same scores."""
-    bridge = tiny.rod("single", Parallel())
+    bridge = tiny.single()
     assert len(bridge) == STEPS
     assert chosen_ids(out) == chosen_ids(tiny.root / "single")
     for one, other in zip(bridge, records(out), strict=True):

@@ -95,6 +95,7 @@ class Setting:
         precision: str = "fp32",
     ) -> None:
         self.root, self.torchrun, self.precision = root, torchrun, precision
+        self._single: dict[str, list[Any]] = {}
         self.blocks = root / "blocks"
         prepare(
             self.blocks,
@@ -150,6 +151,17 @@ class Setting:
         job = self.rod_job(folder, parallel, scoring=scoring)
         self.torchrun(parallel.world_size, WORKER, job, *options, timeout=300)
         return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
+
+    def single(self, **scoring: Any) -> list[Any]:
+        """The records of RoD in one process, which is trained once; see `weights`."""
+        if (key := str(scoring)) not in self._single:
+            option = f"--weights={self.weights(**scoring)}"
+            self._single[key] = self.rod("single", Parallel(), option, **scoring)
+        return self._single[key]
+
+    def weights(self, **scoring: Any) -> Path:
+        """The folder of the weights that the steps of `single` start from, each in its own."""
+        return self.root / "_".join(["weights", *scoring])
 
     def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
         """Writes the job of a RoD run."""

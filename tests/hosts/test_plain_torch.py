@@ -14,9 +14,7 @@ import torch
 from places import ROOT, WORKERS
 from tiny import STEPS, Setting, metric
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
 
-from nemo_rod.config import Parallel
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer
@@ -33,8 +31,8 @@ class Runs:
 
     def __init__(self, root: Path, tiny: Setting, torchrun: Callable[..., list[str]]) -> None:
         self.root, self.tiny, self.torchrun = root, tiny, torchrun
-        self.megatron = tiny.rod("recorded", Parallel())
-        self.lrs = metric(tiny.root / "recorded", "train/lr")
+        self.megatron = tiny.single()
+        self.lrs = metric(tiny.root / "single", "train/lr")
 
     def run(self, processes: int, *runs: dict[str, Any]) -> None:
         common = {"model": str(self.tiny.base), "kind": "one"}
@@ -89,7 +87,7 @@ def runs(
 def test_it_chooses_what_megatron_chooses(runs: Runs) -> None:
     runs.assert_same_choices("one", runs.megatron)
     ours = metric(runs.root / "one", "train/loss")
-    theirs = metric(runs.tiny.root / "recorded", "train/loss")
+    theirs = metric(runs.tiny.root / "single", "train/loss")
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
@@ -118,6 +116,8 @@ def test_replay_scores_zero_at_the_base(runs: Runs) -> None:
 
 def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
     """Those of whoever measures the same weights; at the start, every 5 steps, and at the end."""
+    from transformers import AutoModelForCausalLM
+
     root = runs.root
     start, rows = (
         {name: of(root / name) for name in ("one", "resumed", "ddp", "fsdp2")}

@@ -17,7 +17,6 @@ import tiny
 import torch
 from command_line import composed
 from places import ROOT
-from transformers import AutoModelForCausalLM
 
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
@@ -184,6 +183,8 @@ def test_scores_of_replay_begin_at_exactly_zero(
 
 
 def test_forgetting_of_real_text_is_that_of_held_out_losses(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     prepare(
         tmp_path / "real" / "blocks", tiny.sources()[:3], tokenizer=load_tokenizer("byte"),
         block_size=32, holdout_fraction=0.02,

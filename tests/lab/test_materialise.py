@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import nemo_rod
 from places import ROOT
-from tiny import LAYOUTS, Setting, metric, sources
+from tiny import Setting, metric, sources
 
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
 from nemo_rod.lab import curricula, materialise
@@ -189,18 +189,18 @@ def test_a_plain_loop_repeats_the_training(
     from transformers import AutoModelForCausalLM
 
     plain = example("train_on_curriculum")
-    tiny.rod("recorded", LAYOUTS["single"])
-    arm = tiny.root / "recorded"
-    losses = {}
+    tiny.single()
+    arm = tiny.root / "single"
+    read = {}
     for format in ("parquet", "jsonl", "huggingface"):
         out = tmp_path / format
         words = ("curriculum", "materialise", arm, "--blocks", tiny.blocks, "--format", format)
         assert nemo_rod(*words, out).returncode == 0
-        model = AutoModelForCausalLM.from_pretrained(tiny.base, dtype="float32")
-        rates = iter(metric(arm, "train/lr"))
-        losses[format] = list(plain.train(model, plain.rows(out), rates))
-    assert losses["parquet"] == losses["jsonl"] == losses["huggingface"]
-    np.testing.assert_allclose(losses["parquet"], metric(arm, "train/loss"), rtol=0, atol=2e-6)
+        read[format] = list(plain.rows(out))
+    assert read["parquet"] == read["jsonl"] == read["huggingface"]
+    model = AutoModelForCausalLM.from_pretrained(tiny.base, dtype="float32")
+    losses = list(plain.train(model, read["jsonl"], iter(metric(arm, "train/lr"))))
+    np.testing.assert_allclose(losses, metric(arm, "train/loss"), rtol=0, atol=2e-6)
     words = [str(tiny.base), str(tmp_path / "jsonl"), str(tmp_path / "trained")]
     monkeypatch.setattr(sys, "argv", ["train_on_curriculum.py", *words])
     plain.main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import composed, nemo_rod
+from command_line import composed
 from hydra import initialize_config_dir
 
 from nemo_rod.config import Config, config_folder
@@ -238,16 +238,17 @@ def test_the_recipes_of_other_runs_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
-    config = composed(*run)
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        rehearse(config)
-    assert "other runs: german_qwen3_5_4b" in capsys.readouterr().out
-    assert not [*tmp_path.iterdir()]
     variant = "variants.rod_transfer.curriculum=runs/thesis"
-    done = nemo_rod("rehearse", *run, variant, "arms=[rod_transfer]")
-    assert done.returncode == 1
-    assert "other runs: runs/thesis names no recipe, so the run that it holds" in done.stdout
-    assert "the rehearsal of german_qwen3_5_9b failed at other runs" in done.stderr
+    unknown, known = composed(*run, variant, "arms=[rod_transfer]"), composed(*run)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        rehearse(known)
+        assert "other runs: german_qwen3_5_4b" in capsys.readouterr().out
+        failed = "rehearsal of german_qwen3_5_9b failed at other runs"
+        with pytest.raises(RuntimeError, match=failed):
+            rehearse(unknown)
+    output = capsys.readouterr().out
+    assert "other runs: runs/thesis names no recipe, so the run that it holds" in output
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_layout_that_does_not_divide_is_refused() -> None:

@@ -73,51 +73,28 @@ def test_a_recipe_is_rehearsed_from_text_to_report(
     assert (folder / "report" / "index.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "wrong", "row", "sentence"),
-    [
-        (
-            "german_nemotron_nano_12b_v2",
-            "domain.eod=7",
-            "end of documents",
-            "Documents would end with id 7 (an ordinary token), but in the pretraining of "
-            "nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base they ended with id 2 (</s>",
-        ),
-        (
-            "german_qwen3_5_4b",
-            "domain.tokenizer=Qwen/Qwen3-0.6B-Base",
-            "tokenizer",
-            "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
-            "model.hf=Qwen/Qwen3.5-4B-Base",
-        ),
-        (
-            "german_qwen3_5_4b",
-            "parallel.pipeline=3",
-            "layout",
-            "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32",
-        ),
-    ],
-    ids=["end of documents", "tokenizer", "layout"],
-)
-def test_a_failed_check_ends_a_rehearsal_before_anything_is_made(
-    recipe: str,
-    wrong: str,
-    row: str,
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_failed_checks_end_a_rehearsal_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = composed(f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", wrong)
-    with pytest.raises(RuntimeError, match=f"the rehearsal of {recipe} failed at {row}"):
-        command.rehearse(config)
+    recipe, wrong = "german_qwen3_5_4b", ("domain.eod=7", "parallel.pipeline=3")
+    expected = {
+        "end of documents": "Documents would end with id 7 (an ordinary token), but in the "
+        "pretraining of Qwen/Qwen3.5-4B-Base they ended with id 151643 (<|endoftext|>",
+        "tokenizer": "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
+        "model.hf=Qwen/Qwen3.5-4B-Base",
+        "layout": "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32",
+    }
+    words = (f"run_dir={tmp_path / 'run'}", "domain.tokenizer=Qwen/Qwen3-0.6B-Base", *wrong)
+    with pytest.raises(RuntimeError, match=f"the rehearsal of {recipe} failed at "):
+        command.rehearse(composed(f"recipe={recipe}", *words))
     output = capsys.readouterr().out
-    assert f"{row}: " in output and sentence in output
     assert [path.name for path in tmp_path.iterdir()] == ["run_rehearsal"]
     assert [path.name for path in (tmp_path / "run_rehearsal").iterdir()] == ["table.json"]
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
     notes = {part["name"]: part["note"] for part in table["rows"] if part["state"] == "FAILED"}
-    assert list(notes) == [row]
-    assert sentence in notes[row]
+    assert notes.keys() == expected.keys()
+    for row, sentence in expected.items():
+        assert f"{row}: " in output and sentence in output and sentence in notes[row]
 
 
 @pytest.mark.rehearsal

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("megatron.core")
-
-from nemo_rod.megatron import train_job
 from nemo_rod.signals import Stopped
 
 
@@ -25,6 +22,8 @@ from nemo_rod.signals import Stopped
 def test_only_an_exit_without_a_fault_is_a_stop(
     status: int, error: type[BaseException], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from nemo_rod.megatron import train_job
+
     monkeypatch.setattr(train_job, "pretrain", lambda *_, **__: sys.exit(status))
     monkeypatch.setattr(train_job, "_write_checkpoints_in_this_process", lambda: None)
     selector: Any = SimpleNamespace(installed=nullcontext)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,6 @@ from nemo_rod.selection import Pool, References
 from nemo_rod.selection.estimates import SourceAverages
 
 PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
-Single = Callable[..., list[Any]]
-
-
-@pytest.fixture(scope="module")
-def single() -> Single:
-    """The records of a run of one process, which is made once; its weights are kept."""
-
-    @functools.cache
-    def run(setting: Setting, **scoring: int) -> list[Any]:
-        option = f"--weights={weights(setting, scoring)}"
-        return setting.rod("single", LAYOUTS["single"], option, **scoring)
-
-    return run
-
-
-def weights(setting: Setting, scoring: Mapping[str, int]) -> Path:
-    return setting.root / "_".join(["weights", *scoring])
 
 
 @functools.lru_cache(maxsize=4)  # a step's weights, and the two references of all steps
@@ -99,33 +81,31 @@ def assert_validated(setting: Setting, losses: dict[str, float], checkpoint: Pat
         assert losses[name] == pytest.approx(expected, abs=1e-5)
 
 
-def test_choice_equals_plain_arithmetic_on_exported_weights(tiny: Setting, single: Single) -> None:
-    records = single(tiny)
-    assert_choice_is_plain_arithmetic(tiny, records, weights(tiny, {}))
+def test_choice_equals_plain_arithmetic_on_exported_weights(tiny: Setting) -> None:
+    records = tiny.single()
+    assert_choice_is_plain_arithmetic(tiny, records, tiny.weights())
     first, is_replay = records[0], tiny.store.is_replay(records[0].block_ids)
     assert is_replay.any()
     assert (first.score[is_replay] == 0).all()  # exactly, at the base
 
 
-def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(
-    tiny: Setting, single: Single
-) -> None:
-    records = single(tiny, **PREFIX)
+def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(tiny: Setting) -> None:
+    records = tiny.single(**PREFIX)
     # a quarter of 64 tokens are 16 positions; the target of the last is token 17
-    assert_choice_is_plain_arithmetic(tiny, records, weights(tiny, PREFIX), length=17)
+    assert_choice_is_plain_arithmetic(tiny, records, tiny.weights(**PREFIX), length=17)
     # both choose from the same pools, and not the same
-    pairs = list(zip(single(tiny), records, strict=True))
+    pairs = list(zip(tiny.single(), records, strict=True))
     assert all((a.block_ids == b.block_ids).all() for a, b in pairs)
     assert any((a.chosen != b.chosen).any() for a, b in pairs)
 
 
-def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: Single) -> None:
-    single(tiny)
+def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting) -> None:
+    tiny.single()
     rows = [json.loads(line) for line in (tiny.root / "single" / "metrics.jsonl").open()]
     validated = [row["step"] for row in rows if any(key.startswith("validation/") for key in row)]
     assert validated == [9, 19]
     # the weights after step 9 are those that step 10 started from
-    assert_validated(tiny, rows[9], weights(tiny, {}) / "10")
+    assert_validated(tiny, rows[9], tiny.weights() / "10")
     for arm in ("no_replay", "single"):  # all arms on the same blocks before their first step
         start = json.loads((tiny.root / arm / "validation_start.json").read_text())
         assert_validated(tiny, start, tiny.base)
@@ -175,16 +155,12 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
     ],
 )
 def test_same_choice_and_training_in_every_layout(
-    model: str,
-    layout: str,
-    scoring: dict[str, int],
-    single: Single,
-    request: pytest.FixtureRequest,
+    model: str, layout: str, scoring: dict[str, int], request: pytest.FixtureRequest
 ) -> None:
     setting = request.getfixturevalue(model)
     parallel = (LAYOUTS if model == "tiny" else MOE_LAYOUTS)[layout]
     for a, b in zip(
-        single(setting, **scoring), setting.rod(layout, parallel, **scoring), strict=True
+        setting.single(**scoring), setting.rod(layout, parallel, **scoring), strict=True
     ):
         assert (a.block_ids == b.block_ids).all()
         assert (a.chosen == b.chosen).all()
@@ -195,14 +171,12 @@ def test_same_choice_and_training_in_every_layout(
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-def test_between_scoring_passes_the_losses_of_training_are_learned_from(
-    tiny: Setting, single: Single
-) -> None:
+def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny: Setting) -> None:
     references = References.open(tiny.references, tiny.store)
     sources, seed = len(tiny.store.sources), tiny.arm("rod").seed
     averages = SourceAverages(tiny.store.source_index, sources, every=5, seed=seed)
-    for record in single(tiny, **ESTIMATED):
-        checkpoint = weights(tiny, ESTIMATED) / str(record.step)
+    for record in tiny.single(**ESTIMATED):
+        checkpoint = tiny.weights(**ESTIMATED) / str(record.step)
         loss = hugging_face_losses(checkpoint, tiny.store.tokens(record.block_ids))
         if record.step % 5:  # an estimate: only what it trained on has a loss
             estimate = averages.estimate(Pool(record.step, record.block_ids, np.array([])))
@@ -216,8 +190,8 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(
 
 
 @pytest.mark.layouts
-def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting, single: Single) -> None:
-    assert_choice_is_plain_arithmetic(moe, single(moe), weights(moe, {}))
+def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting) -> None:
+    assert_choice_is_plain_arithmetic(moe, moe.single(), moe.weights())
 
 
 def scores(torchrun: Torchrun, processes: int, *arguments: object) -> list[list[dict[str, Any]]]:

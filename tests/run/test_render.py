@@ -25,6 +25,7 @@ from nemo_rod.config import Config
 from nemo_rod.hosts.ray import launcher as ray
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.lab.launches import read_launch
+from nemo_rod.run.checks import check
 from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.render import launch_folder, write_files
@@ -48,24 +49,24 @@ CLUSTER = [
 
 
 # these have arms that NeMo-RL's workers cannot train: with estimated scores, or until they converge
+FEW = ["base", "no_replay", "rod"]
 ON_RAY = {
-    "toy": ["arms=[base,no_replay,fixed_32,merge_0.6,rod]"],
-    "toy_long_blocks": ["arms=[base,no_replay,rod]"],
-    "toy_paper": ["arms=[base,no_replay,rod]"],
-    "toy_generated": ["arms=[base,no_replay,rod]"],
-    "toy_sizes": ["arms=[base,no_replay,rod]"],
-    "german_smollm2_135m": ["arms=[base,no_replay,rod]"],
-    "german_smollm2_135m_debian": ["arms=[base,no_replay,rod]"],
+    "toy": ["base", "no_replay", "fixed_32", "merge_0.6", "rod"],
+    **{f"toy_{name}": FEW for name in ("long_blocks", "paper", "generated", "sizes")},
+    **{f"german_smollm2_135m{name}": FEW for name in ("", "_debian")},
 }
 
 
 @cache
 def launched(recipe: str, launcher: str, *overrides: str) -> Config:
-    if launcher == "local":  # nothing else of a recipe depends on it
-        local = composed("recipe=toy", "launcher=local", *CLUSTER).launcher
-        return dataclasses.replace(launched(recipe, "slurm", *overrides), launcher=local)
-    arms = ON_RAY.get(recipe, []) if launcher == "ray" else []
-    return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *arms, *overrides)
+    if launcher == "slurm":
+        return composed(f"recipe={recipe}", "launcher=slurm", *CLUSTER, *overrides)
+    config = launched(recipe, "slurm", *overrides)
+    own = composed("recipe=toy_synthetic", f"launcher={launcher}", *CLUSTER).launcher
+    arms = ON_RAY.get(recipe, config.arms) if launcher == "ray" else config.arms
+    config = dataclasses.replace(config, launcher=own, arms=arms)  # nothing else depends on it
+    check(config)
+    return config
 
 
 @cache

@@ -148,20 +148,6 @@ def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
 # Cuts at every byte and flips of every bit: test_record_log.py.
 
 
-def test_cut_within_the_last_record(tmp_path, path):
-    whole = record(tmp_path / "whole.rod", 3)
-    shorter = record(tmp_path / "shorter.rod", 2)
-    for end in range(len(shorter), len(whole)):
-        path.write_bytes(whole[:end])
-        with Curriculum.open(path, read_only=True) as reader:
-            check(reader, 2)
-        assert path.read_bytes() == whole[:end]
-        with Curriculum.open(path, expect=HEADER, resume_at=2) as curriculum:
-            assert path.read_bytes() == shorter
-            curriculum.append(step_of(2))
-        assert path.read_bytes() == whole
-
-
 def test_flipped_bits_are_noticed(tmp_path, path):
     whole = record(tmp_path / "whole.rod", 3)
     size = (len(whole) - len(record(tmp_path / "none.rod", 0))) // 3
