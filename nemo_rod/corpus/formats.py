@@ -240,11 +240,13 @@ class TextFile(InputFile):
                 "out"
             )
         try:
-            yield data.decode("utf-8-sig")
+            text = [data.decode("utf-8-sig")]
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self.path}: byte {error.start} is not UTF-8: convert the file"
             ) from None
+        data.clear()  # nothing that is long stays here
+        yield text.pop()
 
 
 def long_text(data: bytes) -> str | LongText:
