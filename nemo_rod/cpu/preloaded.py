@@ -5,6 +5,7 @@ A job reports what cannot be imported; here it is left out, and so are the warni
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import suppress
@@ -20,3 +21,4 @@ with suppress(Exception):
 
     import nemo_rod.megatron.forward_jobs
     import nemo_rod.megatron.train_job  # noqa: F401
+gc.freeze()  # what is imported stays: no collection in a fork walks through it, or copies its pages

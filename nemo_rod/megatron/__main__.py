@@ -20,6 +20,7 @@ from nemo_rod.jobs import (
     CheckJob,
     EvaluateJob,
     ExportJob,
+    Job,
     ReferenceJob,
     TrainJob,
     shared_job,
@@ -57,15 +58,7 @@ def main() -> int:
     try:
         job = shared_job(watch.store, sys.argv[1:])
         watch.stall_seconds = job.stall_seconds
-        backend, timeout = "gloo", timedelta(minutes=job.collective_minutes)
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-            backend = "nccl"
-        dist.init_process_group(backend, timeout=timeout)
-        module, function = _RUN_BY[type(job)]
-        run = getattr(importlib.import_module(f"nemo_rod.megatron.{module}"), function)
-        run(job, heartbeat=watch)
-        dist.barrier()
+        _run(job, watch)
     except Stopped as stop:
         print(f"nemo-rod stopped: {stop}", flush=True)
         # torchrun ends all ranks with the first one: the last may still be closing its loggers
@@ -84,6 +77,17 @@ def main() -> int:
     watch.close()
     dist.destroy_process_group()
     return 0
+
+
+def _run(job: Job, watch: Watch) -> None:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    timeout = timedelta(minutes=job.collective_minutes)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+    module, function = _RUN_BY[type(job)]
+    getattr(importlib.import_module(f"nemo_rod.megatron.{module}"), function)(job, heartbeat=watch)
+    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ its environment, and the server of forks of the process that asks. Its exit code
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from nemo_rod.run.stages import Stages
 
 def main() -> None:
     Stages(composed("recipe=toy_synthetic")).all()  # imports half of what a command needs
+    gc.freeze()  # as in `nemo_rod.cpu.preloaded`
     for line in sys.stdin:
         words, files, folder, environment, server = json.loads(line)
         child = os.fork()

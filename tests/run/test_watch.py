@@ -59,7 +59,8 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(
 ) -> None:
     """Slurm sends them to all processes of a job, near the limit and at a preemption."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "tells.py").write_text("import os; print(os.getppid())")
+    program = "import gc, os; print(os.getppid()); assert gc.get_freeze_count() > 10**5"
+    (tmp_path / "tells.py").write_text(program)  # which also shares the memory of the imports
     for _ in range(2):
         assert run_process([sys.executable, "-m", "tells"], tmp_path / "log", Launcher()) == {}
         server = (tmp_path / "log").read_text().split()
