@@ -125,7 +125,9 @@ def test_logger_and_launcher(run: Path) -> None:
         shown = read_lines(run / "arms" / name / "lines.jsonl")
         kept = read_lines(run / "arms" / name / "metrics.jsonl")
         assert [line["step"] for line in shown] == [row["step"] + 1 for row in kept]
-        assert [line["train/loss"] for line in shown] == [row["train/loss"] for row in kept]
+        assert [line["at_a_glance/training_loss"] for line in shown] == [
+            row["train/loss"] for row in kept
+        ]
         assert {line["run"] for line in shown} == {f"toy_synthetic/{name}"}
     rows = [line.split("\t") for line in (run / "seconds.tsv").read_text().splitlines()]
     jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", "evaluate"]
