@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def assert_validated(setting: Setting, losses: dict[str, float], checkpoint: Pat
     """The validation losses among some metrics are those of a checkpoint."""
     store = BlockStore(setting.blocks, split="holdout")
     names = {f"validation/{s.role}/{s.name}/loss": s for s in store.sources}
-    assert {name for name in losses if name.startswith("validation/")} == names.keys()
+    assert {name for name in losses if re.fullmatch("validation/.*/loss", name)} == names.keys()
     for name, source in names.items():
         ids = source.start + np.arange(min(source.count, 8))
         expected = hugging_face_losses(checkpoint, store.tokens(ids)).mean()
