@@ -89,15 +89,17 @@ def check(config: Config) -> None:
         ValueError: naming the key, its value, the accepted values and the remedy.
     """
     check_bounds(config)
-    place, wrong = Path(config.run_dir).absolute(), ""
     if not config.run_dir.strip():
-        wrong = " is empty: name the folder of the run: runs/toy, say."
-    elif "$" in config.run_dir:  # of single quotes
-        wrong = " has a variable that the shell did not replace: put the word in double quotes."
-    elif file := next((f for f in (place, *place.parents) if f.exists() and not f.is_dir()), None):
-        wrong = f": {file} is a file, not a folder."
-    if wrong:
-        raise ValueError(f"run_dir={config.run_dir}{wrong}")
+        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
+    if "$" in config.run_dir:  # of single quotes
+        raise ValueError(
+            f"run_dir={config.run_dir} has a variable that the shell did not replace: put the word "
+            "in double quotes."
+        )
+    place = Path(config.run_dir).absolute()
+    for folder in (place, *place.parents):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"run_dir={config.run_dir}: {folder} is a file, not a folder.")
     model, domain, parallel = config.model, config.domain, config.parallel
     check_parallel(parallel, ())
     if domain.sources:

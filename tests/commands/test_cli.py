@@ -38,7 +38,8 @@ def test_every_recipe_composes_and_validates(recipe: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_serves_the_toy(layout: str) -> None:
-    assert composed("recipe=toy", f"parallel={layout}").parallel.world_size >= 1
+    size = (f"{name}.micro_batch_size=2" for name in ("train", "pretrain"))  # for 8 replicas
+    assert composed("recipe=toy", f"parallel={layout}", *size).parallel.world_size >= 1
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,10 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
         (["train", "arm=rod"], "run `nemo-rod prepare recipe=toy_synthetic` first"),
         (["train", "arm=rood"], "There is no arm 'rood' (did you mean rod?): expected base,"),
         (["run", "run_dir="], "run_dir is empty"),
-        (["run", "rebuild=[rood]", "dry_run=true"], "rebuild=[rood] is not a stage: expected some"),
+        (
+            ["run", "rebuild=[rood]", "dry_run=true"],
+            "rebuild=[rood] is not a stage (did you mean rod?): expected some",
+        ),
         (["reference", "arm=rod"], "arm=rod is not a reference model: expected base, no_replay"),
         (["train", "arms=[base]", "dry_run=true"], "There is nothing to train among ['base']"),
         (["plan", "arm=röd"], "letters such as ü need nested quotes, \"arm='röd'\""),

@@ -176,8 +176,8 @@ def make_plan(config: Config) -> PlanResult:
 def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
     """Returns the layouts that are shipped for the recipe's model and fit, the quickest first.
 
-    A model without layouts of its own has those of any model that fit on one node. None is known of
-    a configuration that was composed elsewhere, such as in a job.
+    A model without layouts of its own has the common ones of a GPU and of a whole node. None is
+    known of a configuration that was composed elsewhere, such as in a job.
     """
     chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     folder, found = config_folder() / "parallel", list[tuple[str, PlanResult]]()
@@ -198,7 +198,7 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
             )
         }  # fmt: skip
         other = dataclasses.replace(config, **merged)
-        if not own_layouts and other.parallel.world_size > config.cluster.gpus_per_node:
+        if not own_layouts and other.parallel.world_size not in (1, config.cluster.gpus_per_node):
             continue
         with suppress(ValueError):
             result = make_plan(other)

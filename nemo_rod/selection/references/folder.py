@@ -86,13 +86,20 @@ class ReferenceManifest:
         """Returns the part of every block, int64 [C]."""
         return (block_ids - self.start) // self.part_size
 
-    def absent(self, number: int) -> Records:
-        """Returns the records of a part without any losses [N]."""
-        size = min(self.part_size, self.num_blocks - number * self.part_size)
-        kind = [("head", "<u8"), ("loss", "<f4", (len(self.lengths),))]
-        records_N = np.zeros(size, dtype=kind)
-        records_N["loss"] = np.nan
-        return records_N
+    @property
+    def kind(self) -> np.dtype[np.void]:
+        """Type of a record."""
+        return np.dtype([("head", "<u8"), ("loss", "<f4", (len(self.lengths),))])
+
+    def size(self, number: int) -> int:
+        """Returns the number of blocks of a part (N)."""
+        return min(self.part_size, self.num_blocks - number * self.part_size)
+
+    def absent(self, size: int) -> Records:
+        """Returns the records [size] of blocks without any losses."""
+        records = np.zeros(size, dtype=self.kind)
+        records["loss"] = np.nan
+        return records
 
     def difference(self, other: ReferenceManifest) -> str:
         """Returns a text that names every field that differs; "" if none does."""
@@ -182,7 +189,7 @@ class Folder:
 
     def records(self, block_ids: Ids) -> Records:
         """Returns the records of blocks of its range [C]; their loss is NaN if they have none."""
-        records_C = np.repeat(self.manifest.absent(0)[:1], len(block_ids))
+        records_C = self.manifest.absent(len(block_ids))
         part_C = self.manifest.part_of(block_ids)
         row_C = block_ids - self.manifest.start - part_C * self.manifest.part_size
         order_C = np.argsort(part_C, kind="stable")
@@ -199,7 +206,9 @@ class Folder:
         """Returns which blocks of its range have a reference, bool [stop - start]."""
         return np.concatenate(
             [
-                np.isfinite((self.manifest.absent(n) if part is None else part)["loss"][:, 0])
+                np.zeros(self.manifest.size(n), dtype=bool)
+                if part is None
+                else np.isfinite(part["loss"][:, 0])
                 for n, part in enumerate(self.parts)
             ]
         )
@@ -269,7 +278,9 @@ class ReferenceWriter:
             here = part_C == number
             if number not in self._begun:
                 before = self._parts[number]
-                self._begun[number] = manifest.absent(number) if before is None else before.copy()
+                if before is None:
+                    before = manifest.absent(manifest.size(number))
+                self._begun[number] = before.copy()
             rows = ids[here] - manifest.start - number * manifest.part_size
             self._begun[number]["head"][rows] = hash_heads(self._hashes(ids[here]))
             self._begun[number]["loss"][rows] = losses_CL[here]
@@ -334,7 +345,7 @@ def _part(
     path: Path, manifest: ReferenceManifest, number: int, verified: bool = True
 ) -> Records | None:
     """Maps a part, if `verified` only one whose checksum is right; None if there is none."""
-    file, expected = _file(path, number), manifest.absent(number)
+    file, kind, shape = _file(path, number), manifest.kind, (manifest.size(number),)
     try:
         size = file.stat().st_size - _CHECKSUM_BYTES
     except FileNotFoundError:
@@ -349,9 +360,9 @@ def _part(
         records_N: Records = np.asarray(np.lib.format.open_memmap(file, mode="r"))
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
         raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error
-    if records_N.shape != expected.shape or records_N.dtype != expected.dtype:
+    if records_N.shape != shape or records_N.dtype != kind:
         raise ValueError(
-            f"{file} holds {records_N.dtype}{list(records_N.shape)}, expected "
-            f"{expected.dtype}{list(expected.shape)}: {_CURE}"
+            f"{file} holds {records_N.dtype}{list(records_N.shape)}, expected {kind}{list(shape)}: "
+            f"{_CURE}"
         )
     return records_N

@@ -166,10 +166,12 @@ class References(ReferenceLosses):
         loss_C, head_C = self._records(block_ids)
         same_C = hash_heads(hashes_C) == head_C
         if not same_C.all():
+            block = block_ids[np.argmin(same_C)]
+            path = next(each.path for each in self._folders if block < each.manifest.stop)
             raise ValueError(
-                f"the reference of block {block_ids[np.argmin(same_C)]} is of other content than "
-                f"the block store holds ({(~same_C).sum()} of {len(same_C)} looked up): the "
-                "store's files were changed; prepare and score again"
+                f"{path}: the reference of block {block} is of other content than the block store "
+                f"holds ({(~same_C).sum()} of {len(same_C)} looked up): files of one of the two "
+                "were changed; restore them, or prepare and score again"
             )
         return loss_C
 
