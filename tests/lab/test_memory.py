@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from nemo_rod.config import Parallel
+from nemo_rod.config import Parallel, config_folder
 from nemo_rod.lab.plan.memory import Load, check_layout, memory_per_gpu
 from nemo_rod.lab.plan.shapes import Shape, read_shape
 
@@ -65,6 +67,42 @@ def test_a_model_on_one_gpu_by_hand() -> None:
         "scoring": 0.0,
         "reserve": 0.0,
     }
+
+
+@pytest.mark.parametrize("layout", [{"data": 8}, {"data": 4, "tensor": 2, "sequence": True}])
+@pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_8b", "smollm2_1_7b"])
+@pytest.mark.filterwarnings("ignore")  # of what a machine without CUDA lacks
+def test_weights_and_optimizer_agree_with_megatron_bridges_estimator(
+    model: str, layout: dict[str, Any]
+) -> None:
+    """It counts every layer as attention and a MLP: hybrid models are exact in `test_shapes`."""
+    pytest.importorskip("megatron")
+    import nemo_rod.megatron  # noqa: F401 - without CUDA, it stands in for what Bridge asks for
+
+    # isort: split
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training.utils import theoretical_memory_utils as theirs
+    from transformers import LlamaConfig, Qwen3Config
+
+    if not hasattr(theirs, "estimate_training_memory"):
+        pytest.skip("this Megatron-Bridge estimates no memory")
+    shape = dict(OmegaConf.load(config_folder() / "model" / f"{model}.yaml").shape)
+    kind, name = {"qwen3": (Qwen3Config, "Qwen3"), "llama": (LlamaConfig, "Llama")}[
+        shape["model_type"]
+    ]
+    published = kind(**shape, architectures=[f"{name}ForCausalLM"])
+    provider = AutoBridge.from_hf_config(published).to_megatron_provider(load_weights=False)
+    provider.tensor_model_parallel_size = layout.get("tensor", 1)
+    config = SimpleNamespace(
+        model=provider,
+        data_parallel_size=layout["data"],
+        optimizer=SimpleNamespace(use_distributed_optimizer=True),
+    )
+    expected = theirs.estimate_training_memory(config, include_activation=False)
+    ours = parts(shape, **layout)
+    assert ours["weights"] + ours["gradients"] + ours["optimizer"] == pytest.approx(
+        expected.weight_and_optimizer_bytes, rel=2e-4
+    )
 
 
 def test_replicas_share_the_optimizer_alone() -> None:

@@ -89,6 +89,8 @@ def arms_table(results: Results) -> Table:
             value = comparison[f"gap_at_equal_{budget}"]
             if comparison["on_chord"]:
                 value = "on the chord"
+            elif comparison["extrapolated"]:
+                value = "beyond the fixed arms"  # of their forgetting: nothing to compare with
             elif comparison["gap"] is not None and value is None:
                 value = "other budget"
             row[f"at_equal_{budget}"] = value

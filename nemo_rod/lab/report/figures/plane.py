@@ -287,7 +287,8 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
             *point, "x", color=arm_colour(name, names), markersize=6, markeredgewidth=1.3, zorder=4
         )
     labels.sort(key=lambda label: not label.bold)
-    gap = results["comparisons"].get("rod", {}).get("gap")
+    comparison = results["comparisons"].get("rod", {})
+    gap = comparison.get("gap")
     if plane.show_gap and gap is not None:  # from RoD to the chord at equal forgetting
         colour, (loss, forgetting) = light("rod"), points["rod"]
         ends = [(loss, forgetting), (loss - gap, forgetting)]
@@ -296,7 +297,8 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
         )
         axes.plot(loss - gap, forgetting, "|", color=colour, markersize=7, zorder=4)
         end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may end outside the axes
-        labels.append(Label(end, forgetting, f"{signed(3)(gap)} at equal F_val", colour))
+        how = "extrapolated" if comparison["extrapolated"] else "at equal F_val"
+        labels.append(Label(end, forgetting, f"{signed(3)(gap)} {how}", colour))
         lines += _along(ends)
     place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
 
