@@ -86,10 +86,9 @@ class HuggingFaceDataset(Input):
                 builder.config.encoding = "utf-8-sig"
             all_files = builder.config.data_files or {}
             read = {_format(str(file)) for files in all_files.values() for file in files}
-            for name, _ in self.parts if spec.subset is None else ():
-                if (
-                    read and _format(name) in _BULKY - read
-                ):  # of several, it reads the most frequent
+            # of several forms, the library reads the most frequent alone
+            for name, _ in self.parts if read and spec.subset is None else ():
+                if _format(name) in _BULKY - read:
                     raise ValueError(
                         f"{name} is not read, as {', '.join(sorted(read))} files are: move it out"
                     )

@@ -47,7 +47,7 @@ def plan(config: Config) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
-    others = [(name, other) for name, other in shipped_layouts(config) if config.cluster.gpu]
+    others = shipped_layouts(config) if config.cluster.gpu else []
     if others:
         rows = [
             (
@@ -197,9 +197,10 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
                 ("parallel", Parallel()), ("train", train), ("scoring", config.scoring)
             )
         }  # fmt: skip
-        other = dataclasses.replace(config, **merged)
-        if not own_layouts and other.parallel.world_size not in (1, config.cluster.gpus_per_node):
+        size = merged["parallel"].world_size
+        if not own_layouts and size not in (1, config.cluster.gpus_per_node):
             continue
+        other = dataclasses.replace(config, **merged)
         with suppress(ValueError):
             result = make_plan(other)
             check_memory(other, result.memory)

@@ -97,7 +97,8 @@ class Journal:
         for write in self._writes:
             write.result()
         begin = self._metrics.with_name(START_FILE)
-        start = read_json(begin) if "validation/" in " ".join(metrics) and begin.exists() else {}
+        is_validated = any(name.startswith("validation/") for name in metrics)
+        start = read_json(begin) if is_validated and begin.exists() else {}
         row = step_row(step, choice, metrics, self._curriculum.header, start)
         with open(self._metrics, "a") as file:
             file.write(_line(row))
