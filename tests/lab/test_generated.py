@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -218,8 +219,10 @@ def test_forgetting_of_real_text_is_that_of_held_out_losses(model: Path, tmp_pat
 
 def test_make_demo_llm_composes() -> None:
     make = ["make", "--dry-run", "--no-print-directory", "demo-llm"]
-    lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    words = [shlex.split(line) for line in lines.splitlines()]
+    # `make test ARGS=...` hands its own variables to every make below it.
+    env = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS")}
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True, env=env)
+    words = [shlex.split(line) for line in done.stdout.splitlines()]
     (run,) = [line for line in words if line[0].endswith("nemo-rod")]
     (model,) = [line for line in words if "nemo_rod.lab.smollm2.package_model" in line]
     (packages,) = [ROOT / line[-1] for line in words if line[-1].endswith("smollm2.txt")]
