@@ -44,7 +44,11 @@ def errors_in_one_sentence() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None  # as shells report it
     except ModuleNotFoundError as error:
         leave(f"{error}: {_installation(str(error.name))}")
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        if error.filename is None:
+            leave(str(error))
+        leave(f"{error.filename}: {error.strerror}; name another place, or change what is there.")
+    except ValueError as error:
         leave(str(error))
     except RuntimeError as error:  # a job that failed; its log has the details
         leave(str(error), status=1)

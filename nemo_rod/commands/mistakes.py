@@ -27,7 +27,7 @@ _ELSEWHERE = {  # names in other trainers -> keys
     "learning_rate": "train.lr", "learningrate": "train.lr", "epochs": "train.steps",
     "max_steps": "train.steps", "gbs": "train.batch_size", "mbs": "train.micro_batch_size",
     "tp": "parallel.tensor", "pp": "parallel.pipeline", "dp": "parallel.data",
-    "cp": "parallel.context", "ep": "parallel.expert", "output_dir": "run_dir",
+    "cp": "parallel.context", "ep": "parallel.expert", "output_dir": "run_dir", "n": "dry_run",
 }  # fmt: skip
 _WITHOUT_RECIPE = {"--config-path", "-cp", "--config-name", "-cn", "--hydra-help", "--info", "-i"}
 
@@ -152,6 +152,7 @@ def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
         if not word.startswith("-") or name in known:
             continue
         key = name.lstrip("-").replace("-", "_")
+        key = _ELSEWHERE.get(key, key)
         after = words[number + 1] if number + 1 < len(words) else ""
         if not equals:
             value = after if after and "=" not in after and after[0] != "-" else "true"

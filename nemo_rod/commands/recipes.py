@@ -10,11 +10,9 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from tempfile import TemporaryDirectory
 
 import hydra
-from hydra._internal.core_plugins import basic_sweeper
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -62,15 +60,13 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
             traceback.print_exc()
             raise SystemExit(1) from None
 
-    sys.argv = [f"nemo-rod {command}", *words]
     declare_keys()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
-    # Hydra would compose all twice, the first time for a mode that -m alone sets
-    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    vars(basic_sweeper)["OmegaConf"] = SimpleNamespace(save=lambda *_: None)  # multirun.yaml
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
-        start(task)()
+        with TemporaryDirectory(prefix="nemo-rod-") as folder:  # of a sweep's multirun.yaml
+            sys.argv = [f"nemo-rod {command}", f"hydra.sweep.dir='{folder}'", *words]
+            start(task)()
     except BrokenPipeError:
         raise
     except Exception as error:  # those of the task have ended there
@@ -108,9 +104,15 @@ def _composition_error(error: Exception) -> str:
         cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
         cure = cure or did_you_mean(name, options)
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}."
-    if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
-        reasons[0] += near_key(unknown[1])
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
+    if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
+        below = re.match(r"Key '(.+)' not in '", cause)  # train={stepz:3}, or train.stepz=3
+        key = (
+            unknown[1]
+            if not below or unknown[1].endswith(below[1])
+            else ".".join((unknown[1], below[1]))
+        )
+        reasons[0] += near_key(key)
     if cause:
         for part, expected in _EXPECTED.items():
             if part in cause and reasons[0].startswith("Error merging override "):

@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 
 from nemo_rod import cli, parts
@@ -27,14 +27,14 @@ _nemo_rod() {
   COMPREPLY=()
   while IFS= read -r found; do
     COMPREPLY+=("${found#"$done"}")
-  done < <("${COMP_WORDS[0]}" completion query "$line" 2>/dev/null)
+  done < <("${COMP_WORDS[0]}" completion bash "$line" 2>/dev/null)
 }
 complete -o nospace -o default -F _nemo_rod nemo-rod""",
     "zsh": """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }
 _nemo_rod() {
   local -a found whole open
-  found=("${(@f)$(${words[1]} completion query "${(j: :)words[1,CURRENT]}" 2>/dev/null)}")
+  found=("${(@f)$(${words[1]} completion zsh "${(j: :)words[1,CURRENT]}" 2>/dev/null)}")
   whole=("${(@)${(@M)found:#* }% }")
   open=("${(@)found:#* }")
   [[ -n ${found[1]} ]] || { _files; return; }
@@ -54,17 +54,15 @@ Prints a script that completes commands, keys, groups, recipes and arms:
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod completion`."""
     parser.usage, parser.description = "nemo-rod completion bash|zsh", _DESCRIPTION
-    shells = parser.add_subparsers(metavar="bash|zsh", required=True, prog=parser.prog)
-    for shell, script in _SCRIPTS.items():
-        shells.add_parser(shell).set_defaults(main=lambda _, script=script: print(script))
-    query = shells.add_parser("query")  # of the scripts
-    query.add_argument("line", metavar="LINE")
-    query.set_defaults(main=_print_candidates)
+    parser.add_argument("shell", metavar="bash|zsh", choices=_SCRIPTS)
+    parser.add_argument("line", nargs="?", help=SUPPRESS)  # what the scripts ask about
+    parser.set_defaults(main=main)
 
 
-def _print_candidates(options: Namespace) -> None:
-    for candidate in candidates(options.line):
-        print(candidate)
+def main(options: Namespace) -> None:
+    """Prints the script, or the candidates for the last word of its line."""
+    asked = options.line is not None
+    print("\n".join(candidates(options.line)) if asked else _SCRIPTS[options.shell])
 
 
 def candidates(line: str) -> list[str]:

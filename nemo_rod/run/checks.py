@@ -133,8 +133,9 @@ def check(config: Config) -> None:
             )
         sizes = {"num_experts": 1, **model.architecture}
         divided = [(axis, key, sizes[key]) for key, axis in _AXES.items() if key in sizes]
-        for _, key, size in divided:
-            if type(size) is not int or size < 0:
+        for key, size in sizes.items():
+            is_size = key in _AXES or key.endswith("_size")
+            if is_size and (type(size) is not int or size < 0):
                 raise ValueError(
                     f"model.architecture.{key}={size} is not valid: expected a whole number >= 0."
                 )
