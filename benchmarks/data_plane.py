@@ -40,7 +40,6 @@ from nemo_rod.selection import (
     Joint,
     References,
     SourceRow,
-    threshold,
 )
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.references.folder import ReferenceManifest, ReferenceWriter, hash_heads
@@ -233,7 +232,7 @@ def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
     pool = source.pool(0)
     loss_C = np.random.default_rng(0).random(NUM_CANDIDATES, dtype=np.float32)
     chosen = Joint().select(loss_C, pool.is_replay, header.num_chosen)
-    tau = threshold(loss_C, chosen)
+    tau = float(loss_C[chosen].min())
     path = setting.folder / "curriculum.rod"
     with Curriculum.create(path, header) as curriculum:
         pools_n = [type(pool)(n, pool.block_ids, pool.is_replay) for n in range(220)]

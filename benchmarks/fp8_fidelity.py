@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,8 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Joint, reducible_loss
 from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.choice import choose, fidelity
+from nemo_rod.selection.choice import choose
+from nemo_rod.selection.competition import fidelity
 
 SEEDS = (0, 1, 2)
 LENGTH, VOCABULARY, BATCH = 64, 256, 16
@@ -174,7 +175,7 @@ class Study:
                     )
                     for name in ROUNDINGS
                 }
-                compared.append({n: asdict(fidelity(choice, s, policy)) for n, s in others.items()})
+                compared.append({n: fidelity(choice, s, policy) for n, s in others.items()})
             shares.append(float(pool.is_replay[choice.chosen].mean()))
             training.plain(choice.block_ids)
         self.end = [

@@ -21,7 +21,7 @@ from typing import Any
 from nemo_rod.files import interpreting, read_json, sync, write_json
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader
 from nemo_rod.selection.curriculum.header import refuse_foreign
-from nemo_rod.selection.curriculum.journal import Journal, keep_steps, read_rows, step_row
+from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
 
 # what changes if a job goes on longer or with other batches: its record has a new segment then
@@ -107,7 +107,6 @@ class JobRecord:
             self.start = dict(read_json(start))
         facts = {"steps": steps, "held_out": held_out or known}
         write_json(job, facts | {"scored_length": scored_length or header.block_size})
-        keep_steps(metrics, step)
         if not path.exists():
             header = replace(header, first_step=step)
             Curriculum.create(path, header).close()

@@ -36,7 +36,7 @@ from nemo_rod.hosts.swap_in.job import (
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob, Written
 from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
-from nemo_rod.selection.curriculum.journal import number
+from nemo_rod.selection.competition import number
 
 SUPPORTED = (2, 7)
 

@@ -40,7 +40,7 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         precision=job.arithmetic,
     )
     wanted = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
-    if holds(Path(job.out), manifest, wanted, cure="remove it to compute it again."):
+    if holds(Path(job.out), manifest, wanted):
         return  # an earlier run was interrupted only during the hand-over
     scorer = _scorer(job, job.start, store, heartbeat, job.config.scoring.precision)
     write_references(scorer, Path(job.out), manifest=manifest, name=job.name, wanted=wanted)

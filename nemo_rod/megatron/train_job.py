@@ -106,7 +106,7 @@ def train(
         # the files of all lookups once on every node, before its ranks read them at random
         once_a_node(lambda: references.verify(heartbeat.announce))
         once_a_node(lambda: read_ahead(store.hash_files, heartbeat.announce))
-        drawn = partial(job.arm.drawn, job.config.train.steps)
+        drawn = partial(job.arm.candidates.drawn, job.config.train.steps)
         all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
     if is_recorder():
         parts.load("logger_runs", "own").prepare_runs(job.loggers, out)

@@ -131,7 +131,7 @@ class ModelJobs:
         if not self.settings(arm.name).variant.converge:
             return None
         rule = self.config.convergence
-        decay_steps = round(rule.decay_epochs * arm.epoch_blocks / arm.batch_size)
+        decay_steps = round(rule.decay_epochs * arm.candidates.epoch_size / arm.batch_size)
         return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
 
     def train(self, folder: Path, model: Path, arm: Arm, used: list[Path]) -> None:

@@ -25,8 +25,6 @@ from nemo_rod.selection.policies import Joint as Joint
 from nemo_rod.selection.policies import Policy as Policy
 from nemo_rod.selection.policies import TakeAll as TakeAll
 from nemo_rod.selection.policies import reducible_loss as reducible_loss
-from nemo_rod.selection.policies import threshold as threshold
-from nemo_rod.selection.references import ReferenceLosses as ReferenceLosses
 from nemo_rod.selection.references import ReferenceManifest as ReferenceManifest
 from nemo_rod.selection.references import References as References
 from nemo_rod.selection.references import ReferenceWriter as ReferenceWriter

@@ -25,15 +25,13 @@ from fractions import Fraction
 from typing import Any
 
 from nemo_rod import parts
-from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
-from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.policies import FixedShare, Policy, Score, TakeAll, Within
-from nemo_rod.selection.references import ReferenceLosses
+from nemo_rod.selection.references import References
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +73,6 @@ class Arm:
             return RecordedPools(curriculum, store)
         return FollowedPools(self.candidates, curriculum, by=self.follow_by, store=store)
 
-    def drawn(self, steps: int) -> Mask:
-        """Returns which blocks are candidates in its first steps, bool [blocks of the store]."""
-        return self.candidates.drawn(steps)
-
     def policy(self) -> Policy:
         """Returns the rule that chooses the batch from a pool."""
         if self.recorded is None and self.share is not None:
@@ -92,18 +86,6 @@ class Arm:
         score: Score = parts.load("scores", self.score_name, key="selection.score")
         return score
 
-    def averages(self, store: Blocks) -> SourceAverages | None:
-        """Returns the estimator of scores between scoring passes; None if every pool is scored."""
-        if self.scored_every is None:
-            return None
-        return SourceAverages(
-            store.source_index,
-            len(store.sources),
-            every=self.scored_every,
-            seed=self.seed,
-            score=self.score(),
-        )
-
     def as_digested(self) -> dict[str, Any]:
         """Returns the values that enter digests: no defaults, so that a new field changes none."""
         defaults = {item.name: item.default for item in fields(self)}
@@ -113,11 +95,6 @@ class Arm:
     def num_candidates(self) -> int:
         """Candidates per step (C); does not require a recorded curriculum to exist yet."""
         return self.batch_size if self.recorded is not None else self.candidates.size
-
-    @property
-    def epoch_blocks(self) -> int:
-        """Blocks in one pass over the data of a plain arm: its "epoch"."""
-        return self.candidates.epoch_size
 
     def compute(self, steps: int) -> float:
         """Returns the cost of a run in plain steps, of which a forward pass of a batch is 1/3.
@@ -180,7 +157,7 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
 
 
 def curriculum_header(
-    arm: Arm, store: Blocks, references: ReferenceLosses | None, *, config: str
+    arm: Arm, store: Blocks, references: References | None, *, config: str
 ) -> CurriculumHeader:
     """Returns the provenance of an arm's curriculum; see `CurriculumHeader` for `config`."""
     return CurriculumHeader(

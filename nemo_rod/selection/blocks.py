@@ -1,7 +1,7 @@
 """The interface that selection needs of a store of blocks.
 
-`corpus.BlockStore` is one. The data of someone else's job, `swap_in.Blend`, has no corpora of its
-own, and so offers `HashedBlocks` alone.
+`corpus.BlockStore` is one. The data of someone else's job, `swap_in.job_data.JobData`, has no
+corpora of its own, and so offers `HashedBlocks` alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Selection at one step, given the losses of the candidates (paper, algorithm 1).
 
-`fidelity` compares a choice with the one that cheaper scores would have made.
-
 Shape suffixes: C = candidates, K = chosen.
 """
 
@@ -9,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from nemo_rod.selection.arrays import Floats, Ids, Nats
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.policies import Policy, Score, reducible_loss, threshold
+from nemo_rod.selection.policies import Policy, Score, reducible_loss
 
 OnNonfinite = Literal["refuse", "exclude"]
 
@@ -113,7 +111,11 @@ def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: i
 
 
 def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
-    """Returns the choice of a policy, which may be another package's, and tau."""
+    """Returns the choice of a policy, which may be another package's, and tau.
+
+    Tau is the smallest chosen score as the policy weighs it (paper, Appendix: the price of a
+    training slot), in nats; NaN without scores.
+    """
     chosen: Ids = np.asarray(policy.select(score_C, pool.is_replay, k))
     ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())
     if not (len(chosen) == k and ascends and chosen[-1] < len(pool.block_ids)):
@@ -121,46 +123,6 @@ def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple
             f"step {pool.step}: {type(policy).__name__}.select returned {chosen}, expected {k} "
             f"ascending positions below {len(pool.block_ids)}: correct the policy."
         )
-    weighted_C = None if score_C is None else policy.weigh(score_C, pool.is_replay)
-    return chosen, threshold(weighted_C, chosen)
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """A choice by other scores, compared with the choice that was made."""
-
-    overlap: float  # fraction of the chosen blocks that both choices share
-    share_drift: float  # replay share of the other choice minus that of the choice that was made
-    rank_correlation: float  # Spearman's, over all candidates; NaN if either score is constant
-
-
-def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
-    """Compares a scored choice with the one that other scores [C] make by the same policy."""
-    assert choice.score is not None
-    is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
-    score_C = np.where(padding_C, -np.inf, score_C)
-    chosen = policy.select(score_C, is_replay_C, len(choice.chosen))
-    shared = len(np.intersect1d(chosen, choice.chosen))
-    drift = is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()
-    correlation = rank_correlation(choice.score[~padding_C], score_C[~padding_C])
-    return Fidelity(shared / len(chosen), float(drift), correlation)
-
-
-def fidelity_metrics(name: str, result: Fidelity) -> dict[str, float | None]:
-    """Returns a comparison as metrics `rod/<name>/<measure>`; None for non-finite values."""
-    return {
-        f"rod/{name}/{measure}": value if math.isfinite(value) else None
-        for measure, value in asdict(result).items()
-    }
-
-
-def rank_correlation(a_N: Floats, b_N: Floats) -> float:
-    """Returns Spearman's rank correlation; equal values share their mean rank."""
-    ranks = []
-    for values_N in (a_N, b_N):
-        _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
-        rank_N = (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
-        ranks.append(rank_N - rank_N.mean())
-    a, b = ranks
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale else math.nan
+    if score_C is None:
+        return chosen, math.nan
+    return chosen, float(np.min(policy.weigh(score_C, pool.is_replay)[chosen]))

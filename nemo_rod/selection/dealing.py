@@ -68,27 +68,6 @@ def scoring_passes(
     return size, unit * -(-per_replica // (size * unit))
 
 
-def whole_micro_batches(
-    missing: Ids, manifest: ReferenceManifest, size: int, replicas: int
-) -> Iterator[Ids]:
-    """Yields ids of missing blocks, ascending, in micro-batches of `size`, some for every replica.
-
-    No micro-batch reaches into the next part: what is missing of a part is scored with the same
-    neighbours after any interruption and with any number of replicas, so that its losses are
-    bit-identical even where neighbours matter in the last bits, as with FP8 or experts. The last
-    micro-batch of a part is padded with repeats of its last block, and the last group with repeats
-    of a micro-batch, so that all replicas have equally many.
-    """
-    ends = np.searchsorted(manifest.part_of(missing), np.arange(manifest.num_parts), side="right")
-    parts = [part for part in np.split(missing, ends[:-1]) if len(part)]
-    padded = [np.pad(part, (0, -len(part) % size), mode="edge") for part in parts]
-    if padded:
-        batches = np.concatenate(padded).reshape(-1, size)
-        for start in range(0, len(batches), _BATCHES_PER_CALL * replicas):
-            group = batches[start : start + _BATCHES_PER_CALL * replicas]
-            yield np.pad(group, ((0, -len(group) % replicas), (0, 0)), mode="edge").ravel()
-
-
 def scored_blocks(
     missing: Ids,
     manifest: ReferenceManifest,
@@ -98,6 +77,12 @@ def scored_blocks(
     replicas: int,
 ) -> Iterator[tuple[Ids, Nats]]:
     """Scores the missing blocks of references and yields what `ReferenceWriter.append` takes.
+
+    No micro-batch reaches into the next part: what is missing of a part is scored with the same
+    neighbours after any interruption and with any number of replicas, so that its losses are
+    bit-identical even where neighbours matter in the last bits, as with FP8 or experts. The last
+    micro-batch of a part is padded with repeats of its last block, and the last group with repeats
+    of a micro-batch, so that all replicas have equally many.
 
     Args:
         missing: Ids of the blocks that are still to be scored, int64, ascending.
@@ -110,7 +95,13 @@ def scored_blocks(
         Ids of blocks, int64 [C], and their losses, float32 [C, L]; 0 for a sample without targets,
         which is never chosen.
     """
-    for padded_ids in whole_micro_batches(missing, manifest, micro_batch_size, replicas):
+    ends = np.searchsorted(manifest.part_of(missing), np.arange(manifest.num_parts), side="right")
+    parts = [part for part in np.split(missing, ends[:-1]) if len(part)]
+    padded = [np.pad(part, (0, -len(part) % micro_batch_size), mode="edge") for part in parts]
+    batches = np.concatenate([missing[:0], *padded]).reshape(-1, micro_batch_size)
+    for start in range(0, len(batches), _BATCHES_PER_CALL * replicas):
+        group = batches[start : start + _BATCHES_PER_CALL * replicas]
+        padded_ids = np.pad(group, ((0, -len(group) % replicas), (0, 0)), mode="edge").ravel()
         losses = losses_at(padded_ids, manifest.lengths)
         own_ids, first = np.unique(padded_ids, return_index=True)
         yield own_ids, np.where(np.isneginf(losses), np.float32(0), losses)[first]

@@ -26,7 +26,7 @@ from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum.log import StepRecord
 from nemo_rod.selection.permutation import derive_key
 from nemo_rod.selection.policies import Score, reducible_loss
-from nemo_rod.selection.references import ReferenceLosses
+from nemo_rod.selection.references import References
 
 # A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
 MEMORY_BLOCKS = 8
@@ -104,7 +104,7 @@ class SourceAverages:
             self.variance[source] += weight * (spread - self.variance[source])
             self._seen[source] = step
 
-    def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
+    def replay(self, records: Iterable[StepRecord], references: References) -> None:
         """Rebuilds the averages from a run's records, from its first step on."""
         for record in records:
             rho_C = self.score(record.loss, references[record.block_ids])

@@ -15,6 +15,7 @@ Shape suffixes: C = candidates, K = chosen.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -34,7 +35,7 @@ class Policy(Protocol):
         """Whether `select` uses scores; if not, they may be None and no scoring is needed."""
 
     def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
-        """Returns the scores as the policy compares them, for `threshold`."""
+        """Returns the scores as the policy compares them, for tau."""
         return score_C
 
     def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
@@ -51,11 +52,8 @@ class Policy(Protocol):
         """
 
 
-class Score(Protocol):
-    """Turns losses into scores."""
-
-    def __call__(self, loss_C: Floats, reference_C: Floats, /) -> Nats:
-        """Returns scores, float32 [C], from losses and reference losses, nats per token [C]."""
+# Returns scores, float32 [C], from losses and reference losses, nats per token [C].
+Score = Callable[[Floats, Floats], Nats]
 
 
 def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
@@ -72,14 +70,6 @@ def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
     references: Nats = np.asarray(reference_C, dtype=np.float32)
     assert losses.shape == references.shape, f"{losses.shape} losses, {references.shape} references"
     return losses - references
-
-
-def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
-    """Returns tau, the smallest chosen score (paper, Appendix: the price of a training slot).
-
-    Scores [C] are as the policy compares them (`Policy.weigh`), in nats; without any, tau is NaN.
-    """
-    return float(np.min(weighted_C[chosen])) if weighted_C is not None else math.nan
 
 
 @dataclass(frozen=True)

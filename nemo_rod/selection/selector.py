@@ -11,10 +11,9 @@ Shapes: C candidates, K chosen blocks (global).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -22,19 +21,11 @@ from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import (
-    Choice,
-    OnNonfinite,
-    choose,
-    choose_by_estimates,
-    fidelity,
-    fidelity_metrics,
-)
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
+from nemo_rod.selection.competition import fidelity, number
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
-from nemo_rod.selection.references import ReferenceLosses
-
-T = TypeVar("T")
+from nemo_rod.selection.references import References
 
 
 class BlockScorer(Protocol):
@@ -45,29 +36,6 @@ class BlockScorer(Protocol):
 
         Nats per token, float32 [C].
         """
-
-
-class Ahead(Generic[T]):
-    """Calls a function of the step one step ahead, in its own thread.
-
-    Args:
-        prepare: Returns the data of a step, given only its number; it may be called for steps that
-            never run.
-    """
-
-    def __init__(self, prepare: Callable[[int], T]) -> None:
-        self._prepare = prepare
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._next: tuple[int, Future[T]] | None = None
-
-    def take(self, step: int) -> T:
-        """Returns the data of a step, or raises the error of `prepare`; prepares the next step."""
-        if self._next is not None and self._next[0] == step:
-            prepared = self._next[1].result()
-        else:
-            prepared = self._prepare(step)
-        self._next = step + 1, self._thread.submit(self._prepare, step + 1)
-        return prepared
 
 
 @dataclass(eq=False, kw_only=True)
@@ -81,7 +49,7 @@ class Selector:
     pools: Pools
     policy: Policy
     batch_size: int  # blocks trained on in one step (K)
-    references: ReferenceLosses | None = None
+    references: References | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
     averages: SourceAverages | None = None  # estimates scores between scoring passes
     score: Score = reducible_loss
@@ -92,14 +60,15 @@ class Selector:
                 f"{type(self.policy).__name__} chooses by reducible loss: give the reference "
                 "losses."
             )
-        self._ahead = Ahead(self._draw)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._ahead: dict[int, Future[tuple[Pool, Nats | None]]] = {}  # the step that is next
 
     @classmethod
     def for_arm(
         cls,
         arm: Arm,
         store: Blocks,
-        references: ReferenceLosses | None = None,
+        references: References | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> Selector:
         """Returns the selector of an arm over a store.
@@ -108,13 +77,22 @@ class Selector:
             ValueError: The recorded curriculum is missing or of another store, or the references
                 are missing.
         """
+        averages = None
+        if arm.scored_every is not None:
+            averages = SourceAverages(
+                store.source_index,
+                len(store.sources),
+                every=arm.scored_every,
+                seed=arm.seed,
+                score=arm.score(),
+            )
         return cls(
             pools=arm.pools(store),
             policy=arm.policy(),
             batch_size=arm.batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            averages=arm.averages(store),
+            averages=averages,
             score=arm.score(),
         )
 
@@ -132,13 +110,15 @@ class Selector:
             ValueError: A score is not finite, and such candidates are not excluded.
         """
         start = time.perf_counter()
-        pool, reference_C = self._ahead.take(step)
+        drawn = self._ahead.get(step)
+        pool, reference_C = self._draw(step) if drawn is None else drawn.result()
+        self._ahead = {step + 1: self._thread.submit(self._draw, step + 1)}  # may never run
         if not self.policy.needs_scores:
             return choose(pool, self.policy, self.batch_size)
         if self.averages is not None and not self.averages.is_due(step):
             estimate_C = self.averages.estimate(pool)
             return choose_by_estimates(estimate_C, pool, self.policy, self.batch_size)
-        drawn = time.perf_counter()
+        looked_up = time.perf_counter()
         loss_C = scorer.losses(pool.block_ids)
         scored = time.perf_counter()
         given = (loss_C, reference_C, self.on_nonfinite, self.score)
@@ -147,9 +127,10 @@ class Selector:
         if self.averages is not None and choice.score is not None:
             if self.averages.has_seen:  # before the first update, there is nothing to compare with
                 estimate_C = self.averages.estimate(pool)
-                compared = fidelity_metrics("averages", fidelity(choice, estimate_C, self.policy))
+                values = fidelity(choice, estimate_C, self.policy)
+                compared = {f"rod/averages/{name}": number(n) for name, n in values.items()}
             self.averages.observe(step, pool.block_ids, choice.score)
-        seconds = {"lookup": drawn - start, "scoring": scored - drawn, **choice.seconds}
+        seconds = {"lookup": looked_up - start, "scoring": scored - looked_up, **choice.seconds}
         return replace(choice, seconds=seconds, compared=compared)
 
     def learn(self, choice: Choice, loss_K: Nats) -> Choice:

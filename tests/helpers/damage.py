@@ -142,8 +142,8 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def _log_header(content: bytes) -> Any:
-    """Returns the header of a record log (`record_log.py`); None if it is none."""
-    if not content.startswith((b"RODREF", b"RODCUR")):
+    """Returns the header of a curriculum; None if it is none."""
+    if not content.startswith(b"RODCUR"):
         return None
     start = MAGIC_BYTES + LENGTH_BYTES
     length = int.from_bytes(content[MAGIC_BYTES:start], "little")
@@ -154,7 +154,7 @@ def _log_header(content: bytes) -> Any:
 
 
 def _with_header(content: bytes, old: Any, new: Any) -> bytes:
-    """Returns a record log with another header and its right checksum."""
+    """Returns a curriculum with another header and its right checksum."""
     start = MAGIC_BYTES + LENGTH_BYTES
     end = start + int.from_bytes(content[MAGIC_BYTES:start], "little") + CRC_BYTES
     text = json.dumps(new).encode()

@@ -394,8 +394,6 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
-    with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
-        translated(**job, keys={"scoring__precision": "fp8"})
 
 
 def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:

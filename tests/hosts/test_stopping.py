@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,15 +21,12 @@ class RayError(Exception):
 
 
 class Nothing:
-    """Stands for NeMo-RL's timers and our journal: any call of any method is fine."""
+    """Stands for NeMo-RL's timeout and our journal: any call of any method is fine."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
-
-    def time(self, _: str) -> Any:
-        return nullcontext()
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +37,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
         "ray.exceptions": {"RayError": RayError, "RayActorError": type("Died", (RayError,), {})},
         "nemo_rl": {},
         "nemo_rl.utils": {},
-        "nemo_rl.utils.timer": {"Timer": Nothing, "TimeoutChecker": Nothing},
+        "nemo_rl.utils.timer": {"TimeoutChecker": Nothing},
     }
     for name, content in parts.items():
         module = ModuleType(name)

@@ -21,7 +21,7 @@ from nemo_rod.hosts import swap_in
 from nemo_rod.hosts.swap_in.job import SelectingJob
 from nemo_rod.hosts.swap_in.job_data import HeldOut, JobData, JobReferences, losses_and_mask
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
-from nemo_rod.selection import ReferenceManifest, References, ReferenceWriter, TakeAll
+from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
 
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
@@ -143,15 +143,16 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
     writer = ReferenceWriter(tmp_path, manifest, data.hashes)
     writer.append(range(4), np.ones((4, 1), np.float32))
     writer.close()
-    references = JobReferences(References.open([tmp_path], data), data)
+    references = JobReferences.open([tmp_path], data)
+    checked_batches = partial(data.micro_batches, compare=references.of_content)
     samples.reads = 0
-    first, second = references.checked_batches(np.array([2, 0, 1, 3]), 2)
+    first, second = checked_batches(np.array([2, 0, 1, 3]), 2)
     assert samples.reads == 4  # was 8
     assert first["tokens"].tolist() == [[7, 8, 0], [1, 2, 3]]
     assert second["labels"].tolist() == [[5, 6, 7], [1, 1, 1]]
     samples[1] = [4, 5, 6, 0]
     with pytest.raises(ValueError, match="reference of block 1 is of other content"):
-        list(references.checked_batches(np.array([0, 1]), 1))
+        list(checked_batches(np.array([0, 1]), 1))
 
 
 @pytest.mark.parametrize("consumed", [0, 24])

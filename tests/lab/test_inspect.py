@@ -30,7 +30,6 @@ from nemo_rod.selection import (
     ReferenceWriter,
     SourceRow,
     TakeAll,
-    threshold,
 )
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.choice import Choice
@@ -110,7 +109,7 @@ def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25)
             random = np.random.default_rng([step, arm == "rod"])
             loss_C = random.random(source.size, dtype=np.float32)
             chosen = Joint().select(loss_C, pool.is_replay, 4)
-            curriculum.append(Choice(pool, loss_C, loss_C, chosen, threshold(loss_C, chosen)))
+            curriculum.append(Choice(pool, loss_C, loss_C, chosen, float(loss_C[chosen].min())))
 
 
 def command(*words: object) -> None:

@@ -19,7 +19,7 @@ from nemo_rod.lab import curricula, materialise
 from nemo_rod.selection import Candidates, Curriculum
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader
-from nemo_rod.selection.policies import Joint, threshold
+from nemo_rod.selection.policies import Joint
 
 S, K, STEPS = 64, 6, 7
 FORMATS = ("parquet", "jsonl", "huggingface", "megatron")
@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pool = pools.pool(step)
                 chosen = Joint().select(score, pool.is_replay, K)
                 values = (score + 1, score) if scored else (None, None)
-                tau = threshold(score, chosen) if scored else float("nan")
+                tau = float(score[chosen].min()) if scored else float("nan")
                 curriculum.append(Choice(pool, *values, chosen, tau), sync=False)
     return root
 

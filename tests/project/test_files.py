@@ -9,7 +9,7 @@ import pytest
 
 from nemo_rod.files import check_name, read_json, read_lines, write_whole
 from nemo_rod.run.stage_log import StageLog
-from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
+from nemo_rod.selection.curriculum.journal import read_rows
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,6 @@ def test_last_line_may_be_cut_and_no_other(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0}\n{"step": 1}\n{"st')
     assert read_lines(file) == read_rows(file) == [{"step": 0}, {"step": 1}]
-    keep_steps(file, 1)
-    assert file.read_text() == '{"step": 0}\n'
     file.write_text('{"step": 0}\n{"st\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl has no JSON in line 2"):
         read_lines(file)

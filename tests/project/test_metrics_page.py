@@ -8,14 +8,13 @@ import numpy as np
 from places import ROOT
 
 from nemo_rod.selection import Joint, Pool, choose, selection_metrics
-from nemo_rod.selection.choice import Fidelity, fidelity_metrics
+from nemo_rod.selection.competition import fidelity
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
     *("throughput/tokens_per_second", "throughput/model_tflops_per_gpu"),
     *(f"timing/train/{part}" for part in ("scoring", "update", "lookup", "selection", "total")),
     *("validation/<role>/<source>/loss", "validation/forgetting", "validation/adaptation_loss"),
-    *fidelity_metrics("averages", Fidelity(1.0, 0.0, 1.0)),
 }
 
 
@@ -37,7 +36,7 @@ def test_the_page_has_every_metric_of_a_step() -> None:
     loss = np.ones(4, dtype=np.float32)
     choice = choose(pool, Joint(), 2, loss, 0 * loss)
     row = selection_metrics(choice, np.array([0, 0, 1, 1]), ["SOURCE", "OTHER"])
-    logged = set()
+    logged = {f"rod/averages/{name}" for name in fidelity(choice, loss, Joint())}
     for name in row:
         if "OTHER" not in name:
             name = re.sub(r"(rod/(?:loss|reference))_.*", r"\1_<group>", name)

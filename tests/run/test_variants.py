@@ -161,6 +161,13 @@ def test_nemo_rl_refuses_what_its_workers_cannot(
     check(config)
 
 
+def test_nemo_rl_scores_in_the_models_precision_alone() -> None:
+    config = copy.deepcopy(recipe())
+    config.scoring.precision, config.launcher.kind = "fp8", "nemo_rl"
+    with pytest.raises(ValueError, match=r"^rod has scoring\.precision=fp8, which NeMo-RL's work"):
+        check(config)
+
+
 def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
     arm = "no_replay_converged"
     config = dataclasses.replace(recipe("toy_synthetic"), arms=["base", arm])

@@ -26,7 +26,7 @@ from nemo_rod.selection.curriculum.recorded_pools import (
     RecordedPools,
     replay_share,
 )
-from nemo_rod.selection.policies import Joint, TakeAll, threshold
+from nemo_rod.selection.policies import Joint, TakeAll
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
 SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))
@@ -62,7 +62,7 @@ def step_of(step, seed=0):
     loss_C = rng.random(C).astype(np.float32)
     score_C = loss_C - rng.random(C).astype(np.float32)
     chosen = Joint().select(score_C, pool.is_replay, K)
-    return Choice(pool, loss_C, score_C, chosen, threshold(score_C, chosen))
+    return Choice(pool, loss_C, score_C, chosen, float(score_C[chosen].min()))
 
 
 def refused(sentence):
@@ -145,26 +145,7 @@ def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
     assert np.array_equal(row.block_ids, pool.block_ids)
 
 
-# Cuts at every byte and flips of every bit: test_record_log.py.
-
-
-def test_flipped_bits_are_noticed(tmp_path, path):
-    whole = record(tmp_path / "whole.rod", 3)
-    size = (len(whole) - len(record(tmp_path / "none.rod", 0))) // 3
-    for bit in range((len(whole) - 3 * size) * 8, len(whole) * 8, 7):
-        data = bytearray(whole)
-        data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
-        step = 2 - (len(whole) - 1 - bit // 8) // size
-        if step == 2:  # as after a torn write
-            with Curriculum.open(path) as curriculum:
-                check(curriculum, 2)
-            continue
-        with refused(rf"damaged record of step {step} \(checksum\) before"):
-            Curriculum.open(path)
-        assert path.read_bytes() == data  # nothing is dropped unasked
-        with Curriculum.open(path, resume_at=step) as curriculum:
-            check(curriculum, step)
+# Cuts at every byte and flips of every bit: test_curriculum_file.py.
 
 
 def test_resuming_drops_what_came_later_and_never_leaves_a_gap(path):
@@ -310,7 +291,7 @@ def test_training_on_a_recorded_curriculum(path):
     record(path, 4)
     with Curriculum.open(path, read_only=True) as curriculum:
         pools = RecordedPools(curriculum, Store())
-        assert pools.size == K and len(pools) == 4
+        assert pools.size == K
         for step in (3, 0):
             pool, chosen = step_of(step).pool, step_of(step).chosen
             recorded = pools.pool(step)

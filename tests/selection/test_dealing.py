@@ -10,18 +10,22 @@ import pytest
 
 from nemo_rod.selection import ReferenceManifest
 from nemo_rod.selection.arrays import Ids
-from nemo_rod.selection.dealing import scored_blocks, scoring_passes, whole_micro_batches
+from nemo_rod.selection.dealing import scored_blocks, scoring_passes
 
 
 def passes(missing: Ids, m: ReferenceManifest, size: int, replicas: int) -> list[tuple[int, ...]]:
     """Returns the micro-batches of all replicas, as the scorer cuts its share into them."""
     batches: list[tuple[int, ...]] = []
     scored: list[int] = []
-    for ids in whole_micro_batches(missing, m, size, replicas):
+
+    def losses_at(ids: Ids, lengths: tuple[int, ...]) -> npt.NDArray[np.float32]:
         cut, count = scoring_passes(len(ids), micro_batch_size=size, replicas=replicas)
         assert cut == size and cut * count * replicas == len(ids)
-        batches += map(tuple, ids.reshape(-1, cut).tolist())
-        scored += np.unique(ids).tolist()
+        batches.extend(map(tuple, ids.reshape(-1, cut).tolist()))
+        return np.zeros((len(ids), len(lengths)), dtype=np.float32)
+
+    for ids, _ in scored_blocks(missing, m, losses_at, micro_batch_size=size, replicas=replicas):
+        scored += ids.tolist()
     assert scored == missing.tolist()  # every block once, in order
     return batches
 

@@ -170,7 +170,10 @@ def test_a_step_that_never_ended_is_dropped(tmp_path: Path, journal: Journal) ->
     journal.append(0, choice_of(0), SECONDS)
     journal.begin(choice_of(1))  # and killed
     assert recorded(tmp_path) == [0, 1]
+    file = tmp_path / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text(f'{whole}{{"st')
     again = Journal(tmp_path, HEADER, step=1)
-    assert recorded(tmp_path) == [0]
+    assert recorded(tmp_path) == [0] and file.read_text() == whole
     again.append(1, choice_of(1), SECONDS)
     assert recorded(tmp_path) == [0, 1]

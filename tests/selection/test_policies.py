@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.policies import FixedShare, Joint, TakeAll, reducible_loss, threshold
+from nemo_rod.selection.policies import FixedShare, Joint, TakeAll, reducible_loss
 
 # Few distinct values, so that ties are the rule; -inf is padding.
 SCORES = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, 0.5000001, 1.0, 3.0])
@@ -43,7 +43,7 @@ def test_joint_is_a_stable_sort(pool, k, kappa):
     chosen = Joint(kappa).select(score_C, is_replay_C, k)
     assert chosen.dtype == np.int64
     assert chosen.tolist() == sorted(expected)
-    tau = threshold(Joint(kappa).weigh(score_C, is_replay_C), chosen)
+    tau = Joint(kappa).weigh(score_C, is_replay_C)[chosen].min()
     assert tau == min(weighted[i] for i in expected)
     left = set(range(len(weighted))) - set(expected)
     assert all(weighted[i] <= tau for i in left)
@@ -128,7 +128,6 @@ def test_who_needs_scores():
     assert FixedShare(0.3, replay="rho").needs_scores
     assert FixedShare(0.3, adaptation="rho").needs_scores
     assert not TakeAll().needs_scores
-    assert math.isnan(threshold(None, np.array([0, 1])))
     random = FixedShare(0.25)
     assert not random.needs_scores
     is_replay_C = np.array([True, True, False, False, True, False, False, False])

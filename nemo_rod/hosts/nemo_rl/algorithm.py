@@ -1,4 +1,4 @@
-"""RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `export`.
+"""RoD as one of NeMo-RL's algorithms: `setup` and `rod_train`.
 
 The driver holds neither tokens nor the model. It counts steps, writes the curriculum and the
 metrics, logs, validates and saves.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,13 +119,13 @@ def rod_train(run: Run) -> None:
         Stopped: the run was asked to stop or its time is over; it has saved a checkpoint, or, if
             its workers ended first, has the last one.
     """
-    from nemo_rl.utils.timer import TimeoutChecker, Timer
+    from nemo_rl.utils.timer import TimeoutChecker
 
     rod, saving = run.config["rod"], run.config["checkpointing"]
     out = Path(rod["out"])
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, run.header, step=run.step)
-    timer, every = Timer(), rod["validation"]["every"]
+    every = rod["validation"]["every"]
     timeout = TimeoutChecker(timeout=saving["checkpoint_must_save_by"], fit_last_save_time=True)
     timeout.start_iterations()
     run.policy.prepare_for_training()
@@ -132,12 +133,11 @@ def rod_train(run: Run) -> None:
         losses = run.workers.validate()
         write_json(out / START_FILE, losses)
         run.logger.log_metrics(known_metrics(losses), 0)
-    with _stop_signals() as stopping, _failures_of_a_stop(run, stopping):
+    with _stoppable(run) as stopping:
         while run.step < rod["steps"]:
-            with timer.time("total"):
-                choice, metrics = run.workers.step(run.step)
-            metrics["timing/train/total"] = timer.reduce("total", "sum")
-            timer.reset()
+            start = time.perf_counter()
+            choice, metrics = run.workers.step(run.step)
+            metrics["timing/train/total"] = time.perf_counter() - start
             done = run.step + 1
             metrics |= model_speed(run.workers, choice, metrics, run.arm, run.cluster.world_size())
             validated = run.workers.validate() if every and done % every == 0 else {}
@@ -175,37 +175,21 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
     compat.finish_checkpoint(run.checkpointer, run.policy, path)
 
 
-def export(run: Run) -> None:
-    """Writes the trained weights as a Hugging Face checkpoint to `<out>/hf`."""
-    run.workers.call("rod_export", folder=str(Path(run.config["rod"]["out"]) / "hf"))
-
-
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Records a stop signal, so that the step can first be completed and saved."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in STOP_SIGNALS}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stoppable(run: Run) -> Iterator[threading.Event]:
+    """Records a stop signal, so that the step can first be completed and saved.
 
-
-@contextmanager
-def _failures_of_a_stop(run: Run, stopping: threading.Event) -> Iterator[None]:
-    """Turns a failure after a stop signal into `Stopped`.
-
-    The end of a job sends the driver a signal, and may end Ray before the driver has saved. A run
-    with checkpoints resumes from its last one; without any, the failure stays a failure.
+    A failure after the signal becomes `Stopped`: the end of a job may end Ray before the driver has
+    saved. A run with checkpoints resumes from its last one; without any, it stays a failure.
     """
     from ray.exceptions import RayError
 
+    stopping, before = threading.Event(), {}
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            before[number] = signal.signal(number, lambda *_: stopping.set())
     try:
-        yield
+        yield stopping
     except (WorkerFailed, RayError) as error:
         if not (stopping.is_set() and run.config["checkpointing"]["enabled"]):
             raise
@@ -214,3 +198,6 @@ def _failures_of_a_stop(run: Run, stopping: threading.Event) -> Iterator[None]:
             f"{run.config['rod']['arm']} was asked to stop, and ended in step {run.step + 1} "
             f"before it had saved ({reason}): run it again to resume"
         ) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -44,7 +44,8 @@ def train(config: dict[str, Any]) -> None:
     try:
         algorithm.rod_train(run)
         if config["rod"]["hf"]:
-            algorithm.export(run)
+            folder = Path(config["rod"]["out"]) / "hf"
+            run.workers.call("rod_export", folder=str(folder))
         failed = False
     finally:
         run.close(force=failed)

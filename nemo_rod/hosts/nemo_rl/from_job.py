@@ -23,23 +23,16 @@ def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> d
     in any key. The processes are distributed over nodes of `gpus_per_node`, unless it is 0.
 
     Raises:
-        ValueError: NeMo-RL's workers do not support the job.
+        ValueError: NeMo-RL's workers do not support the job; arms are refused by
+            `NemoRL.check_arm`.
     """
     config, block_size = job.config, job.config.domain.block_size
-    parallel, elsewhere = job.parallel, "use launcher=local or slurm"
-    if config.scoring.precision is not None:
+    parallel = job.parallel
+    if isinstance(job, TrainJob) and (lacking := set(job.loggers) - set(LOGGERS)):
         raise ValueError(
-            f"{job.name} has scoring.precision={config.scoring.precision}, which NeMo-RL's workers "
-            f"cannot score in: {elsewhere}, or leave it unset."
+            f"{job.name} logs to {', '.join(sorted(lacking))}, which NeMo-RL lacks: use "
+            "launcher=local or slurm."
         )
-    if isinstance(job, TrainJob):
-        for unsupported, feature in (
-            (job.convergence is not None, "ends when it has converged"),
-            (job.arm.scored_every is not None, "estimates scores between scoring passes"),
-            (set(job.loggers) - set(LOGGERS), "logs to a logger that NeMo-RL lacks"),
-        ):
-            if unsupported:
-                raise ValueError(f"{job.name} {feature}: {elsewhere}.")
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(
             f"parallel.context={parallel.context} and virtual_pipeline="

@@ -12,7 +12,7 @@ from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, digest_files
 from nemo_rod.hosts.nemo_rl.recipe_keys import SAVES_MEMORY
 from nemo_rod.hosts.nemo_rl.settings import short_precision
-from nemo_rod.selection import ReferenceLosses, References
+from nemo_rod.selection import References
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.trust import UntrustedCodeError, name_and_revision
 
@@ -33,13 +33,13 @@ def open_store(config: dict[str, Any]) -> BlockStore:
     rod, trusted = config["rod"], config["rod"]["trust_remote_code"]
     if not trusted:  # NeMo-RL itself never asks
         for name in (policy["model_name"], policy["tokenizer"]["name"]):
-            refuse_own_code(name, "NeMo-RL", key="rod.trust_remote_code")
+            refuse_own_code(name)
     name = rod["tokenizer"] or policy["tokenizer"]["name"]
     store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
     return store
 
 
-def open_references(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
+def open_references(config: dict[str, Any], store: BlockStore) -> References:
     """Opens the references; raises a ValueError for another store or precision."""
     precision = short_precision(config["policy"])
     return References.open(config["rod"]["references"], store, precision=precision)
@@ -93,10 +93,10 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
     return digest(json.dumps(determining, sort_keys=True, default=str).encode())
 
 
-def refuse_own_code(checkpoint: str, host: str, *, key: str) -> None:
-    """Refuses a checkpoint, or tokenizer, with its own code for a host that always runs it.
+def refuse_own_code(checkpoint: str) -> None:
+    """Refuses a checkpoint, or tokenizer, with its own code, which NeMo-RL always runs.
 
-    It is a folder, or a name on the hub; `key` is the configuration key that allows the code.
+    It is a folder, or a name on the hub.
 
     Raises:
         UntrustedCodeError: Its config.json or tokenizer_config.json names such code.
@@ -113,6 +113,6 @@ def refuse_own_code(checkpoint: str, host: str, *, key: str) -> None:
                 continue
         if file.is_file() and json.loads(file.read_text("utf-8")).get("auto_map"):
             raise UntrustedCodeError(
-                f"{name} of {checkpoint} names code of its own, which {host} would run: read that "
-                f"code and set {key}=true, or take a checkpoint without it."
+                f"{name} of {checkpoint} names code of its own, which NeMo-RL would run: read "
+                "that code and set rod.trust_remote_code=true, or take a checkpoint without it."
             )

@@ -34,16 +34,13 @@ class Workers:
 
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
-        self.pools = task.arm.pools() if task.arm else None
         limit = max(stall_seconds, SETUP_SECONDS) if stall_seconds else 0.0
-        call_all(policy, "rod_setup", stall_seconds=limit, task=task)
+        self.call("rod_setup", stall_seconds=limit, task=task)
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
         """Sends the step number; returns the choice and metrics that the last rank reports."""
-        assert self.pools is not None
-        report = self.call("rod_step", step=step)
-        metrics = report.pop("metrics")
-        return Choice(pool=self.pools.pool(step), **report), metrics
+        choice, metrics = self.call("rod_step", step=step)
+        return choice, metrics
 
     def validate(self) -> dict[str, float]:
         """Returns held-out losses, `validation/<role>/<source>/loss`."""
@@ -62,9 +59,55 @@ class Workers:
         tracker.track_batch([self.policy.cfg["max_total_sequence_length"]] * num_blocks)
         return tracker.total_flops
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        """Runs a method on every worker and returns the result of the last rank."""
-        return call_all(self.policy, method, stall_seconds=self.stall_seconds, **arguments)[-1]
+    def call(self, method: str, *, stall_seconds: float | None = None, **arguments: Any) -> Any:
+        """Runs a method on every worker and returns the result of the last rank.
+
+        Args:
+            method: name of a method of the worker class.
+            stall_seconds: maximum wait for an answer, 0 for no limit; None for the policy's.
+            arguments: arguments of the method, the same on every rank.
+
+        Raises:
+            WorkerFailed: a worker failed; raised at once, although others may wait for it forever.
+        """
+        import ray
+        from ray.exceptions import RayActorError
+
+        def order(error: Exception) -> int:
+            """Sorts a failure by how likely it is the cause of the others, the likeliest first."""
+            if isinstance(error, RayActorError):  # the process died
+                return 0
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, ValueError):  # it refused something
+                return 1
+            lost_peer = isinstance(cause, RuntimeError) and "onnection" in str(cause)
+            return 3 if lost_peer else 2
+
+        limit = self.stall_seconds if stall_seconds is None else stall_seconds
+        futures = self.policy.worker_group.run_all_workers_single_data(method, **arguments)
+        ranks = {future: rank for rank, future in enumerate(futures)}
+        pending, failures = list(futures), dict[int, Exception]()
+        deadline = time.monotonic() + limit if limit else None
+        while pending:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, pending = ray.wait(pending, num_returns=1, timeout=left)
+            if not done:
+                if not failures:
+                    waiting = ", ".join(str(ranks[future]) for future in pending)
+                    raise WorkerFailed(
+                        f"{method}: no answer of rank {waiting} for {limit:g} s (rod.stall_seconds)"
+                    )
+                break
+            try:
+                ray.get(done)
+            except ray.exceptions.RayError as error:
+                failures.setdefault(ranks[done[0]], error)
+                soon = time.monotonic() + GRACE_SECONDS
+                deadline = soon if len(failures) == 1 or deadline is None else min(deadline, soon)
+        if failures:
+            rank = min(failures, key=lambda rank: order(failures[rank]))
+            raise WorkerFailed(f"rank {rank}: {sentence(failures[rank])}") from failures[rank]
+        return ray.get(futures)[-1]
 
 
 def make_policy(
@@ -97,58 +140,6 @@ def make_policy(
         worker_extension_cls_fqn=rod["worker"],
     )
     return policy, cluster
-
-
-def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any) -> list[Any]:
-    """Runs a method on every worker and returns the results by rank.
-
-    Args:
-        policy: NeMo-RL's policy.
-        method: name of a method of the worker class.
-        stall_seconds: maximum wait for an answer; 0 for no limit.
-        arguments: arguments of the method, the same on every rank.
-
-    Raises:
-        WorkerFailed: a worker failed; raised at once, although others may wait for it forever.
-    """
-    import ray
-    from ray.exceptions import RayActorError
-
-    def order(error: Exception) -> int:
-        """Sorts a failure by how likely it is the cause of the others, the likeliest first."""
-        if isinstance(error, RayActorError):  # the process died
-            return 0
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, ValueError):  # it refused something
-            return 1
-        lost_peer = isinstance(cause, RuntimeError) and "onnection" in str(cause)
-        return 3 if lost_peer else 2
-
-    futures = policy.worker_group.run_all_workers_single_data(method, **arguments)
-    ranks = {future: rank for rank, future in enumerate(futures)}
-    pending, failures = list(futures), dict[int, Exception]()
-    deadline = time.monotonic() + stall_seconds if stall_seconds else None
-    while pending:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, pending = ray.wait(pending, num_returns=1, timeout=left)
-        if not done:
-            if not failures:
-                waiting = ", ".join(str(ranks[future]) for future in pending)
-                raise WorkerFailed(
-                    f"{method}: no answer of rank {waiting} for {stall_seconds:g} s "
-                    "(rod.stall_seconds)"
-                )
-            break
-        try:
-            ray.get(done)
-        except ray.exceptions.RayError as error:
-            failures.setdefault(ranks[done[0]], error)
-            limit = time.monotonic() + GRACE_SECONDS
-            deadline = limit if len(failures) == 1 or deadline is None else min(deadline, limit)
-    if failures:
-        rank = min(failures, key=lambda rank: order(failures[rank]))
-        raise WorkerFailed(f"rank {rank}: {sentence(failures[rank])}") from failures[rank]
-    return ray.get(futures)
 
 
 def sentence(error: Exception) -> str:

@@ -39,11 +39,10 @@ def write_reference(config: dict[str, Any]) -> None:
         lengths=sorted({size, int(size * scoring.part), *rod["lengths"]}, reverse=True),
         precision=short_precision(policy_cfg),
     )
-    cure = "name another folder as rod.out, or remove it to compute it again."
     wanted = None
     if rod["wanted"] is not None:
         wanted = np.load(rod["wanted"])[manifest.start : manifest.stop]
-    if holds(out, manifest, wanted, cure=cure):
+    if holds(out, manifest, wanted):
         return
     writer = ReferenceWriter(out, manifest, store.hashes, wanted)
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained

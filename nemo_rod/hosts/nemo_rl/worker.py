@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.selection import OnNonfinite, References, Selector
+from nemo_rod.selection import Choice, OnNonfinite, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.upstream import functions
@@ -81,12 +81,11 @@ class RoDWorkerMixin:
                 scoring_micro_batch_size=task.scoring_micro_batch_size,
             )
 
-    def rod_step(self, *, step: int) -> dict[str, Any] | None:
+    def rod_step(self, *, step: int) -> tuple[Choice, dict[str, float]] | None:
         """Chooses and trains one step (paper, algorithm 1).
 
         Returns:
-            On the last rank the `Choice` without its pool, by field, and `metrics` of the update;
-            None on the others.
+            On the last rank the choice and the metrics of the update; None on the others.
         """
         import torch.distributed as dist
 
@@ -106,8 +105,7 @@ class RoDWorkerMixin:
         seconds = time.perf_counter() - start
         if dist.get_rank() != dist.get_world_size() - 1:
             return None
-        report = {name: value for name, value in vars(choice).items() if name != "pool"}
-        return {**report, "metrics": update_metrics(trained, seconds) | peak_memory()}
+        return choice, update_metrics(trained, seconds) | peak_memory()
 
     def rod_validate(self) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""

@@ -59,8 +59,7 @@ def write_references(
         lengths=[scorer.length],
         precision=scorer.precision,
     )
-    cure = "name another folder, or remove it to compute it again"
-    if scorer.on_all_ranks(lambda: holds(Path(out), manifest, cure=cure)):
+    if scorer.on_all_ranks(lambda: holds(Path(out), manifest)):
         return
 
     def begin() -> ReferenceWriter | None:
@@ -68,7 +67,7 @@ def write_references(
             return None
         writer = ReferenceWriter(out, manifest, store.hashes)
         if writer.manifest.lengths != manifest.lengths:
-            raise ValueError(f"{out} is of lengths {writer.manifest.lengths}: {cure}.")
+            raise ValueError(f"{out} is of lengths {writer.manifest.lengths}: name another folder.")
         return writer
 
     writer = scorer.on_all_ranks(begin)

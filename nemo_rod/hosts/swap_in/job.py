@@ -35,7 +35,7 @@ from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.selection import Choice, CurriculumHeader, Joint, Policy, References, Selector
-from nemo_rod.selection.curriculum.journal import number
+from nemo_rod.selection.competition import number
 from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
@@ -355,7 +355,7 @@ class SelectingJob(Job):
         references = None
         if self.references:
             try:
-                references = JobReferences(References.open(self.references, data), data)
+                references = JobReferences.open(self.references, data)
             except ValueError as error:
                 raise ValueError(
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
@@ -383,7 +383,9 @@ class SelectingJob(Job):
             data,
             scoring_micro_batch_size=0,  # as in training
             batches=data.micro_batches,
-            checked_batches=(references or data).checked_batches,
+            checked_batches=partial(
+                data.micro_batches, compare=references.of_content if references else None
+            ),
             scoring_step=losses_and_mask,
             around_scoring=self.around_scoring,
         )

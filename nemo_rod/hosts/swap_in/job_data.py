@@ -33,7 +33,7 @@ from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
-from nemo_rod.selection import Pool, ReferenceLosses, References, SourceRow
+from nemo_rod.selection import Pool, References, SourceRow
 from nemo_rod.selection.held_out import source_losses
 
 # Part of a reference manifest: references of a block store have other targets.
@@ -192,8 +192,6 @@ class JobData:
                 compare(ids, self._hashes(read))
             yield torch.utils.data.default_collate([sample for _, sample in read])
 
-    checked_batches = micro_batches  # where no reference says what a sample holds
-
     def scorer(
         self, model: list, groups: Any, forward_step_func: Callable, micro_batch_size: int
     ) -> MegatronScorer:
@@ -301,31 +299,15 @@ class JobPools:
         return Pool(step, *self.data.pool(self.origin + step * self.size, self.size))
 
 
-class JobReferences(ReferenceLosses):
+class JobReferences(References):
     """References of a job's samples, which are found by id and not read to look one up.
 
-    Their digest covers what the samples are cut from; content is compared in `checked_batches`.
+    Their digest covers what the samples are cut from; `of_content` compares those that are read.
     """
-
-    def __init__(self, references: References, data: JobData) -> None:
-        self.references, self.data = references, data
-        self.digest, self.length = references.digest, references.length
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> np.ndarray:
         """Returns reference losses, nats per token, float32 `[C]`."""
-        return self.references.losses(block_ids)
-
-    def refuse_missing(self, wanted: npt.NDArray[np.bool_]) -> None:
-        """Refuses samples without a reference; bool `[samples of the job]`."""
-        self.references.refuse_missing(wanted)
-
-    def checked_batches(self, block_ids: np.ndarray, size: int) -> Iterator[dict[str, Any]]:
-        """Yields micro-batches of samples whose content is that which was scored.
-
-        Raises:
-            ValueError: a sample is not; the message names it.
-        """
-        return self.data.micro_batches(block_ids, size, compare=self.references.of_content)
+        return self.losses(block_ids)
 
 
 def losses_and_mask(forward_step: Callable) -> ForwardStep:

@@ -101,8 +101,7 @@ class HostReferenceJob(Job):
             precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
             loss=LOSS_DEFINITION,
         )
-        cure = "name another folder, or remove it to compute it again."
-        if not holds(self.out, manifest, cure=cure):
+        if not holds(self.out, manifest):
             scorer = data.scorer(model, groups, **call)
             write_references(scorer, self.out, manifest=manifest, name=f"{self.role} references")
 

@@ -15,9 +15,9 @@ from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, ReferenceLosses
-from nemo_rod.selection.competition import model_tflops
-from nemo_rod.selection.curriculum.journal import Journal, number
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, References
+from nemo_rod.selection.competition import model_tflops, number
+from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.estimates import SourceAverages
 
 
@@ -96,7 +96,7 @@ class ResumedAverages(Callback):
     """Restores the averages of every rank from a resumed run's `curriculum.rod`, once opened."""
 
     averages: SourceAverages
-    references: ReferenceLosses
+    references: References
     folder: Path
 
     def on_train_start(self, context: CallbackContext) -> None:

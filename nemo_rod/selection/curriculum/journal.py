@@ -10,7 +10,6 @@ continue without them.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +30,8 @@ class Journal:
     Args:
         folder: Folder of both files; it must exist.
         header: The curriculum's header.
-        step: Step at which the run starts or resumes; records of it and of later steps are dropped.
+        step: Step at which the run starts or resumes; records and metrics of it and of later steps
+            are dropped, as is a torn last line.
 
     Raises:
         ValueError: The curriculum has a different header, or one of the files ends before this
@@ -51,17 +51,18 @@ class Journal:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
         with interpreting(self._metrics):
-            steps = [row["step"] for row in read_rows(self._metrics) if row["step"] < step]
-        last = max(steps, default=-1)
+            rows = [row for row in read_rows(self._metrics) if row["step"] < step]
+            last = max((row["step"] for row in rows), default=-1)
         if step > self._curriculum.header.first_step and last != step - 1:
-            end = f"ends with step {last}" if steps else "has no earlier step"
-            resume = f"resume from a checkpoint of step {last + 1} or before, or " if steps else ""
+            end = f"ends with step {last}" if rows else "has no earlier step"
+            resume = f"resume from a checkpoint of step {last + 1} or before, or " if rows else ""
             raise ValueError(
                 f"{self._metrics} {end}, but the run has come to step {step} and continues from "
                 f"the metrics of step {step - 1}: restore the file from a copy, or {resume}remove "
                 "the checkpoints to begin again"
             )
-        keep_steps(self._metrics, step)
+        if self._metrics.exists():
+            write_whole(self._metrics, "".join(map(_line, rows)).encode())
         self._disk = ThreadPoolExecutor(max_workers=1)
         self._writes: list[Future[None]] = []  # the last step's metrics, and this step's choice
 
@@ -107,11 +108,6 @@ class Journal:
         return row
 
 
-def number(value: Any) -> float | None:
-    """Returns a float, or None (JSON has no NaN) if the value is missing or not finite."""
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
 def step_row(
     step: int,
     choice: Choice,
@@ -136,16 +132,7 @@ def step_row(
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the metrics of all steps in a `metrics.jsonl`; empty if there is no file."""
-    return read_lines(path) if path.exists() else []
-
-
-def keep_steps(path: Path, end: int) -> None:
-    """Drops the metrics of step `end` and later, which will be rerun, and a torn last line."""
-    if not path.exists():
-        return
-    with interpreting(path):
-        rows = [row for row in read_lines(path, "step") if row["step"] < end]
-    write_whole(path, "".join(map(_line, rows)).encode())
+    return read_lines(path, "step") if path.exists() else []
 
 
 def _line(row: dict[str, Any]) -> str:

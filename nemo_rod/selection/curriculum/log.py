@@ -1,8 +1,15 @@
 """The curriculum: the candidates, scores and chosen blocks of every step.
 
-`curriculum.rod` is a record log (`record_log.py`) with one record per step, little-endian:
+`curriculum.rod` is an append-only file that survives being killed at any byte, little-endian:
+
+    "RODCUR01" | length of the JSON u32 | JSON: record_size, header | crc32 of all before u32
+
+and one record per step, with a checksum of its other bytes:
 
     step u64 | tau f64 | block ids i64 [C] | loss f32 [C] | score f32 [C] | chosen, C bits | crc32
+
+The header is written atomically. A record is valid only if its checksum matches, so after a crash
+the file is truncated to its last valid record.
 
 A record takes about 33 kB for 2048 candidates. The header gives ids and scores their meaning: the
 digests of store, tokenizer, references and config, the table of sources, and the name of a score
@@ -15,22 +22,26 @@ Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from nemo_rod.files import read_json
+from nemo_rod.files import interpreting, read_json, with_advice, write_whole
 from nemo_rod.selection.arrays import Ids, Nats, Records
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
-from nemo_rod.selection.curriculum.record_log import RecordLog
 
 PADDING_ID = -1
 LOG_MAGIC = b"RODCUR01"
+_CRC_BYTES = 4
+_READ_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -58,10 +69,15 @@ class Curriculum:
         ...     print(record.step, record.trained_on, record.threshold)
     """
 
-    def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
+    def __init__(
+        self, path: Path, header: CurriculumHeader, start: int, *, read_only: bool = False
+    ) -> None:
         """Use `create` or `open` instead."""
-        self._log, self.path, self.header = log, log.path, header
+        self.path, self.header = path, header
         self._dtype = _record_dtype(header.num_candidates)
+        self._start, self._read_only = start, read_only
+        self._fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
+        self._count = (os.fstat(self._fd).st_size - start) // self._dtype.itemsize
 
     @classmethod
     def create(cls, path: str | Path, header: CurriculumHeader) -> Self:
@@ -71,9 +87,14 @@ class Curriculum:
             ValueError: The file exists.
         """
         path = Path(path)
-        size = _record_dtype(header.num_candidates).itemsize + 4
-        RecordLog.create(path, LOG_MAGIC, header.as_dict(), size)
-        return cls(RecordLog(path, LOG_MAGIC), header)
+        if path.exists():
+            raise ValueError(f"{path} exists: open it to resume, or remove it to begin again")
+        size = _record_dtype(header.num_candidates).itemsize
+        content = {"record_size": size, "header": header.as_dict()}
+        text = json.dumps(content, sort_keys=True).encode()
+        head = LOG_MAGIC + len(text).to_bytes(4, "little") + text
+        write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
+        return cls(path, header, len(head) + _CRC_BYTES)
 
     @classmethod
     def open(
@@ -93,31 +114,18 @@ class Curriculum:
             read_only: Do not modify the file, so that it can be read while a run appends to it.
 
         Raises:
-            ValueError: The file is missing, its header differs, a record is damaged, the step
-                before `resume_at` has no record, or a finished arm has done more or fewer steps.
+            ValueError: The file is missing or of another kind, its header is damaged or differs, a
+                record is damaged, the step before `resume_at` has no record, or a finished arm has
+                done more or fewer steps.
         """
-
-        def record_size(values: dict[str, Any]) -> int:
-            header = CurriculumHeader(**values)
-            header.check()
-            return _record_dtype(header.num_candidates).itemsize + 4
-
-        log = RecordLog(Path(path), LOG_MAGIC, record_size, read_only=read_only)
-        path, header = log.path, CurriculumHeader(**log.header)
+        path = Path(path)
+        header, start = _read_header(path)
         if expect is not None:
             refuse_foreign(path, header, expect)
-        curriculum = cls(log, header)
+        curriculum = cls(path, header, start, read_only=read_only)
         if resume_at is not None and resume_at < curriculum.next_step:
             curriculum.truncate(resume_at)
-        valid_N = log.recover()
-        steps_N = header.first_step + np.arange(len(valid_N))
-        valid_N &= curriculum.records()["step"] == steps_N
-        if not valid_N.all():  # a crashed writer damages nothing but the end
-            step = steps_N[np.argmin(valid_N)]
-            raise ValueError(
-                f"{path} has a damaged record of step {step} (checksum) before whole ones: restore "
-                f"the file from a copy, or resume from a checkpoint of step {step} or before"
-            )
+        curriculum._recover()
         if resume_at is not None:
             curriculum.truncate(resume_at)
         arm = path.with_name("arm.json")  # of a finished arm alone
@@ -130,8 +138,30 @@ class Curriculum:
                 )
         return curriculum
 
+    def _recover(self) -> None:
+        """Drops everything after the last valid record, and refuses a damaged one before it."""
+        records, size = self.records(), self._dtype.itemsize
+        valid_N = np.empty(len(self), dtype=bool)
+        rows = max(1, _READ_BYTES // size)
+        for first in range(0, len(self), rows):
+            part = np.array(records[first : first + rows])
+            content = part.view(np.uint8).reshape(len(part), size)[:, :-_CRC_BYTES]
+            crc = np.fromiter(map(zlib.crc32, content), np.uint32, len(part))
+            valid_N[first : first + rows] = crc == part["crc"]
+        whole = np.flatnonzero(valid_N)
+        self._keep(int(whole[-1]) + 1 if whole.size else 0)
+        steps_N = self.header.first_step + np.arange(len(self))
+        valid_N = valid_N[: len(self)] & (self.records()["step"] == steps_N)
+        if not valid_N.all():  # a crashed writer damages nothing but the end
+            step = steps_N[np.argmin(valid_N)]
+            raise ValueError(
+                f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "
+                f"restore the file from a copy, or resume from a checkpoint of step {step} or "
+                "before"
+            )
+
     def __len__(self) -> int:
-        return self._log.count
+        return self._count
 
     @property
     def next_step(self) -> int:
@@ -145,6 +175,7 @@ class Curriculum:
             ValueError: The step is out of order, or another process wrote the file.
             OSError: The write failed, e.g. on a full disk; the file is unchanged.
         """
+        assert not self._read_only, f"{self.path} was opened for reading only"
         num_candidates, scored = self.header.num_candidates, self.header.scored
         pool, step = choice.pool, choice.pool.step
         chosen = np.asarray(choice.chosen, dtype=np.int64)
@@ -157,6 +188,12 @@ class Curriculum:
                 f"{self.path} expects step {self.next_step} next, found step {step}: resume from a "
                 f"checkpoint of step {self.next_step} or before"
             )
+        size = os.fstat(self._fd).st_size
+        if size != self._end:
+            raise ValueError(
+                f"{self.path} has {size} bytes where this process left {self._end}, so another one "
+                "writes to it: run one job per folder"
+            )
         record = np.zeros((), dtype=self._dtype)
         record["step"], record["threshold"] = step, choice.threshold
         record["block_ids"] = pool.block_ids
@@ -167,11 +204,24 @@ class Curriculum:
         bits_C = np.zeros(num_candidates, dtype=bool)
         bits_C[chosen] = True
         record["chosen"] = np.packbits(bits_C, bitorder="little")
-        self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
+        record["crc"] = zlib.crc32(record.tobytes()[:-_CRC_BYTES])
+        data = memoryview(record.tobytes())
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            if sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, self._end)
+            raise with_advice(error, self.path) from error
+        self._count += 1
 
     def sync(self) -> None:
-        """Waits until all steps are on disk; see `RecordLog.sync`."""
-        self._log.sync()
+        """Waits until all steps are on disk; errors as of `append`."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise with_advice(error, self.path) from error
 
     def truncate(self, step: int) -> None:
         """Drops the records of `step` and later, so that `step` is appended next.
@@ -186,7 +236,14 @@ class Curriculum:
                 f"run cannot continue at step {step}: resume from a checkpoint of step "
                 f"{self.next_step} or before, or restore the file"
             )
-        self._log.truncate(count)
+        self._keep(count)
+
+    def _keep(self, count: int) -> None:
+        """Keeps only the first `count` records; opened for reading only, ignores the others."""
+        self._count = count
+        if not self._read_only and os.fstat(self._fd).st_size != self._end:
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
 
     def __getitem__(self, index: int) -> StepRecord:
         """Returns the record at a position, from 0; negative positions count from the end."""
@@ -206,8 +263,10 @@ class Curriculum:
         return (self[i] for i in range(len(self)))
 
     def close(self) -> None:
-        """Closes the file."""
-        self._log.close()
+        """Closes the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> Self:
         return self
@@ -216,12 +275,42 @@ class Curriculum:
         self.close()
 
     def records(self) -> Records:
-        """Returns the records of all steps as a read-only view of the file [N]."""
-        return self._log.payload().view(self._dtype).reshape(len(self))
+        """Returns the records of all steps as a read-only map of the file [N]."""
+        if not self._count:
+            return np.empty(0, dtype=self._dtype)
+        return np.memmap(self.path, self._dtype, "r", offset=self._start, shape=(self._count,))
+
+    @property
+    def _end(self) -> int:
+        return self._start + self._count * self._dtype.itemsize
+
+
+def _read_header(path: Path) -> tuple[CurriculumHeader, int]:
+    """Returns the header of a file and the place of its first record."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: check the path, or run the stage that writes it")
+    with open(path, "rb") as file:
+        head = file.read(12)
+        if head[:8] != LOG_MAGIC:
+            raise ValueError(
+                f"{path} begins with {head[:8]!r}, expected {LOG_MAGIC!r}: it is another kind of "
+                "file, or was written by another version"
+            )
+        head += file.read(int.from_bytes(head[8:], "little"))
+        crc = file.read(_CRC_BYTES)
+    if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
+        raise ValueError(f"{path} has a damaged header (checksum): restore the file from a copy")
+    with interpreting(path, cure="restore it from a copy"):
+        content = json.loads(head[12:])
+        header = CurriculumHeader(**content["header"])
+        header.check()
+        size, expected = content["record_size"], _record_dtype(header.num_candidates).itemsize
+        if size != expected:
+            raise ValueError(f"its records have {size} bytes, not {expected}")
+    return header, len(head) + _CRC_BYTES
 
 
 def _record_dtype(num_candidates: int) -> np.dtype[np.void]:
-    """Returns the layout of a record without its checksum."""
     return np.dtype(
         [
             ("step", "<u8"),
@@ -230,5 +319,6 @@ def _record_dtype(num_candidates: int) -> np.dtype[np.void]:
             ("loss", "<f4", (num_candidates,)),
             ("score", "<f4", (num_candidates,)),
             ("chosen", "u1", ((num_candidates + 7) // 8,)),
+            ("crc", "<u4"),
         ]
     )

@@ -41,9 +41,6 @@ class RecordedPools:
         """Number of blocks per step: the recorded run's batch size."""
         return self._header.num_chosen
 
-    def __len__(self) -> int:
-        return len(self._curriculum)
-
     def pool(self, step: int) -> Pool:
         """Returns the blocks trained on at a step, in the order of the recorded pool.
 

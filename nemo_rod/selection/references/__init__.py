@@ -8,5 +8,4 @@ All of it needs NumPy alone.
 
 from nemo_rod.selection.references.folder import ReferenceManifest as ReferenceManifest
 from nemo_rod.selection.references.folder import ReferenceWriter as ReferenceWriter
-from nemo_rod.selection.references.lookup import ReferenceLosses as ReferenceLosses
 from nemo_rod.selection.references.lookup import References as References

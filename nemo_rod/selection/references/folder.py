@@ -96,18 +96,10 @@ class ReferenceManifest:
         return min(self.part_size, self.num_blocks - number * self.part_size)
 
     def absent(self, size: int) -> Records:
-        """Returns the records [size] of blocks without any losses."""
-        records = np.zeros(size, dtype=self.kind)
-        records["loss"] = np.nan
-        return records
-
-    def difference(self, other: ReferenceManifest) -> str:
-        """Returns a text that names every field that differs; "" if none does."""
-        return ", ".join(
-            f"{field.name} {getattr(self, field.name)!r} (expected {getattr(other, field.name)!r})"
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
-        )
+        """Returns the records [size] of blocks without any losses, read-only."""
+        record = np.zeros((), dtype=self.kind)
+        record["loss"] = np.nan
+        return np.broadcast_to(record, size)  # takes no memory
 
 
 def role_manifest(
@@ -139,11 +131,11 @@ def role_manifest(
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """The references of one folder, memory-mapped; a part that is not there yet is None."""
+    """The references of one folder, memory-mapped; all blocks of a part to come are absent."""
 
     path: Path
     manifest: ReferenceManifest
-    parts: list[Records | None]
+    parts: list[Records]
 
     @classmethod
     def open(cls, path: Path, *, unfinished: bool = False, verified: bool = True) -> Self:
@@ -181,37 +173,25 @@ class Folder:
         Raises:
             ValueError: A part has another checksum.
         """
-        for number, part in enumerate(self.parts):
+        for number in range(len(self.parts)):
             on_read(f"reads {_file(self.path, number)}")
-            if part is not None:
-                _part(self.path, self.manifest, number)
+            _part(self.path, self.manifest, number)
         on_read("")
 
     def records(self, block_ids: Ids) -> Records:
         """Returns the records of blocks of its range [C]; their loss is NaN if they have none."""
-        records_C = self.manifest.absent(len(block_ids))
+        records_C = np.empty(len(block_ids), dtype=self.manifest.kind)
         part_C = self.manifest.part_of(block_ids)
         row_C = block_ids - self.manifest.start - part_C * self.manifest.part_size
         order_C = np.argsort(part_C, kind="stable")
         ends = np.searchsorted(part_C[order_C], np.arange(len(self.parts)), side="right")
-        begin = 0
-        for part, end in zip(self.parts, ends.tolist(), strict=True):
-            if part is not None and end > begin:
-                here = order_C[begin:end]
-                records_C[here] = part.take(row_C[here])
-            begin = end
+        for part, here in zip(self.parts, np.split(order_C, ends[:-1]), strict=True):
+            records_C[here] = part.take(row_C[here])
         return records_C
 
     def present(self) -> Mask:
         """Returns which blocks of its range have a reference, bool [stop - start]."""
-        return np.concatenate(
-            [
-                np.zeros(self.manifest.size(n), dtype=bool)
-                if part is None
-                else np.isfinite(part["loss"][:, 0])
-                for n, part in enumerate(self.parts)
-            ]
-        )
+        return np.concatenate([np.isfinite(part["loss"][:, 0]) for part in self.parts])
 
 
 class ReferenceWriter:
@@ -240,15 +220,15 @@ class ReferenceWriter:
     ) -> None:
         self._path, self._hashes = Path(path), hashes
         wanted = np.ones(manifest.num_blocks, dtype=bool) if wanted is None else wanted
-        folder = _opened(self._path, manifest, cure="finish it with the same values, or remove it")
+        folder = _opened(self._path, manifest)
         if folder is None:
             content = {"schema": SCHEMA, **asdict(manifest)}
             text = json.dumps(content, indent=2).encode() + b"\n"
             write_whole(self._path / _UNFINISHED, text)
-        self.manifest = manifest if folder is None else folder.manifest
-        present = np.zeros(manifest.num_blocks, dtype=bool) if folder is None else folder.present()
-        self.missing: Ids = manifest.start + np.flatnonzero(wanted & ~present)
-        self._parts = dict(enumerate(folder.parts if folder else [None] * manifest.num_parts))
+            parts = [manifest.absent(manifest.size(n)) for n in range(manifest.num_parts)]
+            folder = Folder(self._path, manifest, parts)
+        self.manifest, self._parts = folder.manifest, folder.parts
+        self.missing: Ids = manifest.start + np.flatnonzero(wanted & ~folder.present())
         self._begun: dict[int, Records] = {}
 
     def append(self, block_ids: npt.ArrayLike, losses_CL: npt.ArrayLike) -> None:
@@ -277,10 +257,7 @@ class ReferenceWriter:
         for number in np.unique(part_C).tolist():
             here = part_C == number
             if number not in self._begun:
-                before = self._parts[number]
-                if before is None:
-                    before = manifest.absent(manifest.size(number))
-                self._begun[number] = before.copy()
+                self._begun[number] = self._parts[number].copy()
             rows = ids[here] - manifest.start - number * manifest.part_size
             self._begun[number]["head"][rows] = hash_heads(self._hashes(ids[here]))
             self._begun[number]["loss"][rows] = losses_CL[here]
@@ -299,21 +276,18 @@ class ReferenceWriter:
             unfinished.unlink()
 
 
-def holds(
-    path: Path, manifest: ReferenceManifest, wanted: Mask | None = None, *, cure: str
-) -> bool:
+def holds(path: Path, manifest: ReferenceManifest, wanted: Mask | None = None) -> bool:
     """Returns whether a folder is complete, with references that have this manifest.
 
     Args:
         path: The folder.
         manifest: Provenance of the references that it should hold; it may have further lengths.
         wanted: Blocks that must be there, bool [stop - start]; None for all.
-        cure: Remedy for a folder of other references.
 
     Raises:
         ValueError: The folder holds other references, or is malformed.
     """
-    folder = _opened(path, manifest, cure=cure)
+    folder = _opened(path, manifest)
     if folder is None or not (path / _MANIFEST).exists():
         return False
     present = folder.present()
@@ -325,15 +299,23 @@ def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 
-def _opened(path: Path, manifest: ReferenceManifest, *, cure: str) -> Folder | None:
+def _opened(path: Path, manifest: ReferenceManifest) -> Folder | None:
     """Returns a folder, finished or not, with this manifest; None if there is none yet."""
     if not any((path / name).exists() for name in (_MANIFEST, _UNFINISHED)):
         return None
     folder = Folder.open(path, unfinished=True)
     if {*manifest.lengths} <= {*folder.manifest.lengths}:
         manifest = replace(manifest, lengths=folder.manifest.lengths)
-    if difference := folder.manifest.difference(manifest):
-        raise ValueError(f"{path} holds references with {difference}: {cure}")
+    differences = [
+        f"{field.name} {value!r} (expected {getattr(manifest, field.name)!r})"
+        for field in fields(manifest)
+        if (value := getattr(folder.manifest, field.name)) != getattr(manifest, field.name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} holds references with {', '.join(differences)}: finish it with those values, "
+            "name another folder, or remove it to compute it again"
+        )
     return folder
 
 
@@ -341,15 +323,13 @@ def _file(path: Path, number: int) -> Path:
     return path / f"part-{number:05d}.npy"
 
 
-def _part(
-    path: Path, manifest: ReferenceManifest, number: int, verified: bool = True
-) -> Records | None:
-    """Maps a part, if `verified` only one whose checksum is right; None if there is none."""
+def _part(path: Path, manifest: ReferenceManifest, number: int, verified: bool = True) -> Records:
+    """Maps a part, if `verified` only one whose checksum is right."""
     file, kind, shape = _file(path, number), manifest.kind, (manifest.size(number),)
     try:
         size = file.stat().st_size - _CHECKSUM_BYTES
     except FileNotFoundError:
-        return None
+        return manifest.absent(manifest.size(number))
     checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     try:
         with open(file, "rb") as stream:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +23,13 @@ from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import Folder, hash_heads
 
 
-class ReferenceLosses(Protocol):
-    """The interface that scoring needs of references."""
-
-    digest: str  # of all of them, hex
-    length: int  # tokens of a block, from its start, that a loss covers
-
-    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Returns reference losses of blocks, nats per token, float32 [C]."""
-
-    def refuse_missing(self, wanted: Mask) -> None:
-        """Refuses, before a run, blocks without a reference; bool [blocks of the store]."""
-
-
-class References(ReferenceLosses):
+class References:
     """Reference losses of the blocks of a store, `references[block_ids]`.
 
-    Its `manifests` are one per folder, by ascending first block.
+    Attributes:
+        manifests: One per folder, by ascending first block.
+        digest: Digest of all of them, hex.
+        length: Tokens of a block, from its start, that a loss covers.
 
     Example:
         >>> references = References.open(["references/specialist", "references/base"], store)
@@ -51,7 +41,6 @@ class References(ReferenceLosses):
         self._folders, self._store, self.length = folders, store, length
         self._starts = np.array([folder.manifest.start for folder in folders])
         self.manifests = tuple(folder.manifest for folder in folders)
-        self.block_size = self.manifests[0].block_size
         digests = "\n".join(manifest.digest for manifest in self.manifests).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-v1").hexdigest()
 
@@ -135,10 +124,6 @@ class References(ReferenceLosses):
         """Verifies the checksums of all folders; see `Folder.verify`."""
         for folder in self._folders:
             folder.verify(on_read)
-
-    def __len__(self) -> int:
-        """Returns the number of blocks with a reference."""
-        return sum(int(folder.present().sum()) for folder in self._folders)
 
     def refuse_missing(self, wanted: Mask) -> None:
         """Refuses, before a run, a block that it will look up in vain: bool [N], by block id."""
