@@ -87,8 +87,9 @@ def leave_ray(status: int) -> None:
     if ray is None or not ray.is_initialized():
         return
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        with suppress(ValueError):  # a handler of NeMo-RL v0.7.0's libraries closes it
+            output.flush()
     os._exit(status)
 
 

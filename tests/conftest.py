@@ -44,8 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `torchrun` makes takes longest, and under xdist it is for one process to do."""
-    items.sort(key=lambda item: group(item.nodeid) != "torchrun")
+    """What `torchrun` makes takes longest, and under xdist it is for one process to do.
+
+    Tests of runs, which wait for processes and their clocks, come next: not last, on one core.
+    """
+    items.sort(
+        key=lambda item: (
+            group(item.nodeid) != "torchrun",
+            not item.nodeid.startswith("tests/run/"),
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 # a process that takes itself to have CUDA imports what it would import there
 WITH_CUDA = """
-import torch
 torch.cuda.is_available = lambda: True
 import nemo_rod.megatron
 from nemo_rod import cpu
@@ -34,7 +33,6 @@ assert hasattr(WrappedTorchNorm.__new__, "__wrapped__"), "norms were not marked"
 """
 WITH_ENGINE = """
 import importlib.util
-import torch
 assert importlib.util.find_spec("transformer_engine") is not None
 import nemo_rod.megatron
 from nemo_rod.cpu import plain
@@ -45,24 +43,35 @@ assert issubclass(te.TEColumnParallelLinear, torch.nn.Module)
 """
 
 
-def run(program: str, **environment: str) -> None:
+# what Megatron imports anyhow is imported once; then a fork runs the one, and its parent the other
+PROGRAMS = """
+import contextlib, os, sys
+import torch
+from transformers import AutoModelForCausalLM
+with contextlib.suppress(ImportError):
+    import wandb
+assert "megatron" not in sys.modules
+first, engine, second = sys.argv[1:]
+child = os.fork()
+if child == 0:
+    exec(first)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+sys.path.insert(0, engine)
+exec(second)
+"""
+
+
+def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path: Path) -> None:
+    """The former imports Megatron whole; an engine without a GPU counts as missing."""
+    (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", PROGRAMS, WITH_CUDA, tmp_path, WITH_ENGINE],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_cuda_without_transformer_engine_imports_and_is_mended() -> None:
-    run(WITH_CUDA)
-
-
-def test_transformer_engine_without_a_gpu_counts_as_missing(tmp_path: Path) -> None:
-    (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")
-    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    run(WITH_ENGINE, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
 
 
 def test_stubs_are_seen_only_by_the_modules_that_need_them() -> None:

@@ -106,7 +106,7 @@ def kit(tmp_path: Path) -> Path:
     """A kit whose project has a benchmark that ends badly, and no rehearsal."""
     folder = tmp_path / "kit"
     (folder / "wheels").mkdir(parents=True)
-    (folder / "run.py").write_bytes((KIT / "run.py").read_bytes())
+    write_run(folder, "torch", "json")
     bench = "import sys; print('<began>'); sys.exit(3)"
     files = {"benchmarks/gpu.py": bench, "nemo_rod/cli.py": "print('train')"}
     with tarfile.open(folder / "source.tar.gz", "w:gz") as archive:
@@ -116,6 +116,14 @@ def kit(tmp_path: Path) -> Path:
             archive.addfile(info, io.BytesIO(text.encode()))
     (folder / "wheels" / "empty-1-py3-none-any.whl").write_bytes(wheel())
     return folder
+
+
+def write_run(kit: Path, *modules: str) -> None:
+    """The kit's program, for a machine that must have these modules."""
+    whole = (KIT / "run.py").read_text()
+    text = re.sub(r"(?s)^MODULES = \(.*?^\)", f"MODULES = {modules}", whole, flags=re.M)
+    assert text != whole
+    (kit / "run.py").write_text(text)
 
 
 def wheel() -> bytes:
@@ -140,7 +148,8 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "bench, bench_vocabulary" in done.stdout
     found = json.loads((out / "results.json").read_text())
-    assert found["machine"]["device"] == "CPU"
+    assert (found["machine"]["device"], found["machine"]["status"]) == ("CPU", 0)
+    assert not found["machine"]["last"] and "lacks modules" not in done.stdout
     assert found["bench"]["status"] == 3 and found["bench"]["last"] == "<began>"
     assert found["engine"]["status"] == "left out: the kit has none"
     assert found["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
@@ -159,21 +168,16 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
 
 
 def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> None:
-    whole = (kit / "run.py").read_text()
-    for lacks in (["no_such_one", "no_such_two"], []):
-        names = ", ".join(map(repr, ["torch", "json", *lacks]))
-        text = re.sub(r"(?s)^MODULES = \(.*?^\)", f"MODULES = ({names})", whole, flags=re.M)
-        assert text != whole
-        (kit / "run.py").write_text(text)
-        out = tmp_path / f"out_{len(lacks)}"
-        done = subprocess.run(
-            [sys.executable, kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work"],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        found = json.loads((out / "results.json").read_text())["machine"]
-        assert found["device"] == "CPU" and done.returncode == found["status"] == bool(lacks)
-        sentence = "This machine lacks modules that the kit needs: no_such_one, no_such_two."
-        assert done.stdout.count(sentence) == found["last"].count(sentence) == bool(lacks)
+    write_run(kit, "torch", "no_such_one", "no_such_two")
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads((out / "results.json").read_text())["machine"]
+    assert found["device"] == "CPU" and done.returncode == found["status"] == 1
+    sentence = "This machine lacks modules that the kit needs: no_such_one, no_such_two."
+    assert done.stdout.count(sentence) == found["last"].count(sentence) == 1
 
 
 @pytest.mark.slow

@@ -32,13 +32,11 @@ def made(count: int, seed: int, eod: bool = True) -> list[list[int]]:
 
 def build(prefix: Path, documents: Sequence[Sequence[int]], dtype: Any = np.int32) -> Path:
     """Documents of two or more tokens are written as two sequences each."""
-    import torch
-
     builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for ids in documents:
         cut = len(ids) // 2
         lengths = [cut, len(ids) - cut] if cut else [len(ids)]
-        builder.add_document(torch.tensor([int(i) for i in ids]), lengths)
+        builder.add_document(np.array(ids), lengths)  # of a tensor, NumPy warns each time
     builder.finalize(f"{prefix}.idx")
     return prefix
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -323,14 +324,16 @@ def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_an_open_model_has_layouts_of_one_and_of_eight_gpus(
-    model: str, alone: bool, tmp_path: Path
+    model: str, alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = (f"run_dir={tmp_path}", f"model={model}", "cluster=h100_8")
-    result = nemo_rod("plan", "recipe=german_smollm2_135m", *at, "parallel=single")
-    rows = re.findall(r"(?m)^    parallel=(\S+) +(\d) H100 ", result.stdout)
-    assert ("single", "1") in rows if alone else ("single", "1") not in rows
+    config = composed("recipe=german_smollm2_135m", *at, "parallel=single")
+    # here and not in a fork: transformers, which knows the shape of a Gemma, is imported once
+    with nullcontext() if alone else pytest.raises(ValueError, match="The layout does not fit"):
+        plan_command(config)
+    rows = re.findall(r"(?m)^    parallel=(\S+) +(\d) H100 ", capsys.readouterr().out)
+    assert (("single", "1") in rows) == alone
     assert {("dp8", "8"), ("tp2_dp4", "8")} & {*rows}
-    assert result.returncode == (0 if alone else 2), result.stderr
 
 
 def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:

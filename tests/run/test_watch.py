@@ -36,7 +36,7 @@ from nemo_rod.signals import HeartbeatFile
 heartbeat = HeartbeatFile.from_environment()
 heartbeat.touch()
 heartbeat.remove()
-time.sleep(5)
+time.sleep(3)
 """
 
 
@@ -45,12 +45,12 @@ time.sleep(5)
 def test_command_finds_its_frozen_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, is_fork: bool
 ) -> None:
-    monkeypatch.setattr(HeartbeatFile, "patience", 2)
+    monkeypatch.setattr(HeartbeatFile, "patience", 1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-m", "program"] if is_fork else [sys.executable, "-c", program]
     said = run_process(command, tmp_path / "log", Launcher())
-    gone = {"killed": "rank 0: had no heartbeat for 2 s"}
+    gone = {"killed": "rank 0: had no heartbeat for 1 s"}
     assert said == (gone if program is FREEZES else {})
 
 

@@ -96,6 +96,18 @@ def _stay_on_the_cpu() -> None:
     """`.to("cuda")` keeps a tensor or a module where it is."""
     torch.Tensor.to = _without_device(torch.Tensor.to)
     torch.nn.Module.to = _without_device(torch.nn.Module.to)
+    for name in ("empty", "tensor", "zeros"):  # on the device that Ray gave the worker
+        setattr(torch, name, _made_on_the_cpu(getattr(torch, name)))
+
+
+def _made_on_the_cpu(make: Callable) -> Callable:
+    @functools.wraps(make)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        if isinstance(options.get("device"), int):
+            del options["device"]
+        return make(*args, **options)
+
+    return wrapper
 
 
 def _without_device(to: Callable) -> Callable:
