@@ -152,9 +152,11 @@ def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale
             if getattr(small.train, key):
                 setattr(small.train, key, False)
                 say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
-        if small.model.provider:
-            small.model.provider = {}
-            say(f"{config.recipe}: model.provider needs GPUs, and is rehearsed without")
+    # NeMo-RL's workers have keys of their own, and evaluation runs here
+    runs_here = config.launcher.kind in ("local", "nemo_rl")
+    if runs_here and small.model.provider and not _has_gpu():
+        small.model.provider = {}
+        say(f"{config.recipe}: model.provider needs GPUs, and is rehearsed without")
     check(small)
     folder.mkdir(parents=True, exist_ok=True)
     describe(config, folder, model)

@@ -96,18 +96,6 @@ def _stay_on_the_cpu() -> None:
     """`.to("cuda")` keeps a tensor or a module where it is."""
     torch.Tensor.to = _without_device(torch.Tensor.to)
     torch.nn.Module.to = _without_device(torch.nn.Module.to)
-    for name in ("empty", "tensor", "zeros"):  # on the device that Ray gave the worker
-        setattr(torch, name, _made_on_the_cpu(getattr(torch, name)))
-
-
-def _made_on_the_cpu(make: Callable) -> Callable:
-    @functools.wraps(make)
-    def wrapper(*args: Any, **options: Any) -> Any:
-        if isinstance(options.get("device"), int):
-            del options["device"]
-        return make(*args, **options)
-
-    return wrapper
 
 
 def _without_device(to: Callable) -> Callable:
@@ -123,13 +111,28 @@ def _without_device(to: Callable) -> Callable:
     return stay
 
 
+class _Numbered(str):
+    """The CPU, as torch reads it; later versions compare it with the number that Ray gave them."""
+
+    number: int
+
+    def __new__(cls, number: int) -> _Numbered:
+        self = super().__new__(cls, "cpu")
+        self.number = number
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return other in ("cpu", self.number)
+
+    __hash__ = str.__hash__
+
+
 def _answer_for_a_gpu() -> None:
     cuda: Any = torch.cuda
     cuda.get_device_name = lambda *_: "cpu"
-    # later versions set the device that Ray gave the worker, and compare it afterwards
 
     def set_device(number: int) -> None:
-        cuda.current_device = lambda: number
+        cuda.current_device = lambda: _Numbered(number)
 
     cuda.set_device = set_device
     import ray
