@@ -118,9 +118,9 @@ ROUTED = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_s
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 WINDOW = {"sliding_window": 8}
-# Text models that Megatron-Bridge converts, without a reader of their own; and whether torch counts
-# the FLOPs that a GPU would do: its way round missing kernels for a state does more, and llama4's
-# sends every token to every expert.
+# Text models that Megatron-Bridge converts, all but qwen3_next without a reader; and whether torch
+# counts the FLOPs that a GPU would do: its way round missing kernels for a state does more, and
+# llama4's sends every token to every expert.
 BUILT: dict[str, tuple[dict[str, Any], bool]] = {
     "deepseek_v3": ({**LATENT, **ROUTED, "n_group": 1, "topk_group": 1}, True),
     "falcon_h1": ({**MAMBA, "mamba_n_groups": 2}, False),

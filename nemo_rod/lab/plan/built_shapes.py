@@ -11,12 +11,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.lab.plan.shapes import Block
+from nemo_rod.lab.plan.shapes import Block, saved_by_attention, saved_by_mlp, saved_by_router
 
 if TYPE_CHECKING:
     import torch
 
 _MLP = ("mlp", "feed_forward", "moe", "ffn")  # words in the names of modules beside the token mixer
+_FUSED = ("deepseek_v", "glm4_moe", "gpt_oss")  # types whose activation Megatron-Bridge fuses
+_FUSED_ROTATION = ("nemotron",)
 _RECURRENT = ("linear_attn", "mamba", "ssm", "recurrent", "rglru")
 
 
@@ -102,12 +104,11 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
     if value != head or hasattr(config, "qk_nope_head_dim"):  # latent attention
         head = int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim)
     top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
-    mixer: dict[str, int] = dict.fromkeys(("split", "whole", "saved_split"), 0)
-    mlp: dict[str, int] = dict.fromkeys(
-        ("split", "whole", "router", "expert", "num_experts", "saved_split", "saved_routed"), 0
-    )
+    mixer: dict[str, int] = dict.fromkeys(("split", "whole"), 0)
+    mlp: dict[str, int] = dict.fromkeys(("split", "whole", "router", "expert", "num_experts"), 0)
     experts: set[str] = set()
     routed = 0
+    widths: dict[bool, list[int]] = {False: [], True: []}  # of an MLP's matrices, and an expert's
     children = {name.partition(".")[0] for name, _ in layer.named_parameters()}
     recurrent = any(word in child for child in children for word in _RECURRENT)
     for name, parameter in layer.named_parameters():
@@ -121,18 +122,18 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
             mlp["num_experts"] = stacked or len(experts)
             routed += size
             if len(shape) - bool(stacked) > 1 and one in ("0", path[-1]):
-                mlp["saved_routed"] += top_k * (size // (stacked or 1) // hidden)
+                widths[True].append(size // (stacked or 1) // hidden)
         elif part is mlp and path[0] in ("gate", "router", "shared_expert_gate"):
             mlp["whole"] += size
             mlp["router"] += size if len(shape) > 1 else 0
         elif len(shape) == 2:
             part["split"] += size
-            part["saved_split"] += shape[0]
+            if part is mlp:
+                widths[False].append(size // hidden)
         else:  # norms, biases, convolutions
             part["whole"] += size
     if mlp["num_experts"]:
         mlp["expert"] = routed // mlp["num_experts"]
-        mlp["saved_routed"] += 2 * top_k * hidden
     kinds = getattr(config, "layer_types", None)
     sliding = (not kinds or kinds[index] == "sliding_attention") and getattr(
         config, "use_sliding_window", True
@@ -147,19 +148,31 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
             attending=2.0 * heads * (head + value) if attends else 0.0,
             window=int(window),
             mixing=_state_flops(config) if recurrent else 0.0,
-            saved_hidden=2 * hidden,
-            saved_split=mixer["saved_split"],
+            **_saved_by_mixer(layer, config),
             tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
         )
     ]
     if mlp["split"] or mlp["expert"]:
+        fused = config.model_type.startswith(_FUSED)
+        clamped = 2 * (config.model_type == "gpt_oss")  # both factors, before the activation
+        saved = {
+            weighted: w[-1]
+            * (saved_by_mlp(gated=sum(w) > 2 * w[-1], fused=fused, weighted=weighted) + clamped)
+            for weighted, w in widths.items()
+            if w
+        }
+        gate = hidden * any("shared_expert_gate" in name for name, _ in layer.named_modules())
         width = int(getattr(config, "intermediate_size", 0) or 0)
         divides = () if mlp["expert"] else (("intermediate_size", width),)
         routing = {"top_k": top_k} if mlp["expert"] else {}
         result.append(
             Block(
                 kind="experts" if mlp["expert"] else "mlp",
-                saved_hidden=2 * hidden,
+                saved_hidden=2 * hidden + saved_by_router(mlp["num_experts"]) + gate,
+                saved_gathered=hidden if config.model_type.startswith("glm4_moe") else 0,
+                saved_split=saved.get(False, 0),
+                saved_dispatched=top_k * hidden if mlp["expert"] else 0,
+                saved_routed=top_k * saved.get(True, 0),
                 tensor_divides=divides,
                 **mlp,
                 **routing,
@@ -168,11 +181,49 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
     return result
 
 
+def _saved_by_mixer(layer: torch.nn.Module, config: Any) -> dict[str, int]:
+    """Returns what a token mixer and the layer's norms save for backward, as fields of `Block`.
+
+    A norm before the MLP is counted with the MLP; one after a block keeps its input alone.
+    """
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    after = sum(s == (hidden,) and "norm.weight" in name for name, s in shapes.items()) - 2
+    saved_hidden = 2 * hidden + max(0, after) * hidden
+    if hasattr(config, "qk_nope_head_dim"):  # latent attention: queries, keys, values, output
+        rotated = int(config.qk_rope_head_dim)
+        head = int(config.qk_nope_head_dim) + rotated
+        latent = int(config.kv_lora_rank) + int(getattr(config, "q_lora_rank", None) or 0)
+        return {
+            "saved_hidden": saved_hidden + 2 * latent + 5 * rotated,  # before and after their norms
+            "saved_split": 2 * heads * (head + int(config.v_head_dim)),
+        }
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    head = int(getattr(config, "head_dim", None) or hidden // heads)
+    saved_split = saved_tables = 0
+    if any("attn" in name and "linear" not in name for name in shapes):
+        if config.model_type not in _FUSED_ROTATION:
+            saved_tables = 4 * head  # sines and cosines, for queries and for keys
+        saved_split = saved_by_attention(
+            heads=heads,
+            groups=groups,
+            head=head,
+            qk_norm=any("q_norm" in name for name in shapes),
+            gated=False,
+            rotary=True,
+        )
+    for name, shape in shapes.items():  # of a state, as in Mamba-2; not compared with a model
+        if len(shape) == 2 and any(word in name for word in _RECURRENT):
+            saved_split += 3 * shape[1] if "out_proj" in name else shape[0]
+    return {
+        "saved_hidden": saved_hidden,
+        "saved_tables": saved_tables,
+        "saved_split": saved_split,
+    }
+
+
 def _state_flops(config: Any) -> float:
     """Returns the forward FLOPs of a token outside the matrices of a block with a state."""
-    if hasattr(config, "linear_num_value_heads"):  # gated delta rule: four products with the state
-        heads, size = int(config.linear_num_value_heads), int(config.linear_key_head_dim)
-        return 8.0 * heads * size * int(config.linear_value_head_dim)
     if hasattr(config, "mamba_n_heads") and hasattr(config, "mamba_d_state"):  # Mamba-2
         inner = int(config.mamba_n_heads) * int(config.mamba_d_head)
         return 7.0 * inner * int(config.mamba_d_state)

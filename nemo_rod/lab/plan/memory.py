@@ -23,10 +23,9 @@ from nemo_rod.layout import check_nodes, check_parallel
 
 GIB = 2.0**30
 BYTES = {"bf16": 2, "fp32": 4}
-# Per logit and fp32 copy: Megatron's fused cross entropy keeps bf16 logits, their exponentials in
-# fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
-TRAINING_LOGIT_BYTES = 8
-SCORING_LOGIT_BYTES = 10
+# In the loss, the logits in bf16 and their exponentials in fp32; in its backward pass the latter,
+# and the gradient in bf16. TransformerEngine's loss, with which a GPU scores, needs no more.
+LOGIT_BYTES = 6
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,15 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
 
     ends = shape.embedding * (int(stage == 0) + int(last and not (shape.tied and stage == 0)))
     dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
-    experts = sum(b.expert * b.num_experts for b in blocks) / parallel.expert
+    experts_split = parallel.expert if parallel.expert > 1 else tensor
+    experts = sum(b.expert * b.num_experts for b in blocks) / experts_split
     weight_bytes, gradient_bytes = BYTES[load.precision], BYTES[load.grad_reduce]
     gradient_bytes = max(gradient_bytes, weight_bytes)  # those of fp32 weights are in fp32
     state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
     if gradient_bytes < 4 and not load.precision_aware:
         state_bytes += 4
     copies = parallel.data * parallel.context if load.split_optimizer else 1
-    expert_copies = copies * tensor / parallel.expert if load.split_optimizer else 1
+    expert_copies = copies * tensor / experts_split if load.split_optimizer else 1
 
     tokens = load.block_size / parallel.context
     depth, chunks = parallel.pipeline, parallel.virtual_pipeline
@@ -114,9 +114,11 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     if load.recompute == "full":
         hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
         saved = len(layers) * hidden * in_flight + max(by_layer)
+    if last:  # the last norm, and the output layer's input
+        saved += 2 * shape.hidden_size / (tensor if parallel.sequence else 1)
     activations = weight_bytes * tokens * load.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
-    logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
+    logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * LOGIT_BYTES
     parts = {
         "weights": weight_bytes * (dense + experts),
         "gradients": gradient_bytes * (dense + experts),
@@ -131,7 +133,7 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
     if last:
         num_logits = min(scored * shape.vocab_size / tensor, MAX_LOGITS_BYTES / 4)
-        scoring += SCORING_LOGIT_BYTES * num_logits
+        scoring += LOGIT_BYTES * num_logits
     # scoring precedes the update and frees its memory
     parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
     return Memory(parts, limit, stage, host=optimizer if load.offload else 0.0)
@@ -140,10 +142,16 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
 def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
     """Returns the values per token of a block that one GPU keeps."""
     tokens = parallel.tensor if parallel.sequence else 1  # GPUs that share the tokens
+    if parallel.expert > 1:
+        routed = imbalance * (block.saved_dispatched + block.saved_routed) / tokens
+    else:  # every GPU has a slice of all experts, and the tokens of all
+        routed = block.saved_dispatched + block.saved_routed / parallel.tensor
     return (
         block.saved_hidden / tokens
+        + block.saved_tables
+        + block.saved_gathered * int(parallel.sequence)
         + block.saved_split / parallel.tensor
-        + imbalance * block.saved_routed / tokens
+        + routed
     )
 
 

@@ -26,9 +26,13 @@ class Block:
     mixing: float = 0.0  # forward FLOPs per token outside parameter matrices
     attending: float = 0.0  # forward FLOPs per token and attended position
     window: int = 0  # positions that a token attends to at most; 0: all before it
-    saved_hidden: int = 0  # values per token saved for backward, of the residual stream's width
-    saved_split: int = 0  # values per token saved for backward, sharded by tensor parallelism
-    saved_routed: int = 0  # values per token saved for backward, of all its routed experts
+    # values per token saved for backward:
+    saved_hidden: int = 0  # by every tensor-parallel rank, for the tokens of its own
+    saved_tables: int = 0  # by every tensor-parallel rank, for all tokens
+    saved_gathered: int = 0  # likewise, where tensor-parallel ranks have tokens of their own
+    saved_split: int = 0  # sharded by tensor parallelism
+    saved_dispatched: int = 0  # inputs of a token's routed experts
+    saved_routed: int = 0  # within these experts
     # sizes that the tensor-parallel size must divide, by name
     tensor_divides: tuple[tuple[str, int], ...] = ()
 
@@ -142,9 +146,10 @@ Layers = list[tuple[Block, ...]]
 
 def _transformer(c: dict[str, Any]) -> Layers:
     """Returns the layers of Llama and Qwen3: attention and a gated MLP each."""
-    attention = _attention(c, qk_norm=c["model_type"].startswith("qwen3"))
+    fused = c["model_type"] == "llama"
+    attention = _attention(c, qk_norm=not fused, fused=fused)
     routed = c["model_type"].endswith("moe")
-    mlp = _experts(c, shared=0) if routed else _mlp(c, int(c["intermediate_size"]))
+    mlp = _experts(c, shared=0) if routed else _mlp(c, int(c["intermediate_size"]), fused=fused)
     return [(attention, mlp)] * int(c["num_hidden_layers"])
 
 
@@ -155,14 +160,18 @@ def _qwen3_5(c: dict[str, Any]) -> Layers:
     kinds = c.get("layer_types") or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(count)
     ]
+    rotated = float((c.get("rope_parameters") or {}).get("partial_rotary_factor", 0.25))
     mixers = {
-        "full_attention": _attention(c, qk_norm=True, gated=True),
+        "full_attention": _attention(c, qk_norm=True, gated=True, rotated=rotated),
         "linear_attention": _delta(c),
     }
+    # Bridge fuses the activation in the published classes, which have images, and in no other
+    fused = "ForConditionalGeneration" in str(c.get("architectures"))
     if "num_experts" in c:
-        mlp = _experts(c, shared=int(c["shared_expert_intermediate_size"]), shared_gate=True)
+        shared = int(c["shared_expert_intermediate_size"])
+        mlp = _experts(c, shared=shared, shared_gate=True, fused=fused)
     else:
-        mlp = _mlp(c, int(c["intermediate_size"]))
+        mlp = _mlp(c, int(c["intermediate_size"]), fused=fused)
     return [(mixers[kind], mlp) for kind in kinds]
 
 
@@ -170,9 +179,11 @@ def _nemotron_h(c: dict[str, Any]) -> Layers:
     """Returns layers of one block: Mamba-2, attention, an MLP or experts."""
     make: dict[str, Callable[[], Block]] = {
         "M": lambda: _mamba(c),
-        "*": lambda: _attention(c, qk_norm=False),
+        "*": lambda: _attention(c, qk_norm=False, rotated=0.0),
         "-": lambda: _mlp(c, int(c["intermediate_size"]), gated=False),
-        "E": lambda: _experts(c, shared=int(c["moe_shared_expert_intermediate_size"]), gated=False),
+        "E": lambda: _experts(
+            c, shared=int(c["moe_shared_expert_intermediate_size"]), gated=False, overlapped=True
+        ),
     }
     pattern = str(c["hybrid_override_pattern"])
     unknown = sorted(set(pattern) - set(make))
@@ -188,6 +199,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
     "llama": _transformer,
     "qwen3": _transformer,
     "qwen3_moe": _transformer,
+    "qwen3_next": _qwen3_5,
     "qwen3_5": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe": _qwen3_5,
@@ -196,7 +208,47 @@ _READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
 }
 
 
-def _attention(c: dict[str, Any], *, qk_norm: bool, gated: bool = False) -> Block:
+def saved_by_attention(
+    *, heads: int, groups: int, head: int, qk_norm: bool, gated: bool, rotary: bool
+) -> int:
+    """Returns the values per token that attention saves for backward, from its projection on.
+
+    The projection stays whole, as the values are a view of it. Of the queries' width there are the
+    output; the rotated queries; a copy, where those of several groups must lie side by side, for
+    the norm, or for the core if nothing is rotated; and the gate, copied likewise, and its product.
+    A tensor-parallel rank with one group copies none, which is not told apart: the plan is then up
+    to 4 % above (Qwen3-8B with `tensor=8`).
+
+    Args:
+        heads: number of query heads.
+        groups: number of key and value heads.
+        head: width of a head.
+        qk_norm: whether queries and keys have norms.
+        gated: whether the output has a gate, which the matrix of the queries yields.
+        rotary: whether queries and keys are rotated.
+    """
+    copied = 1 < groups < heads
+    queries = 2 + 2 * gated + rotary + copied * (gated + (qk_norm or not rotary))
+    return head * (heads * queries + groups * (2 + rotary))
+
+
+def _attention(
+    c: dict[str, Any],
+    *,
+    qk_norm: bool,
+    gated: bool = False,
+    rotated: float = 1.0,
+    fused: bool = False,
+) -> Block:
+    """Returns a block of attention.
+
+    Args:
+        c: the Hugging Face config.
+        qk_norm: see `saved_by_attention`.
+        gated: see `saved_by_attention`.
+        rotated: share of a head that the rotary embedding turns.
+        fused: whether one kernel turns it, which keeps no tables of its own.
+    """
     hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
     groups = int(c.get("num_key_value_heads") or heads)
     head = int(c.get("head_dim") or hidden // heads)
@@ -208,25 +260,65 @@ def _attention(c: dict[str, Any], *, qk_norm: bool, gated: bool = False) -> Bloc
         whole=hidden + (2 * head if qk_norm else 0),
         attending=4.0 * query,  # scores, and their product with the values
         saved_hidden=2 * hidden,  # input and output of the norm
-        saved_split=queries + 2 * key + (2 if gated else 1) * query,
+        # sines and cosines, for queries and for keys; several blocks of a micro-batch share them
+        saved_tables=0 if fused else int(4 * rotated * head),
+        saved_split=saved_by_attention(
+            heads=heads,
+            groups=groups,
+            head=head,
+            qk_norm=qk_norm,
+            gated=gated,
+            rotary=rotated > 0,
+        ),
         tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
     )
 
 
-def _mlp(c: dict[str, Any], width: int, *, gated: bool = True) -> Block:
+def saved_by_mlp(*, gated: bool, fused: bool, weighted: bool = False) -> int:
+    """Returns the values per token that an MLP saves for backward, by its width.
+
+    Fused, the activation keeps its input (two widths if gated) and the last matrix its own. Without
+    fusion, a gated one also keeps both factors: Megatron adds an offset of 0 to the second.
+
+    Args:
+        gated: whether the activation has a gate.
+        fused: whether Megatron-Bridge sets `bias_activation_fusion` for the model.
+        weighted: whether the output is multiplied with an expert's probability.
+    """
+    if not gated:
+        return 3 if weighted else 2
+    return 3 if fused else 5 + weighted
+
+
+def _mlp(c: dict[str, Any], width: int, *, gated: bool = True, fused: bool = False) -> Block:
     hidden, matrices = int(c["hidden_size"]), 3 if gated else 2
     return Block(
         kind="mlp",
         split=matrices * hidden * width,
         whole=hidden,
         saved_hidden=2 * hidden,
-        saved_split=matrices * width,  # before and after the activation
+        saved_split=saved_by_mlp(gated=gated, fused=fused) * width,
         tensor_divides=(("intermediate_size", width),),
     )
 
 
+def saved_by_router(num_experts: int) -> int:
+    """Returns the bf16 values per token that routing saves: scores, twice, and a map of rows.
+
+    The scores are in fp32, for the choice and for the loss that balances experts. The map is that
+    of TransformerEngine's permutation, two int32 an expert.
+    """
+    return 8 * num_experts
+
+
 def _experts(
-    c: dict[str, Any], *, shared: int, gated: bool = True, shared_gate: bool = False
+    c: dict[str, Any],
+    *,
+    shared: int,
+    gated: bool = True,
+    shared_gate: bool = False,
+    fused: bool = False,
+    overlapped: bool = False,
 ) -> Block:
     hidden, width = int(c["hidden_size"]), int(c["moe_intermediate_size"])
     names = ("num_experts", "num_local_experts", "n_routed_experts")  # the second saves the first
@@ -241,9 +333,13 @@ def _experts(
         expert=matrices * hidden * width,
         num_experts=count,
         top_k=top_k,
-        saved_hidden=2 * hidden,
-        saved_split=matrices * shared,
-        saved_routed=top_k * (2 * hidden + matrices * width),  # in, activations, out
+        saved_hidden=2 * hidden + saved_by_router(count) + (hidden if shared_gate else 0),
+        # Bridge lets shared experts run while tokens are dispatched, on gathered ones
+        saved_gathered=hidden if overlapped else 0,
+        saved_split=saved_by_mlp(gated=gated, fused=fused) * shared,
+        saved_dispatched=top_k * hidden,
+        # the output is kept nowhere: probabilities are multiplied before the last matrix
+        saved_routed=top_k * saved_by_mlp(gated=gated, fused=fused, weighted=True) * width,
         tensor_divides=(("moe_shared_expert_intermediate_size", shared),) if shared else (),
     )
 
@@ -253,7 +349,7 @@ def _mamba(c: dict[str, Any]) -> Block:
     hidden, heads = int(c["hidden_size"]), int(c["mamba_num_heads"])
     inner = heads * int(c["mamba_head_dim"])
     groups, state = int(c["n_groups"]), int(c["ssm_state_size"])
-    kernel, chunk = int(c["conv_kernel"]), int(c.get("chunk_size", 128))
+    kernel = int(c["conv_kernel"])
     convolved = inner + 2 * groups * state
     projected = inner + convolved + heads
     return Block(
@@ -263,7 +359,9 @@ def _mamba(c: dict[str, Any]) -> Block:
         # Megatron's count: decay, update and read-out of every channel and state
         mixing=7.0 * inner * state + 2.0 * kernel * convolved,
         saved_hidden=2 * hidden,
-        saved_split=projected + convolved + 2 * inner + 2 * inner * state // chunk,
+        # mamba_ssm keeps its input and its output before the gate, and computes the rest again;
+        # input and output of the norm
+        saved_split=projected + 3 * inner,
         tensor_divides=(("mamba_num_heads", heads), ("n_groups", groups)),
     )
 
@@ -273,7 +371,7 @@ def _delta(c: dict[str, Any]) -> Block:
     hidden = int(c["hidden_size"])
     key_heads, value_heads = int(c["linear_num_key_heads"]), int(c["linear_num_value_heads"])
     key_dim, value_dim = int(c["linear_key_head_dim"]), int(c["linear_value_head_dim"])
-    kernel, chunk = int(c["linear_conv_kernel_dim"]), 64
+    kernel, chunk = int(c.get("linear_conv_kernel_dim", 4)), 64
     key, value = key_heads * key_dim, value_heads * value_dim
     convolved = 2 * key + value
     projected = convolved + value + 2 * value_heads
@@ -284,6 +382,9 @@ def _delta(c: dict[str, Any]) -> Block:
         # Megatron-Bridge's count: four products with the state of every head
         mixing=8.0 * value_heads * key_dim * value_dim + 2.0 * kernel * convolved,
         saved_hidden=2 * hidden,
-        saved_split=projected + convolved + 2 * value + value_heads * key_dim * value_dim // chunk,
+        # The projection, whole: the convolution reads a view of it. Unit vectors of queries and
+        # keys, and those repeated for every value head; values; flash-linear-attention's matrix of
+        # a chunk. Output of the rule, normed, its gate, and their product.
+        saved_split=projected + 2 * key + value_heads * (2 * key_dim + chunk) + 5 * value,
         tensor_divides=(("linear_num_key_heads", key_heads),),
     )
