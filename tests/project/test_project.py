@@ -87,13 +87,15 @@ def test_import_arrows_run_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_data_and_selection_need_no_heavy_library() -> None:
+def test_data_needs_no_heavy_library_and_selection_numpy_alone() -> None:
     """Other people's forms of data and tokenizers are parts beside the house."""
+    allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy"}
     wrong = [
         f"{file.relative_to(ROOT)}:{line}: {name}"
         for file in modules(*ALONE)
         for name, line in imports(file)
-        if name.split(".")[0] in HEAVY
+        if (top := name.split(".")[0]) in HEAVY
+        or (room(file) == "selection" and top not in allowed)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -164,18 +166,6 @@ def names_of(module: str) -> set[str]:
         elif isinstance(node, ast.Constant) and module == "nemo_rod":
             found.add(str(node.value))  # its names are loaded when they are asked for
     return found
-
-
-def test_selection_needs_numpy_only() -> None:
-    # pyarrow is for exports alone: imported where it is used, or `import nemo_rod` would need it
-    allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy", "pyarrow"}
-    wrong = [
-        f"{file.relative_to(ROOT)}:{line}: {name}"
-        for file in modules("selection")
-        for name, line in imports(file)
-        if name.split(".")[0] not in allowed
-    ]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_imports_are_light() -> None:
