@@ -163,12 +163,15 @@ def workers(setting: Setting) -> Iterator[Row]:
 
 
 def _prepare(root: Path, spec: SourceSpec, folder: Path, count: int) -> tuple[float, float]:
-    """Seconds of `prepare`, and megabytes of its processes together when each is largest."""
-    tokenizer = load_tokenizer(str(folder))
+    """Seconds of `prepare`, and megabytes of its processes together when each is largest.
+
+    The process that loads the tokenizer counts, though it has ended before the others start.
+    """
     peaks: dict[str, int] = {}
     done = threading.Event()
     watch = threading.Thread(target=_watch_memory, args=(peaks, done))
     watch.start()
+    tokenizer = load_tokenizer(str(folder))
     begin = time.perf_counter()
     prepare(root, [spec], tokenizer=tokenizer, block_size=BLOCK_SIZE, workers=count)
     seconds = time.perf_counter() - begin

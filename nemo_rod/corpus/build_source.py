@@ -31,7 +31,7 @@ from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, move_whole, write_json
+from nemo_rod.files import digest, write_json, write_whole
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
@@ -106,23 +106,21 @@ def build_source(
     build = _Build(folder, spec, settings)
     label = f"{spec.role}/{spec.name}"
     total = sum(file["bytes"] or 0 for file in build.description["files"]) or None
-    if build.commit is not None:
-        spec = replace(spec, revision=build.commit)
     try:
-        if build.commit is not None and build.documents is None:
-            build.save(Documents(spec).state())  # a resumed run reads the same commit
+        if build.commit is not None:
+            spec = replace(spec, revision=build.commit)
+            if build.documents is None:
+                build.save(Documents(spec).state())  # a resumed run reads the same commit
         duplicates = None
         if spec.dedup:
-            marks = folder / f"duplicates-{build.key}.npy"  # kept for after an interruption
+            marks = folder / f"duplicates-{build.key}.bits"  # kept for after an interruption
             if not marks.is_file():
                 finding = f"{label}: finding duplicates"
-                found = find_duplicates(
+                bits = find_duplicates(
                     spec, folder / "digests", lambda done: progress(done, total, finding)
                 )
-                with marks.with_suffix(".tmp").open("wb") as handle:
-                    np.save(handle, found)
-                move_whole(marks.with_suffix(".tmp"), marks)
-            duplicates = np.load(marks)
+                write_whole(marks, bits.tobytes())
+            duplicates = np.fromfile(marks, dtype=np.uint8)
         documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
         saved, last = time.monotonic(), build.documents
         try:
@@ -141,39 +139,28 @@ def build_source(
             raise
         return build.finish()
     finally:
-        build.close()
+        for writer in build.writers:
+            writer.close()
 
 
 class _Build:
-    """The packers and writers of a source, and their shared state.
-
-    Attributes:
-        description: First part of the manifest; `key` is its digest.
-        documents: State of the documents from which to resume; None for the beginning.
-        commit: The commit that the source is read at; None if it has none.
-    """
+    """The packers and writers of a source, and their shared state."""
 
     def __init__(self, folder: Path, spec: SourceSpec, settings: Settings) -> None:
         self._file, self._spec, self._settings = folder / "state.json", spec, settings
         inputs = open_inputs(spec)
-        self.description = describe(spec, settings, inputs)
+        self.description = describe(spec, settings, inputs)  # first part of the manifest
         self.key = digest(json.dumps(self.description).encode())
         state: Any = None
         with suppress(FileNotFoundError, ValueError):
             state = json.loads(self._file.read_text("utf-8"))
         if not isinstance(state, dict) or state.get("key") != self.key:  # of other blocks
-            state = {
-                "key": self.key,
-                "documents": None,
-                "counts": [0, 0],
-                "rests": [[], []],
-                "tokens": 0,
-                "taken": [0] * len(self.description["files"]),
-                "commit": next((commit for i in inputs if (commit := i.commit())), None),
-            }
+            state = {"key": self.key, "documents": None, "counts": [0, 0], "rests": [[], []]}
+            state |= {"tokens": 0, "taken": [0] * len(inputs)}
+            state["commit"] = next((commit for i in inputs if (commit := i.commit())), None)
         self._state: dict[str, Any] = state
-        self.documents: dict[str, Any] | None = state["documents"]
-        self.commit: str | None = state.get("commit")
+        self.documents: dict[str, Any] | None = state["documents"]  # from which to resume
+        self.commit: str | None = state.get("commit")  # that the source is read at
         if self.commit is not None:
             self.description["commit"] = self.commit
         size, eod_id = settings.block_size, settings.tokenizer.eod_id
@@ -181,10 +168,9 @@ class _Build:
         self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
         self._begun = False  # whether the last document goes on in the next batch
         self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
-        self._tokens: int = state["tokens"]
-        self._taken: list[int] = state["taken"]
+        self._tokens, self._taken = state["tokens"], state["taken"]  # the latter by input
         out = folder / "out"
-        self._writers = [
+        self.writers = [
             SplitWriter(path, size, count, settings.blocks_per_shard)
             for path, count in zip((out, out / "holdout"), state["counts"], strict=True)
         ]
@@ -228,34 +214,25 @@ class _Build:
 
     def save(self, documents: dict[str, Any]) -> None:
         """Makes all progress so far durable."""
-        for writer in self._writers:
+        for writer in self.writers:
             writer.sync()
-        self._state |= {
-            "documents": documents,
-            "counts": [writer.count for writer in self._writers],
-            "rests": [packer.rest.tolist() for packer in self._packers],
-            "tokens": self._tokens,
-        }
+        self._state |= {"documents": documents, "tokens": self._tokens}
+        self._state["counts"] = [writer.count for writer in self.writers]
+        self._state["rests"] = [packer.rest.tolist() for packer in self._packers]
         write_json(self._file, self._state)
 
     def finish(self) -> Path:
         """Writes indices and manifests, if there are enough blocks; returns their folder."""
-        size, fraction = self._settings.block_size, self._settings.holdout_fraction
-        train, held = (writer.count for writer in self._writers)
-        fault = ""
+        size, fault = self._settings.block_size, ""
+        count = sum(writer.count for writer in self.writers)
         if sum(self._taken) == 0:
             fault = "no document: check its files, filter, subsample and caps"
-        elif train + held == 0:
+        elif count == 0:
             fault = (
                 f"{self._tokens} tokens, fewer than one block of {size}: give it more text, or "
                 "make block_size smaller"
             )
-        elif train == 0:
-            fault = (
-                f"{held} blocks and all of them are held out (holdout_fraction={fraction}): give "
-                "it more text, or lower holdout_fraction"
-            )
-        elif train + held == 1 and self._settings.floor:
+        elif count == 1 and self._settings.floor:
             fault = (
                 f"1 block of {size}, expected 2 or more, to train on one and hold out the other: "
                 "give it more text, or make block_size smaller"
@@ -270,14 +247,9 @@ class _Build:
             "tokens": self._tokens,
             "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
         }
-        for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
+        for writer, split in zip(self.writers, ("train", "holdout"), strict=True):
             writer.finish({**manifest, "split": split})
-        return self._writers[0].folder
-
-    def close(self) -> None:
-        """Closes the files."""
-        for writer in self._writers:
-            writer.close()
+        return self.writers[0].folder
 
     def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
-        self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))
+        self.writers[index].append(blocks, block_hashes(self._spec.name, blocks))

@@ -33,7 +33,6 @@ from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL
 
-_BUFFER_BYTES = 1 << 16  # of each of 256 files of digests
 _END: Any = object()
 
 
@@ -87,10 +86,8 @@ class Documents:
             for number in itertools.count():
                 try:
                     text = next(records, _END)
-                except ReadError:
-                    raise
                 except Exception as error:  # readers of other people's raise anything
-                    if isinstance(error, OSError) and error.errno in FULL:
+                    if isinstance(error, ReadError) or getattr(error, "errno", None) in FULL:
                         raise
                     reason = " ".join(str(error).split())[:600]
                     if type(error) is not ValueError or current.place not in reason:
@@ -214,7 +211,7 @@ def find_duplicates(
         digest = hashlib.blake2b(encoded(document.text), digest_size=16).digest()
         buffer = buffers[digest[0]]
         buffer += digest + count.to_bytes(8, "little")
-        if len(buffer) >= _BUFFER_BYTES:
+        if len(buffer) >= 1 << 16:
             with (scratch / str(digest[0])).open("ab") as handle:
                 handle.write(buffer)
             buffer.clear()

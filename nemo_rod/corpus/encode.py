@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,9 +109,8 @@ class Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._parallelism is None:
-            del os.environ[_PARALLELISM]
-        else:
+        os.environ.pop(_PARALLELISM, None)
+        if self._parallelism is not None:
             os.environ[_PARALLELISM] = self._parallelism
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -216,17 +216,13 @@ _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`
 def _start_worker(tokenizer: Tokenizer) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
-    os.environ[_PARALLELISM] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
+    def leave_with_parent() -> None:  # otherwise it would wait forever if that was killed
+        cast(BaseProcess, multiprocessing.parent_process()).join()
+        os._exit(1)
 
-def _leave_with_parent() -> None:
-    """Exits with the parent; a worker whose parent was killed would otherwise wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=leave_with_parent, daemon=True).start()
 
 
 def _work(texts: list[str], skip: int) -> Encoded:

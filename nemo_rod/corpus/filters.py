@@ -11,24 +11,17 @@ notation drops or keeps a whole corpus unnoticed. Null equals only itself.
 from __future__ import annotations
 
 import json
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Number
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 import numpy as np
 
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_OPERATORS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 # of Python, SQL and JavaScript; json.loads reads some of them
 _OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
 _COMPARISON = re.compile(
@@ -89,8 +82,7 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
             value = value[1:-1]
         else:
             try:
-                parsed = json.loads(value, strict=False)
-                value = parsed if isinstance(parsed, str | int | float | None) else value
+                value = json.loads(value, strict=False)
             except ValueError as error:
                 if value.startswith('"'):
                     raise ValueError(

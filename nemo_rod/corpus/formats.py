@@ -33,7 +33,6 @@ MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has o
 _ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # how no text in UTF-8 begins
 _ESCAPES = re.compile(rb"\\(?:[^u]|u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)")
-_LONGEST_WINDOW = 1 << 31  # of zstd --long=31; a frame takes no more than it asks for
 _CURES = {  # by a part of an error: what to do where no data is damaged
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
     "memory": "compress it again with a shorter window, without --long or --ultra",
@@ -73,7 +72,7 @@ class Input:
     def __init__(self, name: str, size: int | None, place: str | None = None) -> None:
         self.name, self.size, self.place = name, size, place or name
         self.parts: list[tuple[str, int | None]] = []
-        self._done = 0
+        self._done = self._bytes = 0
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Is told the tokenizer before reading; refuses token ids that are not of it."""
@@ -104,7 +103,7 @@ class Input:
 
     def consumed(self) -> int:
         """Returns the number of bytes of the file read so far; 0 if unknown."""
-        return 0
+        return self._bytes
 
 
 class Extract:
@@ -154,11 +153,7 @@ class InputFile(Input):
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
-        self.path, self._extract, self._bytes = path, Extract(spec), 0
-
-    def consumed(self) -> int:
-        """Returns the number of bytes of the file read so far."""
-        return self._bytes
+        self.path, self._extract = path, Extract(spec)
 
     def chunks(self) -> Iterator[bytes]:
         """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).
@@ -183,7 +178,7 @@ class InputFile(Input):
 def _zstd() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # of --long=31
 
 
 _UNPACKERS: dict[str, Callable[[], Any]] = {  # of one member, of which a file may have several
@@ -331,19 +326,18 @@ class JsonLines(InputFile):
         for chunk in self.chunks():
             *ends, rest = chunk.split(b"\n")
             for end in ends:
-                line = b"".join([*pieces, end]) if pieces else end
+                line = b"".join([*pieces, end]) if size else end
                 pieces, size = [], 0
                 yield line
                 del line  # it may be long
-            if rest:
-                pieces.append(rest)
-                size += len(rest)
+            pieces.append(rest)
+            size += len(rest)
             if size > MAX_LINE_BYTES:
                 raise ValueError(
                     f"{self.path}: a line of more than {MAX_LINE_BYTES >> 20} MiB: split the "
                     "document"
                 )
-        if pieces:
+        if size:
             yield b"".join(pieces)
 
 

@@ -42,9 +42,9 @@ def block_hashes(source: str, tokens_NS: NDArray[Any]) -> NDArray[np.uint8]:
     name = source.encode("utf-8")
     begun = hashlib.blake2b(struct.pack("<I", len(name)) + name, digest_size=16, person=_PERSON)
     digests = []
-    for data in _rows(tokens_NS):
+    for row in _rows(tokens_NS):
         state = begun.copy()
-        state.update(data)
+        state.update(row)
         digests.append(state.digest())
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(tokens_NS), 16)
 
@@ -88,15 +88,13 @@ def holdout_values(tokens_NS: NDArray[Any], *, seed: int = 42) -> NDArray[np.uin
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
-def _rows(tokens_NS: NDArray[Any]) -> list[memoryview]:
-    """Returns the rows as little-endian u32; refuses what is no token."""
+def _rows(tokens_NS: NDArray[Any]) -> NDArray[np.uint32]:
+    """Returns the tokens as little-endian u32, each row in one piece; refuses what is no token."""
     if tokens_NS.size == 0:
-        return [memoryview(b"")] * len(tokens_NS)
+        return np.empty(tokens_NS.shape, dtype="<u4")
     if tokens_NS.dtype.kind not in "iu":
         raise ValueError(f"token ids must be integers, found an array of {tokens_NS.dtype}")
     for worst in int(tokens_NS.min()), int(tokens_NS.max()):
         if not 0 <= worst < 2**32:
             raise ValueError(f"token ids must lie in [0, 2**32), found {worst}")
-    data = np.ascontiguousarray(tokens_NS, dtype="<u4").data.cast("B")
-    width = len(data) // len(tokens_NS)
-    return [data[i * width : (i + 1) * width] for i in range(len(tokens_NS))]
+    return np.ascontiguousarray(tokens_NS, dtype="<u4")

@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeVar
@@ -23,23 +24,15 @@ T = TypeVar("T")
 
 
 class RemoteFile:
-    """A file that fsspec reaches, with the part of `Path` that readers use."""
+    """A file that fsspec reaches, like `Path` for readers; `st_size` is None where unknown."""
 
     def __init__(self, system: Any, path: str, size: int | None) -> None:
-        self._system, self._path, self._size = system, path, size
-        self.suffix = os.path.splitext(path)[1]
-
-    def open(self, mode: str = "r", **options: Any) -> IO[Any]:
-        """Opens the file, as `Path.open` does."""
-        handle: IO[Any] = self._system.open(self._path, mode, **options)
-        return handle
-
-    def stat(self) -> SimpleNamespace:
-        """Returns its size as `st_size`, in bytes; None if the storage does not tell."""
-        return SimpleNamespace(st_size=self._size)
+        self.suffix, self._name = os.path.splitext(path)[1], str(system.unstrip_protocol(path))
+        self.open: Callable[..., IO[Any]] = partial(system.open, path)
+        self.stat = partial(SimpleNamespace, st_size=size)
 
     def __str__(self) -> str:
-        return str(self._system.unstrip_protocol(self._path))
+        return self._name
 
 
 File = Path | RemoteFile
@@ -167,16 +160,12 @@ def _tree(top: str) -> Iterator[str]:
             continue
         seen.add((info.st_dev, info.st_ino))
         yield path
-        inner: list[str] = []
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-            if entry.name[0] == ".":
-                continue
-            if entry.is_symlink():
-                if stat.S_ISDIR(_stat(entry.path).st_mode):
-                    waiting.append(entry.path)
-            elif entry.is_dir():
-                inner.append(entry.path)
-        waiting = inner + waiting
+        visible = [entry for entry in os.scandir(path) if entry.name[0] != "."]
+        entries = sorted(visible, key=lambda entry: entry.name)
+        links = [entry.path for entry in entries if entry.is_symlink()]
+        links = [link for link in links if stat.S_ISDIR(_stat(link).st_mode)]
+        inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        waiting = [*inner, *waiting, *links]
 
 
 def _stat(path: str) -> os.stat_result:

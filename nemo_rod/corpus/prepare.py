@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -34,8 +33,6 @@ from nemo_rod.corpus.sources import ROLES, SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL, flat, lock, read_json, sync, write_json
-
-_PARTIAL = ".partial"
 
 
 def prepare(
@@ -96,9 +93,9 @@ def prepare(
     Packer(block_size, tokenizer.eod_id)  # refuses a block without a target
     is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
-    with _guarded(root), Encoder(tokenizer, workers) as encoder:
+    with _guarded(root) as partial, Encoder(tokenizer, workers) as encoder:
         progress = progress or (lambda done, total, label: None)
-        _Preparation(root, sources, settings, encoder, progress, rebuild).run()
+        _Preparation(root, partial, sources, settings, encoder, progress, rebuild).run()
     return BlockStore(root)
 
 
@@ -107,6 +104,7 @@ class _Preparation:
     """One call of `prepare`, whose folder is locked and whose encoder is at work."""
 
     root: Path
+    partial: Path
     sources: Sequence[SourceSpec]
     settings: Settings
     encoder: Encoder
@@ -114,7 +112,7 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
-        for before in sorted(self._partial.glob("before-*")):  # of replacements that were killed
+        for before in sorted(self.partial.glob("before-*")):  # of replacements that were killed
             target = self.root.joinpath(*before.name.split("-", 2)[1:])
             if target.exists():
                 self._discard(before)
@@ -149,16 +147,12 @@ class _Preparation:
         """The file without which the store is incomplete."""
         return self.root / "store.json"
 
-    @property
-    def _partial(self) -> Path:
-        return self.root / _PARTIAL
-
     def _target(self, spec: SourceSpec) -> Path:
         return self.root / spec.role / spec.name
 
     def _replace(self, spec: SourceSpec, made: Path) -> None:
         """Moves a finished folder to its place; the former one stays whole until then."""
-        target, before = self._target(spec), self._partial / f"before-{spec.role}-{spec.name}"
+        target, before = self._target(spec), self.partial / f"before-{spec.role}-{spec.name}"
         if target.exists():
             target.rename(before)
         target.parent.mkdir(exist_ok=True)
@@ -168,9 +162,8 @@ class _Preparation:
 
     def _discard(self, folder: Path) -> None:
         """Removes a folder, if there is one; a kill never leaves half of it in its place."""
-        gone = self._partial / "gone"
-        if gone.exists():
-            shutil.rmtree(gone)
+        gone = self.partial / "gone"
+        shutil.rmtree(gone, ignore_errors=True)
         if folder.is_symlink() or folder.is_file():  # as a user may have put it there
             folder.unlink()
         elif folder.exists():
@@ -179,7 +172,7 @@ class _Preparation:
 
     def _build(self, spec: SourceSpec, stale: str | None = None) -> None:
         """Builds a source, unless it is there as described and nothing else makes it `stale`."""
-        target, partial = self._target(spec), self._partial / f"{spec.role}-{spec.name}"
+        target, partial = self._target(spec), self.partial / f"{spec.role}-{spec.name}"
         if target.exists():
             description = describe(spec, self.settings, open_inputs(spec))
             stale = stale or _difference(target, description)
@@ -223,7 +216,7 @@ class _Preparation:
             self._thin(spec, share)
 
     def _thin(self, spec: SourceSpec, share: float) -> None:
-        work, seed = self._partial / f"thinned-{spec.name}", self.settings.holdout_seed
+        work, seed = self.partial / f"thinned-{spec.name}", self.settings.holdout_seed
         if share < 1.0:
             self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
 
@@ -241,7 +234,7 @@ class _Preparation:
                 )
                 self._thin(spec, thinned["share"])
             if hashes:
-                work = self._partial / f"raised-{spec.role}-{spec.name}"
+                work = self.partial / f"raised-{spec.role}-{spec.name}"
                 self._replace(spec, raise_holdout(target, work, hashes))
         for spec, target in zip(self.sources, targets, strict=True):
             train, held = (
@@ -257,7 +250,8 @@ class _Preparation:
             raise ValueError(
                 f"{spec.role} source {spec.name} has {train + held} blocks and {side} held out: "
                 "equal blocks, of all sources, stay together, and holdout_floor moves a fifth of a "
-                "source at most; give it more text, or drop repeated text, as dedup does"
+                "source at most; give it more text, drop repeated text, as dedup does, or lower a "
+                "holdout_fraction near 1"
             )
 
 
@@ -265,25 +259,19 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
     """Returns a clause on the first setting in which existing blocks differ from these."""
 
     def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-        flattened, seen = flat(manifest), Counter[str]()
+        flattened = flat(manifest)
         for key in {"files", "dataset_files"} & manifest.keys():
             flattened[key] = [file["name"] for file in manifest[key]]
-            for file in manifest[key]:  # of one name, there may be several
-                seen[name := file["name"]] += 1
-                number = f" (number {seen[name]})" if seen[name] > 1 else ""
-                flattened[f"size of {name}{number}"] = file["bytes"]
-                flattened[f"share of {name}{number}"] = file.get("share", 1.0)
+            for number, file in enumerate(manifest[key], 1):  # several may have one name
+                flattened[f"size of {file['name']} (file {number})"] = file["bytes"]
+                flattened[f"share of {file['name']} (file {number})"] = file.get("share", 1.0)
         return flattened
 
     try:
-        found = json.loads((target / "manifest.json").read_text("utf-8"))
-        existing = settings(found)
+        existing = settings(json.loads((target / "manifest.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return f"the blocks in {target} were made otherwise: their manifest.json cannot be read"
-    current = json.loads(json.dumps(description))
-    if "dataset_files" not in found:  # of an earlier version
-        current.pop("dataset_files", None)
-    current = settings(current)
+    current = settings(json.loads(json.dumps(description)))
     for key in [*current, *(key for key in existing if key.startswith("reading."))]:
         if existing.get(key) != current.get(key):
             change = f"{key} was {existing.get(key)!r} and is now {current.get(key)!r}"
@@ -292,16 +280,16 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
 
 
 @contextmanager
-def _guarded(root: Path) -> Iterator[None]:
-    """Locks the folder, and explains failures that keep the unfinished work."""
-    partial = root / _PARTIAL
+def _guarded(root: Path) -> Iterator[Path]:
+    """Locks the folder, yields the one for unfinished work, and explains failures that keep it."""
+    partial = root / ".partial"
     partial.mkdir(exist_ok=True)
     with (partial / "lock").open("w") as file:
         # Without locks in the file system, users must start only one run at a time.
         if not lock(file.fileno()):
             raise ValueError(f"another run is preparing {root}: wait until it is done")
         try:
-            yield
+            yield partial
             shutil.rmtree(partial)
         except BrokenProcessPool:
             raise ValueError(

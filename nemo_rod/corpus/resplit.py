@@ -26,6 +26,7 @@ RAISED = "raised"  # in a manifest: blocks at the end of the holdout that were m
 _BYTES_AT_ONCE = 16 << 20
 _HASHES_AT_ONCE = 1 << 20
 _TRAIN, _HELD, _DROPPED = 0, 1, -1
+_SPLITS = ("", "holdout")  # their folders below that of the source
 _THIN = 1 << 127  # makes another key of the holdout's seed
 
 
@@ -102,8 +103,8 @@ def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
     """
     of, sent = _manifest(built)["count"], []
     held_out = _manifest(built / "holdout")["count"]
-    for split, folder in enumerate(_splits(built)):
-        values = _values(folder, seed ^ _THIN)
+    for split, below in enumerate(_SPLITS):
+        values = _values(built / below, seed ^ _THIN)
         least = values.min(initial=2**64 - 1)
         if not held_out:
             least = values[values > least].min(initial=2**64 - 1)
@@ -113,21 +114,13 @@ def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
 
 
 class _Source:
-    """A source as `is_holdout` splits it, even if blocks were moved since.
-
-    Attributes:
-        folder: Its folder.
-        name: Its name.
-        total: Number of its blocks.
-        held: Number of those that `is_holdout` chooses.
-        by_document: Whether whole documents are held out.
-    """
+    """A source as `is_holdout` splits it, even if blocks were moved since."""
 
     def __init__(self, folder: Path) -> None:
-        train, held = (_manifest(split) for split in _splits(folder))
+        train, held = (_manifest(folder / below) for below in _SPLITS)
         self.folder, self.name = folder, str(train["source"])
-        self.total: int = train["count"] + held["count"]
-        self.held: int = held["count"] - held.get(RAISED, 0)
+        self.total: int = train["count"] + held["count"]  # blocks
+        self.held: int = held["count"] - held.get(RAISED, 0)  # that `is_holdout` chooses
         self.by_document = train["holdout"]["unit"] == "document"
         self._shape, self._per_shard = (-1, train["block_size"]), train["blocks_per_shard"]
         # of the training blocks: folder, first and last block
@@ -168,10 +161,6 @@ class _Source:
         return shard.reshape(self._shape)[inside]
 
 
-def _splits(built: Path) -> tuple[Path, Path]:
-    return built, built / "holdout"
-
-
 def _manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json", "count", "block_size", "blocks_per_shard")
 
@@ -204,15 +193,15 @@ def _rewrite(
 ) -> Path:
     """Writes every block of a source to the split that `sent` has for it, int [N], or to none."""
     shutil.rmtree(target, ignore_errors=True)
-    manifests = [_manifest(folder) for folder in _splits(built)]
+    manifests = [_manifest(built / below) for below in _SPLITS]
     writers = [
-        SplitWriter(folder, m["block_size"], 0, m["blocks_per_shard"])
-        for folder, m in zip(_splits(target), manifests, strict=True)
+        SplitWriter(target / below, m["block_size"], 0, m["blocks_per_shard"])
+        for below, m in zip(_SPLITS, manifests, strict=True)
     ]
     try:
         for split in (_HELD, _TRAIN):  # blocks of the former holdout come first in the new one
             done = 0
-            for tokens, hashes in _chunks(_splits(built)[split]):
+            for tokens, hashes in _chunks(built / _SPLITS[split]):
                 places = sent[split][done : done + len(tokens)]
                 done += len(tokens)
                 for to, writer in enumerate(writers):

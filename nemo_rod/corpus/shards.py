@@ -89,57 +89,52 @@ class SplitWriter:
         self, folder: Path, block_size: int, count: int = 0, per_shard: int = BLOCKS_PER_SHARD
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.count = folder, count
+        self.folder, self.count, self._hashes = folder, count, folder / "hash.npy"
         self._block_size, self._per_shard = block_size, per_shard
         self._open: dict[Path, BinaryIO] = {}
         lengths = {
             shard_path(folder, index, "bin"): 4 * block_size * size
             for index, size in enumerate(shard_sizes(count, per_shard))
         }
-        lengths[folder / "hash.npy"] = HASH_HEADER_BYTES + HASH_BYTES * count
+        lengths[self._hashes] = HASH_HEADER_BYTES + HASH_BYTES * count
         for path in sorted(folder.iterdir()):
             if path.is_file() and path not in lengths:
                 path.unlink()
+        if not count:
+            self._hashes.write_bytes(bytes(HASH_HEADER_BYTES))
         for path, length in lengths.items():
-            if path.exists() and path.stat().st_size >= length:
-                os.truncate(path, length)
-            elif count:
+            if not path.exists() or path.stat().st_size < length:
                 raise ValueError(
                     f"{path} is shorter than the {length} bytes that an earlier run wrote to it: "
                     "run prepare again, it makes this source from the beginning"
                 )
+            os.truncate(path, length)
 
     def append(self, tokens_NS: NDArray[np.int32], hashes: NDArray[np.uint8]) -> None:
         """Adds blocks, int32 [N, S], and their hashes, uint8 [N, 16]."""
-        done = 0
-        while done < len(tokens_NS):
+        while len(tokens_NS):
             shard, inside = divmod(self.count, self._per_shard)
-            rows = tokens_NS[done : done + self._per_shard - inside]
+            fit = min(self._per_shard - inside, len(tokens_NS))
             file = self._file(shard_path(self.folder, shard, "bin"))
-            file.write(np.ascontiguousarray(rows, dtype="<i4").data)
-            self._hashes().write(np.ascontiguousarray(hashes[done : done + len(rows)]).data)
-            done += len(rows)
-            self.count += len(rows)
+            file.write(np.ascontiguousarray(tokens_NS[:fit], dtype="<i4").data)
+            self._file(self._hashes).write(np.ascontiguousarray(hashes[:fit]).data)
+            self.count += fit
+            tokens_NS, hashes = tokens_NS[fit:], hashes[fit:]
 
     def sync(self) -> None:
         """Waits until everything appended is on disk."""
         for handle in self._open.values():
             handle.flush()
             os.fsync(handle.fileno())
-        # From here on, only the last shard and the hashes are written.
-        current = shard_path(self.folder, self.count // self._per_shard, "bin")
-        for path in [path for path in self._open if path.suffix == ".bin" and path != current]:
-            self._open.pop(path).close()
+        self.close()  # the next block may belong to another shard
         sync(self.folder)
 
     def finish(self, manifest: dict[str, Any]) -> None:
         """Writes the indices and the manifest, which gets its counts and its digest here."""
-        hashes = self._hashes()
         self.sync()
-        hashes.seek(0)
-        hashes.write(hash_header(self.count))
-        self.sync()
-        self.close()
+        with self._hashes.open("r+b") as handle:
+            handle.write(hash_header(self.count))
+        sync(self._hashes)
         for index, size in enumerate(shard_sizes(self.count, self._per_shard)):
             path = shard_path(self.folder, index, "idx")
             path.write_bytes(index_bytes(size, self._block_size))
@@ -155,15 +150,7 @@ class SplitWriter:
             with suppress(OSError):  # a full disk was reported when the data was written
                 handle.close()
 
-    def _hashes(self) -> BinaryIO:
-        handle = self._file(self.folder / "hash.npy")
-        if handle.tell() < HASH_HEADER_BYTES:
-            handle.write(b"\0" * (HASH_HEADER_BYTES - handle.tell()))
-        return handle
-
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._open:
-            handle = path.open("r+b" if path.exists() else "w+b")
-            handle.seek(0, os.SEEK_END)
-            self._open[path] = handle
+            self._open[path] = path.open("ab")
         return self._open[path]

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from nemo_rod import parts
-from nemo_rod.bounds import (
-    TYPE_NAMES,
-    Bound,
-    as_yaml,
-    check_bounds,
-    check_types,
-    key,
-    registered,
-)
+from nemo_rod.bounds import TYPE_NAMES, Bound, as_yaml, check_bounds, check_types, key, registered
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
 
 T = TypeVar("T")
 ROLES = ("adaptation", "replay")
-_REQUIRED = dataclasses.MISSING
 _ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
 _TAKEN = "nemo_rod_takes"  # attribute of a reader that `takes` sets
@@ -41,8 +32,8 @@ class SourceSpec:
     """
 
     name: str  # name in reports; also a folder's
-    role: str = key(_REQUIRED, _ROLE)  # adaptation: the new domain; replay: not to be forgotten
-    kind: str = key(_REQUIRED, registered("readers"))  # format of the files, or another reader
+    role: str = key(MISSING, _ROLE)  # adaptation: the new domain; replay: not to be forgotten
+    kind: str = key(MISSING, registered("readers"))  # format of the files, or another reader
     files: Sequence[str] = ()  # globs (** for any depth), or prefixes and weights; see docs/data.md
     text_field: str = key("text", _TEXT)  # field with the text; dotted if nested
     filter: str | None = None  # condition for keeping a record, such as language == "de"

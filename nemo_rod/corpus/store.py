@@ -126,11 +126,9 @@ class BlockStore:
         )
         self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])
         self.num_replay = len(self) - self.num_adaptation
-        self._shards: list[NDArray[np.int32]] = []
+        self._shards: list[np.memmap[Any, Any]] = []
         self._hashes: list[NDArray[np.uint8]] = []
-        starts: list[int] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
-            start = source.start
             # Checked first: a wrong count of ten million million is as many shards.
             hashes = folder / "hash.npy"
             _check_size(hashes, shards.HASH_HEADER_BYTES + shards.HASH_BYTES * source.count)
@@ -144,10 +142,8 @@ class BlockStore:
                 _check_size(path, size * self.block_size * 4)
                 _check_size(shard_path(folder, number, "idx"), 42 + 20 * size)
                 self._shards.append(np.memmap(path, "<i4", "r", shape=(size, self.block_size)))
-                starts.append(start)
-                start += size
             self._hashes.append(map_hashes(folder, source.count))
-        self._shard_starts = np.array(starts, dtype=np.int64)
+        self._shard_starts = np.cumsum([0, *map(len, self._shards)], dtype=np.int64)
         for source in self.sources:
             if source.count:
                 self.checked_tokens([source.start, source.start + source.count - 1])
@@ -245,11 +241,8 @@ class BlockStore:
             self.checked_tokens(ids)
 
     def _refuse_damaged(self, block_id: int) -> None:
-        index = int(self._source(np.array([block_id]))[0])
-        folder, manifest = self._manifests[index]
-        block = block_id - self.sources[index].start
-        number, inside = divmod(block, manifest["blocks_per_shard"])
-        path = shard_path(folder, number, "bin")
+        shard = int(np.searchsorted(self._shard_starts, block_id, side="right")) - 1
+        path, inside = self._shards[shard].filename, block_id - self._shard_starts[shard]
         raise ValueError(
             f"{path}: block {inside} does not match its hash in hash.npy: one of the two files was "
             f"changed or damaged, {_AGAIN}"

@@ -18,10 +18,12 @@ import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from glob import glob
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
+from nemo_rod import parts
 from nemo_rod.run.processes.torchrun import before_program
 from nemo_rod.signals import STOP_SIGNALS
 
@@ -107,6 +109,8 @@ def _run(
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    if any(glob("*.dist-info", root_dir=path) for path in paths if path):
+        parts._others.cache_clear()  # packages that the server may not have seen
     if program[0] == TORCHRUN:
         _torchrun(program[1:])
     else:

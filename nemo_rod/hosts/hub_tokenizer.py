@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,29 +26,23 @@ class HuggingFaceTokenizer:
     def __init__(
         self, name: str, *, eod: int | None = None, trust_remote_code: bool = False
     ) -> None:
-        tokenizer = _auto_tokenizer(name, trust_remote_code)
-        if not getattr(tokenizer, "is_fast", False):
-            raise ValueError(
-                f"tokenizer {name!r} is a slow one ({type(tokenizer).__name__}): "
-                "give one that has a tokenizer.json"
-            )
-        if eod is None and tokenizer.eos_token_id is None:
+        self._name, self._trust_remote_code = name, trust_remote_code
+        self._backend, eos_id = _backend(name, trust_remote_code)
+        end = eos_id if eod is None else eod
+        if end is None:
             raise ValueError(
                 f"tokenizer {name!r} has no EOS token to end documents with: "
                 "set domain.eod to the id of the token that does"
             )
         # Not the number of entries: there may be ids without one.
-        ids = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).values()
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids) + 1
-        self.eod_id: int = int(tokenizer.eos_token_id if eod is None else eod)
+        self.eod_id = int(end)
         if eod is not None and eod not in {*ids}:
             raise ValueError(
                 f"domain.eod={eod} is not an id of tokenizer {name!r}, which has {len({*ids})}: "
                 f"give one of them, the largest is {self.vocab_size - 1}"
             )
-        # Keep the backend, not its wrapper, so that worker processes start without transformers.
-        self._name, self._trust_remote_code = name, trust_remote_code
-        self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -72,6 +69,32 @@ class HuggingFaceTokenizer:
         _auto_tokenizer(self._name, self._trust_remote_code).save_pretrained(str(directory))
 
 
+def _backend(name: str, trust_remote_code: bool) -> tuple[Any, int | None]:
+    """Returns the part of a tokenizer that needs no transformers, and the id of its EOS token.
+
+    transformers imports torch, scikit-learn and pandas, in 8 seconds and 0.8 GB, and needs none of
+    them here. So it is imported by a process of its own, which takes torch as not installed. What
+    fails there is tried again in this process, for its error.
+    """
+    if not trust_remote_code and "torch" not in sys.modules:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        alone = subprocess.run(
+            [sys.executable, "-P", "-m", "nemo_rod.hosts.hub_tokenizer", name],
+            env=os.environ | {"PYTHONPATH": paths, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
+            stdout=subprocess.PIPE,
+        )
+        if alone.returncode == 0:
+            backend, eos_id = pickle.loads(alone.stdout)
+            return backend, eos_id
+    tokenizer = _auto_tokenizer(name, trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"tokenizer {name!r} is a slow one ({type(tokenizer).__name__}): "
+            "give one that has a tokenizer.json"
+        )
+    return tokenizer.backend_tokenizer, tokenizer.eos_token_id
+
+
 def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
         raise ValueError(
@@ -96,3 +119,13 @@ def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
             f"tokenizer {name!r} cannot be loaded from that {where} ({reason}): "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         ) from error
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "wb") as result:
+        os.dup2(2, 1)  # where libraries may print
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
+        try:
+            pickle.dump(_backend(sys.argv[1], trust_remote_code=False), result)
+        except Exception:  # see `_backend`
+            sys.exit(1)

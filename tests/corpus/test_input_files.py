@@ -265,7 +265,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     run(tmp_path / "blocks", [spec(*files)])
     manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
     assert [file["name"] for file in manifest["files"]] == ["a.jsonl"] * 3
-    for number, key in enumerate(("size of a.jsonl", r"size of a.jsonl \(number 2\)")):
+    for number, key in enumerate((r"size of a.jsonl \(file 1\)", r"size of a.jsonl \(file 2\)")):
         before = files[number].read_bytes()
         write(files[number], ["more", *texts(60, number)])
         with pytest.raises(ValueError, match=f"made otherwise: {key} was "):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,20 @@ def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
         assert tokenizer.decode(ids) == reference.decode(ids)
     assert tokenizer.eod_id == reference.eos_token_id
     assert tokenizer.vocab_size == len(reference)
+
+
+def test_a_tokenizer_is_loaded_without_torch(trained: Path) -> None:
+    here = load_tokenizer(str(trained), trust_remote_code=True)  # never in another process
+    code = (
+        "import sys; from nemo_rod.corpus import load_tokenizer; "
+        f"t = load_tokenizer({str(trained)!r}); "
+        "print(t.fingerprint, t.eod_id, t.vocab_size, sorted(t.special_ids)); "
+        "assert not {'torch', 'transformers', 'pandas'} & sys.modules.keys()"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stderr == ""
+    same = (here.fingerprint, here.eod_id, here.vocab_size, sorted(here.special_ids))
+    assert process.stdout.split("\n") == [" ".join(map(str, same)), ""]
 
 
 def test_tokenizers_travel_to_other_processes(trained: Path) -> None:

@@ -55,7 +55,7 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has a part of each kind of the example's."""
     cwd = tmp_path_factory.mktemp("extended")
     write_rows(cwd / "new.csv")
-    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, packages=installed)
+    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, packages=installed, trains=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return cwd / "run"
 
