@@ -26,9 +26,9 @@ OURS: dict[str, dict[str, str]] = {
     "readers": {
         "text": "nemo_rod.corpus.formats:read_text",
         "jsonl": "nemo_rod.corpus.formats:read_jsonl",
-        "parquet": "nemo_rod.hosts.parquet_tables:read_parquet",
-        "huggingface": "nemo_rod.hosts.hub_datasets:read_dataset",
-        "megatron": "nemo_rod.hosts.indexed_datasets:read_indexed",
+        "parquet": "nemo_rod.hosts.data.parquet_tables:read_parquet",
+        "huggingface": "nemo_rod.hosts.data.hub_datasets:read_dataset",
+        "megatron": "nemo_rod.hosts.data.indexed_datasets:read_indexed",
         "debian": "nemo_rod.lab.toy.debian:read_packages",
         "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
         "generated": "nemo_rod.lab.generated.reader:read_generated",
@@ -36,7 +36,7 @@ OURS: dict[str, dict[str, str]] = {
     # with the arguments of corpus.tokenizer.load_tokenizer; "*": any other name
     "tokenizers": {
         "byte": "nemo_rod.lab.toy.byte_tokenizer:ByteTokenizer",
-        "*": "nemo_rod.hosts.hub_tokenizer:HuggingFaceTokenizer",
+        "*": "nemo_rod.hosts.data.hub_tokenizer:HuggingFaceTokenizer",
     },
     # subclasses of run.launch.local.Local
     "launchers": {

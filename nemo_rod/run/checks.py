@@ -168,7 +168,7 @@ def check(config: Config) -> None:
 def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
-    launcher_of(config).check_arm(arm)
+    launcher_of(config).check_arm(arm, config)
     if arm.scores and arm.variant.share is None:
         chosen = arm.selection
         registered_policy(chosen.policy, chosen.policy_options, kappa=chosen.kappa)

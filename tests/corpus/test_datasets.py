@@ -14,7 +14,7 @@ from corpus_cases import read_documents, run, tree
 
 from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.formats import ReadError
-from nemo_rod.hosts.hub_datasets import HuggingFaceDataset
+from nemo_rod.hosts.data.hub_datasets import HuggingFaceDataset
 
 datasets = pytest.importorskip("datasets")
 

@@ -18,7 +18,7 @@ from nemo_rod.corpus import BlockStore, formats, load_tokenizer
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.corpus.encode import encode, pieces
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.hosts.hub_tokenizer import HuggingFaceTokenizer
+from nemo_rod.hosts.data.hub_tokenizer import HuggingFaceTokenizer
 
 pytest.importorskip("transformers")
 WORDS = ["the cat", "sat", "mat;", "don't", "1234567", "Zwölf", "你好，世界", "🙂", "<|end|>",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nemo_rod.corpus.encode import PIECE_CHARS, encode
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.hosts.hub_tokenizer import HuggingFaceTokenizer
+from nemo_rod.hosts.data.hub_tokenizer import HuggingFaceTokenizer
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"

@@ -24,7 +24,7 @@ from corpus_cases import BYTE, S, run, train_bpe
 
 from nemo_rod import corpus
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
-from nemo_rod.hosts import parquet_tables
+from nemo_rod.hosts.data import parquet_tables
 
 pytest.importorskip("transformers")
 WORDS = [

@@ -166,6 +166,9 @@ def test_nemo_rl_scores_in_the_models_precision_alone() -> None:
     config.scoring.precision, config.launcher.kind = "fp8", "nemo_rl"
     with pytest.raises(ValueError, match=r"^rod has scoring\.precision=fp8, which NeMo-RL's work"):
         check(config)
+    config.scoring.precision, config.parallel.context = None, 2
+    with pytest.raises(ValueError, match=r"^parallel\.context=2 and virtual_pipeline=1 do not run"):
+        check(config)
 
 
 def test_what_is_looked_at_while_it_trains_needs_looks() -> None:

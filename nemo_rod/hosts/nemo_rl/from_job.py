@@ -23,21 +23,10 @@ def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> d
     in any key. The processes are distributed over nodes of `gpus_per_node`, unless it is 0.
 
     Raises:
-        ValueError: NeMo-RL's workers do not support the job; arms are refused by
-            `NemoRL.check_arm`.
+        ValueError: the layout does not fit the nodes; `NemoRL.check_arm` refuses the rest.
     """
     config, block_size = job.config, job.config.domain.block_size
     parallel = job.parallel
-    if isinstance(job, TrainJob) and (lacking := set(job.loggers) - set(LOGGERS)):
-        raise ValueError(
-            f"{job.name} logs to {', '.join(sorted(lacking))}, which NeMo-RL lacks: use "
-            "launcher=local or slurm."
-        )
-    if parallel.context > 1 or parallel.virtual_pipeline > 1:
-        raise ValueError(
-            f"parallel.context={parallel.context} and virtual_pipeline="
-            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
-        )
     per_node = min(parallel.world_size, gpus_per_node or parallel.world_size)
     check_nodes(parallel, per_node)
     rod: dict[str, Any] = {

@@ -11,6 +11,7 @@ from nemo_rod.config import Config
 from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.hosts.nemo_rl.recipe_keys import determining_overrides, overrides
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
+from nemo_rod.loggers import LOGGERS, logger_names
 from nemo_rod.run.handover import Inputs
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.variants import ArmSettings
@@ -22,9 +23,19 @@ class NemoRL(Local):
     environment = False
     bridge = False
 
-    def check_arm(self, arm: ArmSettings) -> None:
+    def check_arm(self, arm: ArmSettings, config: Config) -> None:
         """Refuses an arm that NeMo-RL's workers cannot train."""
-        scoring = arm.scoring
+        scoring, parallel = arm.scoring, config.parallel
+        if parallel.context > 1 or parallel.virtual_pipeline > 1:
+            raise ValueError(
+                f"parallel.context={parallel.context} and virtual_pipeline="
+                f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+            )
+        if lacking := {*logger_names(config.logger)} - {*LOGGERS}:
+            raise ValueError(
+                f"logger={config.logger} needs {', '.join(sorted(lacking))}, which NeMo-RL lacks: "
+                "leave it out, or use launcher=local or slurm."
+            )
         for unsupported, feature, cure in (
             (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
              "set scoring.prefix instead"),

@@ -134,7 +134,7 @@ def _write_dataset(
     spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, str]]]:
     """Writes one configuration of a dataset; returns its entries in the dataset's card."""
-    from nemo_rod.hosts.hub_datasets import ALL_SPLITS
+    from nemo_rod.hosts.data.hub_datasets import ALL_SPLITS
 
     layout, subset = layout_for(spec), spec.subset or "default"
     splits = _SPLITS if spec.split == ALL_SPLITS else (spec.split,)

@@ -33,11 +33,11 @@ class Local:
     environment = True
     bridge = True
 
-    def check_arm(self, arm: ArmSettings) -> None:
-        """Refuses an arm that its jobs cannot train.
+    def check_arm(self, arm: ArmSettings, config: Config) -> None:
+        """Refuses an arm of a recipe that its jobs cannot train.
 
         Raises:
-            ValueError: naming the arm, the key and the remedy.
+            ValueError: naming the key and the remedy.
         """
 
     def check_cluster(self, config: Config) -> None:

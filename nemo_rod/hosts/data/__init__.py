@@ -1,0 +1,1 @@
+"""Data and tokenizers of Megatron, Hugging Face and Arrow, read by their own libraries."""
