@@ -51,7 +51,7 @@ class Shell:
     def type(self, text: str) -> None:
         os.write(self.terminal, text.encode())
 
-    def read_until(self, text: str, seconds: float = 20.0) -> str:
+    def read_until(self, text: str, seconds: float = 60.0) -> str:
         shown, end = "", time.monotonic() + seconds
         while text not in shown and time.monotonic() < end:
             if select.select([self.terminal], [], [], 0.1)[0]:

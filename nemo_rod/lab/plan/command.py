@@ -306,8 +306,8 @@ def _savings(
     savings = [
         *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),
         Saving(
-            what="estimate scores by source after the first pool: scoring.every=0; on the toy, "
-            "half of the gain at equal tokens, and the most at equal compute",
+            what="estimate scores by source: scoring.every=0; half of the gain at equal tokens, "
+            "and the most at equal compute (on the toy)",
             gpu_hours=scoring / 3600 * processes,
         ),
         Saving(
