@@ -196,7 +196,7 @@ def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> No
 
 
 ATTEMPT = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 import wandb
@@ -208,6 +208,7 @@ from nemo_rod.hosts.logger_runs import (
 out, first, last, child = Path(sys.argv[1]), 1, 9, os.fork()  # what is imported serves both
 if child:
     assert os.waitpid(child, 0)[1] == 9  # its signal
+    time.sleep(1)  # TensorBoard orders event files by the second in which they began
     first, last = 6, 11
 prepare_runs(["tensorboard", "wandb"], out)
 wandb.init(dir=str(out), project="nemo-rod", name="tiny/rod")  # as both hosts do
