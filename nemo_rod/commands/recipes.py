@@ -62,10 +62,14 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
 
     declare_keys()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
+    sys.argv = [f"nemo-rod {command}", *words]
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
-        with TemporaryDirectory(prefix="nemo-rod-") as folder:  # of a sweep's multirun.yaml
-            sys.argv = [f"nemo-rod {command}", f"hydra.sweep.dir='{folder}'", *words]
+        if {"-m", "--multirun"} & {*words}:
+            with TemporaryDirectory(prefix="nemo-rod-") as folder:  # of Hydra's multirun.yaml
+                sys.argv.insert(1, f"hydra.sweep.dir='{folder}'")
+                start(task)()
+        else:
             start(task)()
     except BrokenPipeError:
         raise
@@ -107,11 +111,9 @@ def _composition_error(error: Exception) -> str:
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
     if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
         below = re.match(r"Key '(.+)' not in '", cause)  # train={stepz:3}, or train.stepz=3
-        key = (
-            unknown[1]
-            if not below or unknown[1].endswith(below[1])
-            else ".".join((unknown[1], below[1]))
-        )
+        key = unknown[1]
+        if below and not key.endswith(below[1]):
+            key += f".{below[1]}"
         reasons[0] += near_key(key)
     if cause:
         for part, expected in _EXPECTED.items():

@@ -62,7 +62,8 @@ def declare(parser: Arguments) -> None:
 def main(options: Namespace) -> None:
     """Prints the script, or the candidates for the last word of its line."""
     asked = options.line is not None
-    print("\n".join(candidates(options.line)) if asked else _SCRIPTS[options.shell])
+    for text in candidates(options.line) if asked else (_SCRIPTS[options.shell],):
+        print(text)
 
 
 def candidates(line: str) -> list[str]:

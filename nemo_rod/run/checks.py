@@ -89,18 +89,8 @@ def check(config: Config) -> None:
         ValueError: naming the key, its value, the accepted values and the remedy.
     """
     check_bounds(config)
-    if not config.run_dir.strip():
-        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
-    if "$" in config.run_dir:  # of single quotes
-        raise ValueError(
-            f"run_dir={config.run_dir} has a variable that the shell did not replace: put the word "
-            "in double quotes."
-        )
-    place = Path(config.run_dir).absolute()
-    for folder in (place, *place.parents):
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"run_dir={config.run_dir}: {folder} is a file, not a folder.")
-    model, domain, parallel = config.model, config.domain, config.parallel
+    _check_place(config.run_dir)
+    domain, parallel = config.domain, config.parallel
     check_parallel(parallel, ())
     if domain.sources:
         _ = domain.specs  # refuses invalid sources
@@ -116,30 +106,7 @@ def check(config: Config) -> None:
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
-    if (model.hf is None) == (model.architecture is None):
-        raise ValueError(
-            "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
-            "or model.architecture (with pretrain) for a base that is trained here."
-        )
-    if unknown := sorted(model.provider.keys() - {*PROVIDER}):
-        raise ValueError(
-            f"model.provider.{unknown[0]} is not among the settings that leave the training as it "
-            f"is: expected some of {', '.join(PROVIDER)}."
-        )
-    if model.architecture is not None:
-        if config.pretrain is None:
-            raise ValueError(
-                "model.architecture is set without pretrain: set the schedule that trains the base."
-            )
-        sizes = {"num_experts": 1, **model.architecture}
-        divided = [(axis, key, sizes[key]) for key, axis in _AXES.items() if key in sizes]
-        for key, size in sizes.items():
-            is_size = key in _AXES or key.endswith("_size")
-            if is_size and (type(size) is not int or size < 0):
-                raise ValueError(
-                    f"model.architecture.{key}={size} is not valid: expected a whole number >= 0."
-                )
-        check_parallel(parallel, divided)
+    _check_model(config)
     if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
     for name in SECRETS:
@@ -163,6 +130,50 @@ def check(config: Config) -> None:
                     "add one (kind=generated lets the base write replay), or take that arm out."
                 )
         _check_trained(config, arm)
+
+
+def _check_place(run_dir: str) -> None:
+    """Refuses what cannot be the folder of a run."""
+    if not run_dir.strip():
+        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
+    if "$" in run_dir:  # of single quotes
+        raise ValueError(
+            f"run_dir={run_dir} has a variable that the shell did not replace: put the word in "
+            "double quotes."
+        )
+    place = Path(run_dir).absolute()
+    for folder in (place, *place.parents):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"run_dir={run_dir}: {folder} is a file, not a folder.")
+
+
+def _check_model(config: Config) -> None:
+    """Refuses a base model that is named never or twice, or that the layout cannot divide."""
+    model = config.model
+    if (model.hf is None) == (model.architecture is None):
+        raise ValueError(
+            "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
+            "or model.architecture (with pretrain) for a base that is trained here."
+        )
+    if unknown := sorted(model.provider.keys() - {*PROVIDER}):
+        raise ValueError(
+            f"model.provider.{unknown[0]} is not among the settings that leave the training as it "
+            f"is: expected some of {', '.join(PROVIDER)}."
+        )
+    if model.architecture is not None:
+        if config.pretrain is None:
+            raise ValueError(
+                "model.architecture is set without pretrain: set the schedule that trains the base."
+            )
+        sizes = {"num_experts": 1, **model.architecture}
+        divided = [(axis, key, sizes[key]) for key, axis in _AXES.items() if key in sizes]
+        for key, size in sizes.items():
+            is_size = key in _AXES or key.endswith("_size")
+            if is_size and (type(size) is not int or size < 0):
+                raise ValueError(
+                    f"model.architecture.{key}={size} is not valid: expected a whole number >= 0."
+                )
+        check_parallel(config.parallel, divided)
 
 
 def _check_trained(config: Config, arm: ArmSettings) -> None:

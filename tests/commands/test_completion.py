@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import nemo_rod
 
 from nemo_rod.lab.completion import candidates
 
@@ -96,3 +97,9 @@ def test_candidates(line: str, expected: list[str], others: list[str]) -> None:
     found = candidates(line)
     assert {*expected} <= {*found} and not {*others} & {*found}
     assert expected or not found
+
+
+def test_a_line_without_candidates_is_left_to_the_shell() -> None:
+    """It completes names of files then, which an empty line would keep it from."""
+    done = nemo_rod("completion", "bash", "nemo-rod nonsense x")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -97,20 +97,12 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.Mo
 
 def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
     """Returns the token mixer and the MLP of a layer; norms are the mixer's, beside it."""
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    head = int(getattr(config, "head_dim", None) or hidden // heads)
-    value = int(getattr(config, "v_head_dim", None) or head)
-    if value != head or hasattr(config, "qk_nope_head_dim"):  # latent attention
-        head = int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim)
-    top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
+    hidden = int(config.hidden_size)
     mixer: dict[str, int] = dict.fromkeys(("split", "whole"), 0)
     mlp: dict[str, int] = dict.fromkeys(("split", "whole", "router", "expert", "num_experts"), 0)
     experts: set[str] = set()
     routed = 0
     widths: dict[bool, list[int]] = {False: [], True: []}  # of an MLP's matrices, and an expert's
-    children = {name.partition(".")[0] for name, _ in layer.named_parameters()}
-    recurrent = any(word in child for child in children for word in _RECURRENT)
     for name, parameter in layer.named_parameters():
         top, *path = name.split(".")
         shape, size = tuple(parameter.shape), parameter.numel()
@@ -134,74 +126,33 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
             part["whole"] += size
     if mlp["num_experts"]:
         mlp["expert"] = routed // mlp["num_experts"]
-    kinds = getattr(config, "layer_types", None)
-    sliding = (not kinds or kinds[index] == "sliding_attention") and getattr(
-        config, "use_sliding_window", True
-    )
-    attends = not recurrent or any("attn" in child and "linear" not in child for child in children)
-    window = (getattr(config, "sliding_window", None) or 0) if sliding else 0
-    result = [
-        Block(
-            kind="attention" if attends else "delta",
-            split=mixer["split"],
-            whole=mixer["whole"],
-            attending=2.0 * heads * (head + value) if attends else 0.0,
-            window=int(window),
-            mixing=_state_flops(config) if recurrent else 0.0,
-            **_saved_by_mixer(layer, config),
-            tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
-        )
-    ]
+    blocks = [_mixer(layer, config, index, mixer)]
     if mlp["split"] or mlp["expert"]:
-        fused = config.model_type.startswith(_FUSED)
-        clamped = 2 * (config.model_type == "gpt_oss")  # both factors, before the activation
-        saved = {
-            weighted: w[-1]
-            * (saved_by_mlp(gated=sum(w) > 2 * w[-1], fused=fused, weighted=weighted) + clamped)
-            for weighted, w in widths.items()
-            if w
-        }
-        gate = hidden * any("shared_expert_gate" in name for name, _ in layer.named_modules())
-        width = int(getattr(config, "intermediate_size", 0) or 0)
-        divides = () if mlp["expert"] else (("intermediate_size", width),)
-        routing = {"top_k": top_k} if mlp["expert"] else {}
-        result.append(
-            Block(
-                kind="experts" if mlp["expert"] else "mlp",
-                saved_hidden=2 * hidden + saved_by_router(mlp["num_experts"]) + gate,
-                saved_gathered=hidden if config.model_type.startswith("glm4_moe") else 0,
-                saved_split=saved.get(False, 0),
-                saved_dispatched=top_k * hidden if mlp["expert"] else 0,
-                saved_routed=top_k * saved.get(True, 0),
-                tensor_divides=divides,
-                **mlp,
-                **routing,
-            )
-        )
-    return result
+        blocks.append(_mlp(layer, config, mlp, widths))
+    return blocks
 
 
-def _saved_by_mixer(layer: torch.nn.Module, config: Any) -> dict[str, int]:
-    """Returns what a token mixer and the layer's norms save for backward, as fields of `Block`.
+def _mixer(layer: torch.nn.Module, config: Any, index: int, parameters: dict[str, int]) -> Block:
+    """Returns the token mixer of a layer, and what the layer's norms save.
 
     A norm before the MLP is counted with the MLP; one after a block keeps its input alone.
     """
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    head = int(getattr(config, "head_dim", None) or hidden // heads)
+    value = int(getattr(config, "v_head_dim", None) or head)
     shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
     after = sum(s == (hidden,) and "norm.weight" in name for name, s in shapes.items()) - 2
     saved_hidden = 2 * hidden + max(0, after) * hidden
-    if hasattr(config, "qk_nope_head_dim"):  # latent attention: queries, keys, values, output
+    saved_split = saved_tables = 0
+    is_latent = value != head or hasattr(config, "qk_nope_head_dim")
+    if is_latent:  # queries, keys, values, output
         rotated = int(config.qk_rope_head_dim)
         head = int(config.qk_nope_head_dim) + rotated
         latent = int(config.kv_lora_rank) + int(getattr(config, "q_lora_rank", None) or 0)
-        return {
-            "saved_hidden": saved_hidden + 2 * latent + 5 * rotated,  # before and after their norms
-            "saved_split": 2 * heads * (head + int(config.v_head_dim)),
-        }
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    head = int(getattr(config, "head_dim", None) or hidden // heads)
-    saved_split = saved_tables = 0
-    if any("attn" in name and "linear" not in name for name in shapes):
+        saved_hidden += 2 * latent + 5 * rotated  # before and after their norms
+        saved_split = 2 * heads * (head + int(config.v_head_dim))
+    elif any("attn" in name and "linear" not in name for name in shapes):
         if config.model_type not in _FUSED_ROTATION:
             saved_tables = 4 * head  # sines and cosines, for queries and for keys
         saved_split = saved_by_attention(
@@ -213,13 +164,56 @@ def _saved_by_mixer(layer: torch.nn.Module, config: Any) -> dict[str, int]:
             rotary=True,
         )
     for name, shape in shapes.items():  # of a state, as in Mamba-2; not compared with a model
-        if len(shape) == 2 and any(word in name for word in _RECURRENT):
+        if not is_latent and len(shape) == 2 and any(word in name for word in _RECURRENT):
             saved_split += 3 * shape[1] if "out_proj" in name else shape[0]
-    return {
-        "saved_hidden": saved_hidden,
-        "saved_tables": saved_tables,
-        "saved_split": saved_split,
+    children = {name.partition(".")[0] for name in shapes}
+    recurrent = any(word in child for child in children for word in _RECURRENT)
+    attends = not recurrent or any("attn" in child and "linear" not in child for child in children)
+    kinds = getattr(config, "layer_types", None)
+    sliding = (not kinds or kinds[index] == "sliding_attention") and getattr(
+        config, "use_sliding_window", True
+    )
+    return Block(
+        kind="attention" if attends else "delta",
+        attending=2.0 * heads * (head + value) if attends else 0.0,
+        window=int((getattr(config, "sliding_window", None) or 0) if sliding else 0),
+        mixing=_state_flops(config) if recurrent else 0.0,
+        saved_hidden=saved_hidden,
+        saved_tables=saved_tables,
+        saved_split=saved_split,
+        tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
+        **parameters,
+    )
+
+
+def _mlp(
+    layer: torch.nn.Module, config: Any, parameters: dict[str, int], widths: dict[bool, list[int]]
+) -> Block:
+    """Returns the MLP of a layer, with `widths` of its matrices, and of one routed expert's."""
+    hidden, has_experts = int(config.hidden_size), bool(parameters["expert"])
+    top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
+    fused = config.model_type.startswith(_FUSED)
+    clamped = 2 * (config.model_type == "gpt_oss")  # both factors, before the activation
+    saved = {
+        weighted: w[-1]
+        * (saved_by_mlp(gated=sum(w) > 2 * w[-1], fused=fused, weighted=weighted) + clamped)
+        for weighted, w in widths.items()
+        if w
     }
+    gate = hidden * any("shared_expert_gate" in name for name, _ in layer.named_modules())
+    width = int(getattr(config, "intermediate_size", 0) or 0)
+    routing = {"top_k": top_k} if has_experts else {}
+    return Block(
+        kind="experts" if has_experts else "mlp",
+        saved_hidden=2 * hidden + saved_by_router(parameters["num_experts"]) + gate,
+        saved_gathered=hidden if config.model_type.startswith("glm4_moe") else 0,
+        saved_split=saved.get(False, 0),
+        saved_dispatched=top_k * hidden if has_experts else 0,
+        saved_routed=top_k * saved.get(True, 0),
+        tensor_divides=() if has_experts else (("intermediate_size", width),),
+        **parameters,
+        **routing,
+    )
 
 
 def _state_flops(config: Any) -> float:

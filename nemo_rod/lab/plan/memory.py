@@ -111,11 +111,11 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
         in_flight = depth * (1.0 + (depth - 1) / (depth * chunks))
     by_layer = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
     saved = sum(by_layer) * in_flight  # values per token
+    hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
     if load.recompute == "full":
-        hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
         saved = len(layers) * hidden * in_flight + max(by_layer)
     if last:  # the last norm, and the output layer's input
-        saved += 2 * shape.hidden_size / (tensor if parallel.sequence else 1)
+        saved += 2 * hidden
     activations = weight_bytes * tokens * load.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
     logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * LOGIT_BYTES
