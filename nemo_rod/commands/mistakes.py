@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from nemo_rod.config import config_class, config_folder
-from nemo_rod.parts import did_you_mean
+from nemo_rod.parts import OURS, did_you_mean
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 # dictionaries that take any name below them, so that no "+" needs to be typed
@@ -60,6 +60,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             raise ValueError(_meant(word, [*given.overrides, ""]))
         if word[0] == "+" and not _is_known(key):  # Hydra would add it, and nothing would read it
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
+        if key == "step" and command not in OURS["saved_steps"]:
+            raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
             continue  # as if there were none
         is_group = key in _OPEN or (config_folder() / key).is_dir()
@@ -116,9 +118,7 @@ def known_keys() -> Iterator[str]:
 def near_key(key: str) -> str:
     """Returns " (did you mean ...?)" with the keys that a mistyped one is nearest to, or ""."""
     known, end = list(known_keys()), key.rpartition(".")[2].lower()
-    ends = [name for name in known if name.endswith(f".{end}")] or [
-        *_ELSEWHERE.get(end, "").split()
-    ]
+    ends = [name for name in known if name.endswith(f".{end}")] or _ELSEWHERE.get(end, "").split()
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
 
 
@@ -218,7 +218,8 @@ def _check_value(word: str, override: Override) -> None:
             f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
         )
     if choices and None in names:
-        raise ValueError(f"{word} names no file: type ~{group} to leave the group out.")
+        more = " model.hf=NAME for another model" if group == "model" else " to leave the group out"
+        raise ValueError(f"{word} names no file: type ~{group}{more}.")
     if isinstance(chosen, list) and chosen and (choices or group == "arm"):
         raise ValueError(f"{word} is a list where one name is expected: {group}={chosen[0]}, say.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):

@@ -73,7 +73,7 @@ def one_stage(command: str, config: Config) -> None:
     Raises:
         ValueError: if the recipe has none for the command.
     """
-    stages = Stages(config)
+    stages, names = Stages(config), [config.arm] if config.arm else config.arms
     match command:
         case "prepare":
             chosen = [stages.prepare()]
@@ -89,7 +89,6 @@ def one_stage(command: str, config: Config) -> None:
             models = [config.arm] if config.arm else references
             chosen = [stages.reference(references[model]) for model in models]
         case "train":
-            names = [config.arm] if config.arm else config.arms
             trained = [name for name in names if arm_settings(config, name).kind == "trained"]
             chosen = [stages.train(name) for name in trained]
         case "export" | "evaluate" if command == "export" or config.step is not None:
@@ -97,7 +96,6 @@ def one_stage(command: str, config: Config) -> None:
         case _:
             chosen = stages.part(command)
     if not chosen:
-        names = [config.arm] if config.arm else config.arms
         raise ValueError(
             f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
         )

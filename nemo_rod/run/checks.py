@@ -92,8 +92,10 @@ def check(config: Config) -> None:
     _check_place(config.run_dir)
     domain, parallel = config.domain, config.parallel
     check_parallel(parallel, ())
-    if domain.sources:
-        _ = domain.specs  # refuses invalid sources
+    roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
+    name = domain.tokenizer
+    if name != "byte" and parts.did_you_mean(name, ["byte"]) and not Path(name).exists():
+        raise ValueError(f"domain.tokenizer={name} is no tokenizer: did you mean byte?")
     if not (domain.holdout_fraction or domain.holdout_floor):
         raise ValueError(
             "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "
@@ -121,7 +123,6 @@ def check(config: Config) -> None:
         trained = trained_arms(config)
     else:  # other commands train its prerequisites
         trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
-    roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
     for arm in trained:
         for role in ROLES if arm.name != SPECIALIST else ROLES[:1]:
             if role not in roles:
