@@ -1,7 +1,5 @@
 """What several test files share: reproducible property tests and real processes on gloo."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -10,8 +10,6 @@ checkout, a line of `lanes.json` says so; that file is committed with the change
 modules that its test files reach: by imports, and by the programs that they start.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

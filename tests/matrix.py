@@ -6,8 +6,6 @@ Builds an environment for every set of requirements/ (some gigabytes each). A ce
 took; what failed is printed in full behind the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

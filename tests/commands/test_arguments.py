@@ -1,7 +1,5 @@
 """Command lines of paths: help names every argument, and a wrong one is refused in a sentence."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

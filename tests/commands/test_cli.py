@@ -1,7 +1,5 @@
 """The command line: every recipe composes and validates; bad input gets one sentence."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Completion, in real shells on a terminal of their own."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """Progress lines: how far, how fast, how long yet."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemo_rod.progress import PREFIX, Progress

@@ -1,7 +1,5 @@
 """Hugging Face datasets: streamed by the library, resumed exactly, and its errors in a sentence."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reading: formats, filters, samples, caps, and the sentence when something is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Block hash and holdout: golden vectors that any other implementation can be held against."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

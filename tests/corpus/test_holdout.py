@@ -1,7 +1,5 @@
 """Which blocks are held out: the rule, written once more over all blocks of made stores."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Which files a source has: each once, none left out without a word, here and on any storage."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Killed, starved of disk or of workers: the next run goes on and ends in the same files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

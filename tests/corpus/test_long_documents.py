@@ -1,7 +1,5 @@
 """Long documents: in pieces, with the tokens of the whole and bounded memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

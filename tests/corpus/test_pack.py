@@ -1,7 +1,5 @@
 """Packing loses nothing but the counted rest and keeps the order, however it is called."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """From documents to blocks: the same files whatever happens on the way, or one clear sentence."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A floor of held-out blocks for small sources, and replay of the size of the adaptation corpus."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

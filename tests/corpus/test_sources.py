@@ -1,7 +1,5 @@
 """Descriptions of sources: what every key accepts, and one sentence about anything else."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

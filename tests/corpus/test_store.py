@@ -1,7 +1,5 @@
 """The block store: ids, Megatron's view of the same files, and damage that is named."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

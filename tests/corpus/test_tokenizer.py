@@ -1,7 +1,5 @@
 """Bytes, a real fast tokenizer, and what tells tokenizers apart."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """CUDA without TransformerEngine is a set-up of its own, and so is the reverse; no GPU needed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ product with one random tensor, for every input. What computes in fp32 computes 
 rounding hides nothing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

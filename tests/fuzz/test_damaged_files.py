@@ -5,8 +5,6 @@ where nothing could tell; what it may never do is end in another exception than 
 command line makes a sentence of, name no file, take long, or change a file that it only reads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import resource

@@ -4,8 +4,6 @@ The oracle knows the documents: their ids with an EOD each, concatenated and cut
 that is the next training block or the next held-out one, and nothing is left.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

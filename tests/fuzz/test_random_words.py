@@ -4,8 +4,6 @@ The words are those that users type, with values of the wrong kind, size and let
 folder of which everything is there. Nothing there may change: commands that would work are dry.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import signal

@@ -4,8 +4,6 @@ So the code of test_gpu.py is known to run. What only a GPU has is tested there 
 allocator and kernels, and TransformerEngine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ All bodies of one kind of model run in one process, since starting CUDA takes se
 TransformerEngine's layers, of FP8 and of two GPUs are skipped where these are not there.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The kit for GPU machines: code of one architecture is kept, and what ran is told truly."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ The published checkpoints of Qwen3.5 are of the classes for images and text. Som
 further tokens, which neither transformers nor training uses.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

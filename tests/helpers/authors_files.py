@@ -3,8 +3,6 @@
 python tests/helpers/authors_files.py FOLDER BLOCKS [SIZE]
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Commands, and recipes as the command line composes them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

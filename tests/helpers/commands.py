@@ -4,8 +4,6 @@ Each line of standard input is a command, as JSON: its words, the files for its 
 its environment, and the server of forks of the process that asks. Its exit code is printed.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

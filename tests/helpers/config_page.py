@@ -3,8 +3,6 @@
 `make docs` writes it to runs/docs/configuration.md.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

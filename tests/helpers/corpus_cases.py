@@ -1,7 +1,5 @@
 """Small corpora and a short way to prepare them, for the tests of the corpus."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence

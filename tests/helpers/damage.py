@@ -5,8 +5,6 @@ file's bytes. Half of the kinds know nothing of the file, the others change valu
 YAML and the checksummed headers of record logs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

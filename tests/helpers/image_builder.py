@@ -3,8 +3,6 @@
 No engine, no registry and no cgroups are needed; root is.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What loggers have written, read back by their own packages."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

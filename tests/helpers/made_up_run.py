@@ -4,8 +4,6 @@ The losses are random numbers, the weights a few zeros; all files are written by
 writes them in a real run, so that their readers can be given damaged ones by the ten thousands.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

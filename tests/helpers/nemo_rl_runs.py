@@ -1,7 +1,5 @@
 """Runs of `nemo-rod train --config` on real Ray, with a checkout of NeMo-RL on the path."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

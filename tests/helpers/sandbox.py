@@ -1,7 +1,5 @@
 """A folder in which files are damaged, read, and put back; it sees what a reader changes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe as a chain of jobs of a real Slurm: how tests start it, and follow its jobs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

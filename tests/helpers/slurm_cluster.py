@@ -1,7 +1,5 @@
 """A real Slurm on loopback: a controller and two nodes, started for a test and ended by it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ A Qwen3 of four layers learns a dialect of one Markov source while three sources
 store, the base, the specialist and both references are made once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

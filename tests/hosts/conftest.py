@@ -1,7 +1,5 @@
 """Fixtures of the tests of NeMo-RL: one Ray cluster, and the Megatron that a checkout pins."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

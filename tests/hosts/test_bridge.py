@@ -4,8 +4,6 @@ The job reads GPTDatasets of a `.bin/.idx` blend of two corpora that megatron-co
 wrote. What it trains on is compared with what a stock job trains on, and with plain arithmetic.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

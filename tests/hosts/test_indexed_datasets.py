@@ -1,7 +1,5 @@
 """Sources of kind megatron: NVIDIA's own .bin and .idx, written with its own builder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

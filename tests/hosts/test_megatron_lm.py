@@ -4,8 +4,6 @@ Needs a checkout of core_v0.16.1, of core_v0.19.0 or of main:
 make test-megatron-lm MEGATRON_LM=<checkout>.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """NeMo 2.x's own `llm.pretrain`, before and after the selector is swapped in: make test-nemo2."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@ NeMo-RL checkout (`make test-nemo-rl NEMO_RL=<checkout>`), over a gloo worker wi
 Megatron-core model that inherits our extension.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

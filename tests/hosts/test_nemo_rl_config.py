@@ -1,7 +1,5 @@
 """RoD on NeMo-RL without NeMo-RL: configuration, refusals, translation of jobs."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import importlib.util

@@ -6,8 +6,6 @@ TransformerEngine have stand-ins (`tests/workers/nemo_rl_cpu/without_cuda.py`). 
 with its submodules and Python 3.12: `make test-nemo-rl-worker`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Plain PyTorch chooses what the Megatron road chooses, in one process, under DDP and FSDP2."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

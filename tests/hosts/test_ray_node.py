@@ -3,8 +3,6 @@
 Two nodes on loopback, which tell them apart by their ports alone.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a swapped-in selector does not work with is refused before anything starts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Every setting of the paper, rehearsed on NeMo-RL's own workers (`make test-nemo-rl-worker`)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

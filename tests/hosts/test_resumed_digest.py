@@ -1,7 +1,5 @@
 """The digest in the header of a run on NeMo-RL: an interrupted run resumes with the same one."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path

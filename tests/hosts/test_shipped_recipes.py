@@ -3,8 +3,6 @@
 Each writes both references, selects for 8 steps, and does the last four of them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a swapped-in job that resumes, and of one that begins again in the same folder."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a run on NeMo-RL's workers ends that was asked to stop; neither Ray nor NeMo-RL is needed."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable

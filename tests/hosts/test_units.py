@@ -1,7 +1,5 @@
 """The parts of a swapped-in selector that need no job: roles, names, and the pool's order."""
 
-from __future__ import annotations
-
 import ast
 import os
 import sys

@@ -1,7 +1,5 @@
 """Blocks and traces of the authors' code: imported to the bit, written back, or refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

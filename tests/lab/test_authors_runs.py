@@ -1,7 +1,5 @@
 """Configurations of the authors' runs as a recipe, whose arms are those of the shipped ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Blocks as text: what was written, ends of documents, and whose tokenizer and store it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

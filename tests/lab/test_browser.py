@@ -3,8 +3,6 @@
 Needs `pip install playwright`, and Debian's `chromium-headless-shell` or `chromium`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

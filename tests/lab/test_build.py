@@ -1,7 +1,5 @@
 """The report on a small made-up run, with every number computed here a second time."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

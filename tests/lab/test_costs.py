@@ -1,7 +1,5 @@
 """Time, shares, passes and savings by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import ceil

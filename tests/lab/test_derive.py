@@ -1,7 +1,5 @@
 """A rehearsal's recipe is derived from the real one: only sizes and places change."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The curriculum explorer's data against a plain count, its bounds, and hostile texts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The distance of a loss from a model's, where rounding may exchange two experts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which checkpoint of which arm is exported, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

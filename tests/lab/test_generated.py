@@ -1,7 +1,5 @@
 """Replay that the base writes: the same text after any interruption, and a rule for drops."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

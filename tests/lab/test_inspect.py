@@ -1,7 +1,5 @@
 """Commands that take paths: each kind of file is shown, decoded, compared, or refused in a line."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shutil

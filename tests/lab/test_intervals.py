@@ -1,7 +1,5 @@
 """Intervals over held-out blocks against plain loops over the same draws, and by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

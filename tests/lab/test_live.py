@@ -1,7 +1,5 @@
 """A run on a terminal: bars below its lines; elsewhere, the same lines alone."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

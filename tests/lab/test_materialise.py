@@ -1,7 +1,5 @@
 """A materialised curriculum: the recorded blocks in their order, from every format and any stop."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a rehearsal is made of: documents that the sources' readers read, tokenizer, checkpoint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names, colours, chord, fits, labels and histories of the report, by hand and against NumPy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

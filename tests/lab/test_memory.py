@@ -1,7 +1,5 @@
 """Memory per GPU by hand and as measured, and layouts that are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import json

@@ -4,8 +4,6 @@ The installed transformers decides which are tested: Qwen3.5 and Nemotron-H wher
 their nearest kin: Qwen3-Next (Gated DeltaNet with attention) and Bamba (Mamba-2 with attention).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

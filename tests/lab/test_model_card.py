@@ -1,7 +1,5 @@
 """The model card in every checkpoint of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

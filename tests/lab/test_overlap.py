@@ -1,7 +1,5 @@
 """The overlap report against looking for every window by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

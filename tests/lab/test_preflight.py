@@ -1,7 +1,5 @@
 """Checks of a recipe before a rehearsal makes anything: every problem has its sentence."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

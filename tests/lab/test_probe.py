@@ -1,7 +1,5 @@
 """`nemo-rod probe`: two short arms of a recipe, and what they say about a whole run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every recipe has a plan; those of the paper are what the paper says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@
 every other model type.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

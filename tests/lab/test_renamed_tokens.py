@@ -1,7 +1,5 @@
 """Another tokenizer for the same blocks: names of special tokens may differ, nothing else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`nemo-rod sample`, on a small checkpoint in a run's folder."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nemo-rod serve` is local, rebuilds after progress of the run, and survives a damaged file."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Parameters and FLOPs of a model's shape, against the real classes and other people's counters."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

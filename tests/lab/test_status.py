@@ -1,7 +1,5 @@
 """`nemo-rod status`: where each stage of a run stands, from its files and from Slurm's answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

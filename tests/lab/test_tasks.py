@@ -1,7 +1,5 @@
 """Tasks through lm-eval: the arithmetic by hand, and the real library on a tiny model."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

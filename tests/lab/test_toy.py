@@ -1,7 +1,5 @@
 """The toy corpora: manual pages as prose, packages without a network, chains that never change."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

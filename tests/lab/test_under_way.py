@@ -1,7 +1,5 @@
 """The page of a run under way: finished and missing parts, with and without evaluated arms."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

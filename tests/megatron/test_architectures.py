@@ -5,8 +5,6 @@ Of every other model type that can be rehearsed: losses and exports.
 The oracle is Hugging Face's own model of the same checkpoint.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

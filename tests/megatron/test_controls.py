@@ -1,7 +1,5 @@
 """Controls of the paper's appendix A.1: the score of the base, and a reference of a mixture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

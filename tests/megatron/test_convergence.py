@@ -1,7 +1,5 @@
 """A run ends half an epoch after its loss converged, also if it was killed on the way."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels of Gated DeltaNet: known faults are refused, and a probe finds others."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from types import SimpleNamespace
 from typing import Any

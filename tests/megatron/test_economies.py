@@ -1,7 +1,5 @@
 """Training in less memory: recomputation changes nothing, and narrower gradients train."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

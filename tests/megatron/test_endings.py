@@ -1,7 +1,5 @@
 """An exit of Megatron's trainer is a requested stop, or an error."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace

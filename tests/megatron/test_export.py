@@ -1,7 +1,5 @@
 """A saved step as a Hugging Face checkpoint, from any layout, read by transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A scoring pass has no side effects: hazards are guarded, or refused in one sentence."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@
 versions of Megatron-Bridge leave out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

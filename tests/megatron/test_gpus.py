@@ -5,8 +5,6 @@ and the first choice has the losses of one process. The same bodies run on two C
 test-layouts), but where attention shares a block: that is TransformerEngine's, in bf16.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The host's part of a step: tokens cross the bus once, as int32, and nothing waits too early."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights are trained further only on the same data; a refusal names the difference."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

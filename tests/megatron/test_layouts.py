@@ -4,8 +4,6 @@ The oracle knows nothing of Megatron: it scores every pool with Hugging Face's o
 weights that the step started from.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """TensorBoard's and W&B's own files, read back, equal metrics.jsonl, also after a kill."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

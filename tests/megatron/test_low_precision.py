@@ -4,8 +4,6 @@ TransformerEngine does not run on a CPU: a stand-in of its names takes its place
 tested. What its FP8 gives is for a GPU to tell (tests/gpu), and benchmarks/fp8_fidelity.py rounds.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

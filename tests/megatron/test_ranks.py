@@ -1,7 +1,5 @@
 """Ranks of one job agree on results, losses and choices."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

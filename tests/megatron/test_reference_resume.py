@@ -4,8 +4,6 @@ A real job each time: the real model, store and parts. The processes of all atte
 one that has torch and Megatron loaded already.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

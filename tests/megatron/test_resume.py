@@ -1,7 +1,5 @@
 """A run that was killed and taken up again is the run that was never killed, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

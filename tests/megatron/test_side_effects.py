@@ -5,8 +5,6 @@ iterator over the recorded choices. Every hazard of a pass inside a training ste
 CPU is switched on in one of the cases.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

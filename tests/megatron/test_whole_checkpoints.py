@@ -1,7 +1,5 @@
 """A run that was killed while it wrote the last files of a checkpoint resumes from a whole one."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs of a host, and what a swapped-in selector must have trained on, by plain arithmetic."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

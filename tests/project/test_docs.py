@@ -1,7 +1,5 @@
 """The documents: links lead somewhere, commands exist, quoted errors are those of the code."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

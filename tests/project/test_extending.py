@@ -1,7 +1,5 @@
 """A package's parts work through the command line: those of the example in docs/extending.md."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import re

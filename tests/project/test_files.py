@@ -1,7 +1,5 @@
 """Files are read with one sentence about what is wrong with them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

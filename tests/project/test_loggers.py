@@ -1,7 +1,5 @@
 """`logger=`: what it accepts, whose account it uses, and which runs go on."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

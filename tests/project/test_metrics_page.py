@@ -1,7 +1,5 @@
 """docs/watching.md names every metric that a step logs, and none that is not there."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pinned sets and the digests of their files agree; licences with obligations are named."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from pathlib import Path

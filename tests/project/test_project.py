@@ -1,7 +1,5 @@
 """The rules of the house: import arrows, a light import, a whole wheel, no path of one machine."""
 
-from __future__ import annotations
-
 import ast
 import email
 import functools

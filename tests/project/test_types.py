@@ -1,7 +1,5 @@
 """Type checkers see the public names: examples pass `mypy --strict`, and misspelt words do not."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import os

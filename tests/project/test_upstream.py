@@ -1,7 +1,5 @@
 """NVIDIA's functions are what was tested, all that matter are listed, and others are refused."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

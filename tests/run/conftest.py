@@ -1,7 +1,5 @@
 """A real Slurm on this machine, for the tests that need one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -5,8 +5,6 @@ root, and is skipped without. The image is a small Debian, into which this machi
 mounted.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a second attempt keeps of an interrupted one, and what it refuses to go on with."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A base is made under the published names, and checked against the blocks that it is to read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

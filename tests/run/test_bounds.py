@@ -1,7 +1,5 @@
 """Every number and every choice of the configuration has an exact bound, and a refusal names it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Containers of Apptainer and Ray's ports: what is rendered, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

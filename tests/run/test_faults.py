@@ -3,8 +3,6 @@
 Every fault is a real one, given to the real command on two processes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -3,8 +3,6 @@
 The programs run in a mount namespace of their own, which ends with them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Stages: made once, skipped when done, refused when inputs changed, resumed when cut short."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every key of every variant reaches the job, and NeMo-RL's workers too, or is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -5,8 +5,6 @@ whole recipe in the one for machines without a GPU. It needs root, `buildah`, `m
 of disk, and takes some twenty minutes on two cores. The other tests here only read files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

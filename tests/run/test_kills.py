@@ -6,8 +6,6 @@ is killed a number of times: its command, one of its ranks, or all of it. SIGKIL
 moment to save. A killed job fails, and the same command submits it again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

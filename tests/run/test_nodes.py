@@ -3,8 +3,6 @@
 Nodes are told apart by environment variables alone, so two of them fit on this machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

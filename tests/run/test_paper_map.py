@@ -1,7 +1,5 @@
 """The paper's figures and tables: what makes each exists, and docs/paper-map.md shows it."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a domain's blocks must be fit for, beyond being blocks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

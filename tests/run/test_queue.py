@@ -3,8 +3,6 @@
 The stub programs keep the queue in a file: number, state and log of each job.
 """
 
-from __future__ import annotations
-
 import shutil
 from argparse import Namespace
 from pathlib import Path

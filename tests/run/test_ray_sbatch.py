@@ -1,7 +1,5 @@
 """`ray.sbatch` as it is rendered, with a ray.sub and a Slurm of the test's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

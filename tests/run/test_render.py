@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 make test ARGS="-k test_render"` writes tests/golden/launch/ anew; read the diff.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -4,8 +4,6 @@
 `munge`, and takes some ten minutes on two cores.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

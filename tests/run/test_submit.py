@@ -1,7 +1,5 @@
 """What is submitted and what is refused, before Slurm is asked for anything."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipe toy_paper in miniature: every arm is made, is what its name says, and is reported."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Variants of arms: what a name stands for, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from functools import cache

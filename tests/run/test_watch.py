@@ -1,7 +1,5 @@
 """A frozen rank 0 is found: by the other ranks, and by the command that started it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

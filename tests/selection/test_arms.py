@@ -1,7 +1,5 @@
 """What arms cost, by hand; policies by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Candidate pools: as the golden file and a plain Python oracle have them, epoch by epoch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

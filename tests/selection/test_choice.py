@@ -1,7 +1,5 @@
 """One step's choice: what it remembers, and scores that are no numbers."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

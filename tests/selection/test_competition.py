@@ -1,7 +1,5 @@
 """Metrics of the competition, against NumPy's own mean and quantiles over plain lists."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The curriculum: what goes in comes out, after any crash; foreign ones are refused by name."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -3,8 +3,6 @@
 Writers are killed in test_curriculum.py, and in test_references.py without waiting for the disk.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

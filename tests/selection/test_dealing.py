@@ -1,7 +1,5 @@
 """How a reference pass deals its blocks to replicas."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores estimated from averages by source, against sums that a reader can follow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a run writes down after every step, and what choosing added to it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

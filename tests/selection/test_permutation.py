@@ -1,7 +1,5 @@
 """The keyed permutation: a bijection, the one its golden file pins, and a real shuffle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

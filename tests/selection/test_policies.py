@@ -1,7 +1,5 @@
 """Policies against a plain sort: ties, padding, shares; scores that are no numbers are refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

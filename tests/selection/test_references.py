@@ -1,7 +1,5 @@
 """Reference losses: parts under crashes, only what is wanted, lookups that notice damage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The selector against a plain sort of the same scores, and steps prepared ahead."""
 
-from __future__ import annotations
-
 import math
 import threading
 

@@ -25,8 +25,6 @@ whose index is as large as the map of TransformerEngine's; experts are separate 
 what grouped ones keep.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

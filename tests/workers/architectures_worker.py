@@ -8,8 +8,6 @@ Rank 0 prints a line of JSON for each: the losses of every block and of the same
 prefixes, and the objective, or why it is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ to OUT/<body>.json; `test_gpu.py` compares them with what must hold, on GPUs, an
 on a CPU. A body that fails ends the others.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

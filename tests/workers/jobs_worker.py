@@ -9,8 +9,6 @@ layer and of its attention's core within training and within scoring, the dtype 
 are added up, and beats during each validation; or why the job is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -7,8 +7,6 @@ killed at one of its first MOST steps on the disk; 0 kills none. The ranks are f
 process.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

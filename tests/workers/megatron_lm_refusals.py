@@ -1,7 +1,5 @@
 """Prints the message of every refusal of a Megatron-LM job, by changes of its arguments."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

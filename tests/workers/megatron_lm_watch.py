@@ -1,7 +1,5 @@
 """Imported by the lines that the tests add to `pretrain_gpt.py`: notes what its job does."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

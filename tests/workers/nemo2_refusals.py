@@ -3,8 +3,6 @@
 The name of every case is part of its message.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The specification is a JSON object with the arguments of `one_run`. `on_cpu nemo2` runs it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

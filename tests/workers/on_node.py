@@ -3,8 +3,6 @@
 on_node.py OPTIONS -m MODULE ARGUMENTS
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

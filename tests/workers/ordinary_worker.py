@@ -7,8 +7,6 @@ ours in it, on an iterator over the blocks that the curriculum in the job's fold
 writes its final state to OUT and, in `rod`, the parts of it that scoring changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

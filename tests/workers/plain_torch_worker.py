@@ -6,8 +6,6 @@ A run of the spec has `kind` "one", "ddp" or "fsdp2", `steps`, `references` and 
 then it writes references with a model.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 torchrun ... tests/workers/ranks_worker.py
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from unittest.mock import patch

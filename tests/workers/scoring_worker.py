@@ -9,8 +9,6 @@ positions are split between ranks with plain arithmetic; `heads` compares a mode
 head for multi-token prediction.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

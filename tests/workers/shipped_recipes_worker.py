@@ -5,8 +5,6 @@ last four of them again from the checkpoint behind the fourth. Then, with ROOT F
 processes, the steps again under context parallelism. Prints `SAID {...}`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Installs the selector into jobs that it must refuse; prints the messages as a JSON object."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

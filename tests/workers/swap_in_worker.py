@@ -4,8 +4,6 @@ The job is that of `recipes/swap_in/megatron_bridge/before.py`; each run of the 
 says what differs. All runs of a process share its process group, as its start takes longest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

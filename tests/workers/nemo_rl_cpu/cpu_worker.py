@@ -4,8 +4,6 @@ It takes the place of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a
 own (`stock_worker.py` has that class wherever it can be imported).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial

@@ -1,7 +1,5 @@
 """Bytes that cross Ray in one step, as Ray serialises them: `traffic.py RECIPE [key=value]`."""
 
-from __future__ import annotations
-
 import json
 import sys
 

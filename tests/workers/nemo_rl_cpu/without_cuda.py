@@ -6,12 +6,10 @@ place gloo takes; providers of models get the plain layers that they get on our 
 NeMo-RL's functions is replaced.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -116,7 +114,7 @@ class _Numbered(str):
 
     number: int
 
-    def __new__(cls, number: int) -> _Numbered:
+    def __new__(cls, number: int) -> Self:
         self = super().__new__(cls, "cpu")
         self.number = number
         return self
