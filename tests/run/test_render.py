@@ -6,6 +6,7 @@
 import contextlib
 import copy
 import dataclasses
+import difflib
 import os
 import re
 import shutil
@@ -97,13 +98,29 @@ def test_files_are_as_ever(recipe: str, launcher: str) -> None:
         files = {
             name: without_parts(text, slurm.REQUEUE, slurm.STAGE) for name, text in files.items()
         }
-    text = "".join(f"=== {name}\n{text}\n" for name, text in sorted(files.items()))
+    text = told_once(files)
     golden = RENDERED / f"{recipe}.{launcher}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert golden.exists(), f"{golden} is missing; see the head of this file"
     assert text == golden.read_text()
+
+
+def told_once(files: Mapping[str, str]) -> str:
+    """All files in one text; of one much like that before it, the lines in which they differ."""
+    parts, other, lines_of_other = [], "", list[str]()
+    for name, text in sorted(files.items()):
+        lines = text.splitlines()
+        old, new = (file.rsplit(".", 1)[0] for file in (other, name))
+        expected = [re.sub(rf"\b{re.escape(old)}\b", new, line) for line in lines_of_other]
+        changes = [*difflib.unified_diff(expected, lines, n=0, lineterm="")][2:]
+        if other and len(changes) < len(lines):
+            parts += [f"=== {name}: {other} of this name{', but' * bool(changes)}", *changes, ""]
+        else:
+            parts += [f"=== {name}", *lines, ""]
+        other, lines_of_other = name, lines
+    return "\n".join(parts)
 
 
 def without_parts(text: str, *parts: Path) -> str:
