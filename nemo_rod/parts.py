@@ -33,6 +33,8 @@ OURS: dict[str, dict[str, str]] = {
         "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
         "generated": "nemo_rod.lab.generated.reader:read_generated",
     },
+    # what corpus.shards.token_reader returns for blocks that stay in files of a kind of source
+    "in_place": {"megatron": "nemo_rod.hosts.data.indexed_datasets:TokensInPlace"},
     # with the arguments of corpus.tokenizer.load_tokenizer; "*": any other name
     "tokenizers": {
         "byte": "nemo_rod.lab.toy.byte_tokenizer:ByteTokenizer",

@@ -28,7 +28,7 @@ from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.formats import Input, ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.shards import SCHEMA, SplitWriter
+from nemo_rod.corpus.shards import SCHEMA, SplitWriter, token_reader
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, write_json, write_whole
@@ -61,7 +61,6 @@ def describe(spec: SourceSpec, settings: Settings, inputs: list[Input]) -> dict[
     It includes the names and sizes of the files, but not their location.
     """
     elsewhere = {"name", "role", "files", "path", "document_holdout"}
-    elsewhere |= set() if spec.options else {"options"}
     parts = [{"name": name, "bytes": size} for i in inputs for name, size in i.parts]
     return {
         "schema": SCHEMA,
@@ -79,7 +78,7 @@ def describe(spec: SourceSpec, settings: Settings, inputs: list[Input]) -> dict[
         "holdout_floor": settings.holdout_floor or None,
         "replay_ratio": settings.replay_ratio if spec.role == "replay" else None,
         "blocks_per_shard": settings.blocks_per_shard,
-        "reading": {k: v for k, v in asdict(spec).items() if k not in elsewhere},
+        "reading": {k: v for k, v in asdict(spec).items() if k not in elsewhere and v != {}},
         "files": [
             {"name": i.name, "bytes": i.size, **({"share": i.share} if i.share < 1.0 else {})}
             for i in inputs
@@ -106,41 +105,34 @@ def build_source(
     build = _Build(folder, spec, settings)
     label = f"{spec.role}/{spec.name}"
     total = sum(file["bytes"] or 0 for file in build.description["files"]) or None
+    if build.commit is not None:
+        spec = replace(spec, revision=build.commit)
+        build.save(build.documents)  # a resumed run reads the same commit
+    duplicates = None
+    if spec.dedup:
+        marks = folder / f"duplicates-{build.key}.bits"  # kept for after an interruption
+        if not marks.is_file():
+            finding = f"{label}: finding duplicates"
+            bits = find_duplicates(spec, folder, lambda done: progress(done, total, finding))
+            write_whole(marks, bits.tobytes())
+        duplicates = np.fromfile(marks, dtype=np.uint8)
+    documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
+    saved, last = time.monotonic(), build.documents
     try:
-        if build.commit is not None:
-            spec = replace(spec, revision=build.commit)
-            if build.documents is None:
-                build.save(Documents(spec).state())  # a resumed run reads the same commit
-        duplicates = None
-        if spec.dedup:
-            marks = folder / f"duplicates-{build.key}.bits"  # kept for after an interruption
-            if not marks.is_file():
-                finding = f"{label}: finding duplicates"
-                bits = find_duplicates(
-                    spec, folder / "digests", lambda done: progress(done, total, finding)
-                )
-                write_whole(marks, bits.tobytes())
-            duplicates = np.fromfile(marks, dtype=np.uint8)
-        documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
-        saved, last = time.monotonic(), build.documents
-        try:
-            for batch, encoded in encoder.encode(batches(documents)) if not build.full else ():
-                build.add(batch, encoded)
-                last = None if batch.goes_on else batch.state
-                progress(batch.consumed, total, label)
-                if build.full:
-                    break
-                if last and time.monotonic() - saved >= settings.checkpoint_seconds:
-                    build.save(last)
-                    saved = time.monotonic()
-        except ReadError:
-            if last:
+        for batch, encoded in encoder.encode(batches(documents)) if not build.full else ():
+            build.add(batch, encoded)
+            last = None if batch.goes_on else batch.state
+            progress(batch.consumed, total, label)
+            if build.full:
+                break
+            if last and time.monotonic() - saved >= settings.checkpoint_seconds:
                 build.save(last)
-            raise
-        return build.finish()
-    finally:
-        for writer in build.writers:
-            writer.close()
+                saved = time.monotonic()
+    except ReadError:
+        if last:
+            build.save(last)
+        raise
+    return build.finish()
 
 
 class _Build:
@@ -158,22 +150,23 @@ class _Build:
             state = {"key": self.key, "documents": None, "counts": [0, 0], "rests": [[], []]}
             state |= {"tokens": 0, "taken": [0] * len(inputs)}
             state["commit"] = next((commit for i in inputs if (commit := i.commit())), None)
+            state["in_place"] = [i.in_place for i in inputs if i.in_place]
         self._state: dict[str, Any] = state
         self.documents: dict[str, Any] | None = state["documents"]  # from which to resume
         self.commit: str | None = state.get("commit")  # that the source is read at
-        if self.commit is not None:
-            self.description["commit"] = self.commit
-        size, eod_id = settings.block_size, settings.tokenizer.eod_id
+        self.description |= {k: v for k in ("commit", "in_place") if (v := state.get(k))}
+        size, eod = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.
-        self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
+        self._packers = [Packer(size, eod, rest) for rest in state["rests"]]
         self._begun = False  # whether the last document goes on in the next batch
         self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
         self._tokens, self._taken = state["tokens"], state["taken"]  # the latter by input
         out = folder / "out"
         self.writers = [
-            SplitWriter(path, size, count, settings.blocks_per_shard)
+            SplitWriter(path, self.description, count)
             for path, count in zip((out, out / "holdout"), state["counts"], strict=True)
         ]
+        self._read = token_reader(out, self.description)
 
     @property
     def full(self) -> bool:
@@ -204,15 +197,24 @@ class _Build:
             self._open = [parts.pop()] if goes_on else []
             held = [is_holdout(d, fraction=fraction, seed=seed) for d in parts]
             for index, packer in enumerate(self._packers):
-                chosen = [d for d, h in zip(parts, held, strict=True) if h == bool(index)]
-                self._write(index, packer.add(chosen))
+                blocks = packer.add([d for d, h in zip(parts, held, strict=True) if h == index])
+                self.writers[index].append(blocks, block_hashes(self._spec.name, blocks))
         else:
             blocks = self._packers[0].add(parts, go_on=goes_on)
+            stored: NDArray[Any] = blocks
+            hashes = block_hashes(self._spec.name, blocks)
             mask = holdout_mask(blocks, fraction=fraction, seed=seed)
-            self._write(0, blocks[~mask])
-            self._write(1, blocks[mask])
+            if "in_place" in self.description:
+                stored = sum(w.count for w in self.writers) + np.arange(len(blocks))[:, None]
+                for row in stored[(self._read(stored) != blocks).any(axis=1)]:
+                    raise ValueError(
+                        f"source {self._spec.name}: {self._read.where(row)} has other tokens than "
+                        "its documents with one EOD after each: leave out options.copy"
+                    )
+            for writer, chosen in zip(self.writers, (~mask, mask), strict=True):
+                writer.append(stored[chosen], hashes[chosen])
 
-    def save(self, documents: dict[str, Any]) -> None:
+    def save(self, documents: dict[str, Any] | None) -> None:
         """Makes all progress so far durable."""
         for writer in self.writers:
             writer.sync()
@@ -240,16 +242,12 @@ class _Build:
         if fault:
             raise ValueError(f"{self._spec.role} source {self._spec.name} has {fault}")
         files = zip(self.description["files"], self._taken, strict=True)
-        manifest = {
-            **self.description,
+        more = {
             "files": [{**file, "documents": taken} for file, taken in files],
             "documents": sum(self._taken),
             "tokens": self._tokens,
             "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
         }
         for writer, split in zip(self.writers, ("train", "holdout"), strict=True):
-            writer.finish({**manifest, "split": split})
+            writer.finish({**more, "split": split})
         return self.writers[0].folder
-
-    def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
-        self.writers[index].append(blocks, block_hashes(self._spec.name, blocks))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,10 +155,8 @@ class Documents:
         return LongText(data) if isinstance(text, str) and size >= LONG_BYTES else text, size
 
     def _full(self) -> bool:
-        documents, size = self.spec.max_documents, self.spec.max_bytes
-        return (documents is not None and self._state["taken"] >= documents) or (
-            size is not None and self._state["bytes"] >= size
-        )
+        most_documents, most_bytes = self.spec.max_documents or inf, self.spec.max_bytes or inf
+        return bool(self._state["taken"] >= most_documents or self._state["bytes"] >= most_bytes)
 
 
 def encoded(text: Content) -> bytes:
@@ -186,7 +185,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
 
 
 def find_duplicates(
-    spec: SourceSpec, scratch: Path, progress: Callable[[int], None] = lambda consumed: None
+    spec: SourceSpec, folder: Path, progress: Callable[[int], None] = lambda consumed: None
 ) -> NDArray[np.uint8]:
     """Reads a source to its end and marks its exact duplicates, in bounded memory.
 
@@ -195,37 +194,29 @@ def find_duplicates(
 
     Args:
         spec: The source; its caps are ignored, since duplicates do not count against them.
-        scratch: A folder for 24 bytes per document, made anew and removed.
+        folder: Where 24 bytes per document are kept meanwhile, in files without names.
         progress: Called with the number of input bytes read.
 
     Returns:
         uint8, one bit per document, in the format that `Documents` takes.
     """
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
     uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
     documents = Documents(uncapped)
-    buffers = [bytearray() for _ in range(256)]
+    files = [TemporaryFile(dir=folder, buffering=1 << 16) for _ in range(256)]  # noqa: SIM115
     count = 0
     for document in documents:
         digest = hashlib.blake2b(encoded(document.text), digest_size=16).digest()
-        buffer = buffers[digest[0]]
-        buffer += digest + count.to_bytes(8, "little")
-        if len(buffer) >= 1 << 16:
-            with (scratch / str(digest[0])).open("ab") as handle:
-                handle.write(buffer)
-            buffer.clear()
+        files[digest[0]].write(digest + count.to_bytes(8, "little"))
         count += 1
         if count % 1024 == 0:
             progress(documents.consumed())
     marks = np.zeros((count + 7) // 8, dtype=np.uint8)
-    for number, buffer in enumerate(buffers):
-        path = scratch / str(number)
-        data = (path.read_bytes() if path.exists() else b"") + buffer
-        high, low, ordinals = np.frombuffer(data, "<u8").reshape(-1, 3).T
+    for file in files:
+        file.seek(0)
+        with file:
+            high, low, ordinals = np.frombuffer(file.read(), "<u8").reshape(-1, 3).T
         order = np.lexsort((ordinals, low, high))
         repeated = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
         again = ordinals[order][1:][repeated].astype(np.int64)
         np.bitwise_or.at(marks, again >> 3, (128 >> (again & 7)).astype(np.uint8))
-    shutil.rmtree(scratch)
     return marks

@@ -118,21 +118,17 @@ class Encoder:
     def encode(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, Encoded]]:
         """Yields each batch with its tokens, in order."""
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
-        try:
-            for batch in self._parts(source):
-                # no batch of texts is waiting then, so that the order stays
-                if self._pool is None or _are_ids(batch.texts):
-                    yield batch, encode(self._tokenizer, batch.texts, batch.skip)
-                    continue
-                waiting.append((batch, self._pool.submit(_work, batch.texts, batch.skip)))
-                if len(waiting) > 2 * self._workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            for batch, future in waiting:
-                yield batch, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        for batch in self._parts(source):
+            # no batch of texts is waiting then, so that the order stays
+            if self._pool is None or _are_ids(batch.texts):
+                yield batch, encode(self._tokenizer, batch.texts, batch.skip)
+                continue
+            waiting.append((batch, self._pool.submit(_work, batch.texts, batch.skip)))
+            if len(waiting) > 2 * self._workers:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for batch, future in waiting:
+            yield batch, future.result()
 
     def _parts(self, source: Iterator[Batch]) -> Iterator[Batch]:
         """Yields batches, in several parts if a document is long, which bounds memory."""

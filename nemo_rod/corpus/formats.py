@@ -65,9 +65,11 @@ class Input:
     Attributes:
         parts: Names and sizes of the files that it reads, if it stands for several.
         share: Share of its documents to read, by their content, beside `subsample`.
+        in_place: What manifests have of a file of token ids that are not to be copied.
     """
 
     share = 1.0
+    in_place: dict[str, Any] | None = None
 
     def __init__(self, name: str, size: int | None, place: str | None = None) -> None:
         self.name, self.size, self.place = name, size, place or name

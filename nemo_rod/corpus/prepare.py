@@ -46,7 +46,7 @@ def prepare(
     holdout_floor: int | None = None,
     replay_ratio: float | None = None,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total, label: None,
     rebuild: bool = False,
     checkpoint_seconds: float = 10.0,
     blocks_per_shard: int = BLOCKS_PER_SHARD,
@@ -94,7 +94,6 @@ def prepare(
     is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
     with _guarded(root) as partial, Encoder(tokenizer, workers) as encoder:
-        progress = progress or (lambda done, total, label: None)
         _Preparation(root, partial, sources, settings, encoder, progress, rebuild).run()
     return BlockStore(root)
 
@@ -138,8 +137,8 @@ class _Preparation:
             self._thin_replay(self.settings.replay_ratio)
         if not self._listing.exists():  # else nothing has changed
             self._raise_holdouts()
-        ordered = sorted(self.sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
-        names = [{"role": spec.role, "name": spec.name} for spec in ordered]
+        ordered = sorted((ROLES.index(spec.role), spec.name) for spec in self.sources)
+        names = [{"role": ROLES[role], "name": name} for role, name in ordered]
         write_json(self._listing, {"schema": SCHEMA, "sources": names})
 
     @property
@@ -174,8 +173,7 @@ class _Preparation:
         """Builds a source, unless it is there as described and nothing else makes it `stale`."""
         target, partial = self._target(spec), self.partial / f"{spec.role}-{spec.name}"
         if target.exists():
-            description = describe(spec, self.settings, open_inputs(spec))
-            stale = stale or _difference(target, description)
+            stale = stale or _difference(target, describe(spec, self.settings, open_inputs(spec)))
             if stale is None:
                 self._discard(partial)  # its state describes blocks that are no longer in it
                 return

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes, holdout_values
-from nemo_rod.corpus.shards import SplitWriter, map_hashes, shard_path, shard_sizes
 from nemo_rod.files import read_json
 
 LARGEST_SHARE = 5  # a floor never holds out more than a fifth of a source
@@ -57,8 +57,8 @@ def further_held_out(
     held_T = np.array([source.held for source in sources])
     most_T = np.array([min(s.total - 1, max(1, s.total // LARGEST_SHARE)) for s in sources])
     if any(source.by_document for source in sources):
-        first = [(s.folder / "holdout", s.held) for s in sources]  # then those moved there
-        for tokens_KS, _ in (chunk for held in first for chunk in _chunks(*held)):
+        first = (s.read(c) for s in sources for c, _ in _chunks(s.folder / "holdout", s.held))
+        for tokens_KS in first:  # then come those moved there
             for t, source in enumerate(sources):
                 hashes, counts = source.occurrences(tokens_KS)
                 new = dict(zip(hashes, counts.tolist(), strict=True))
@@ -122,22 +122,25 @@ class _Source:
         self.total: int = train["count"] + held["count"]  # blocks
         self.held: int = held["count"] - held.get(RAISED, 0)  # that `is_holdout` chooses
         self.by_document = train["holdout"]["unit"] == "document"
-        self._shape, self._per_shard = (-1, train["block_size"]), train["blocks_per_shard"]
+        self._manifest, self.read = train, shards.token_reader(folder, train)
         # of the training blocks: folder, first and last block
         self._parts = [(folder, 0, train["count"]), (folder / "holdout", self.held, held["count"])]
 
     def hashes(self, part: int) -> NDArray[np.bytes_]:
         """Maps the hashes of the blocks in training, or of those moved to the holdout, S16 [N]."""
         folder, start, end = self._parts[part]
-        return map_hashes(folder, end)[start:].reshape(-1).view("S16")
+        return shards.map_hashes(folder, end)[start:].reshape(-1).view("S16")
 
     def lowest(self, seed: int) -> Iterator[NDArray[np.int32]]:
         """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S]."""
         values = np.concatenate([_values(folder, seed)[start:] for folder, start, _ in self._parts])
         places = np.unique(values, return_index=True)[1].tolist()
-        rows = max(1, _BYTES_AT_ONCE // (4 * self._shape[1]))
+        rows = max(1, _BYTES_AT_ONCE // (4 * self._manifest["block_size"]))
+        (train, _, count), (holdout, start, _) = self._parts
         for first in range(0, len(places), rows):
-            yield np.stack([self._row(place) for place in places[first : first + rows]])
+            chosen = places[first : first + rows]
+            at = ((train, p) if p < count else (holdout, p - count + start) for p in chosen)
+            yield self.read(np.concatenate([_stored(f, self._manifest, p, 1) for f, p in at]))
 
     def occurrences(self, tokens_KS: NDArray[np.int32]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Returns the hashes that blocks have in this source, and the training blocks with each."""
@@ -153,13 +156,6 @@ class _Source:
                 counts += np.bincount(places, minlength=len(known))
         return hashes.tolist(), counts[inverse]
 
-    def _row(self, place: int) -> NDArray[np.int32]:
-        (train, _, count), (holdout, start, _) = self._parts
-        folder, place = (train, place) if place < count else (holdout, place - count + start)
-        number, inside = divmod(place, self._per_shard)
-        shard = np.memmap(shard_path(folder, number, "bin"), "<i4", "r")
-        return shard.reshape(self._shape)[inside]
-
 
 def _manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json", "count", "block_size", "blocks_per_shard")
@@ -167,25 +163,35 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _values(folder: Path, seed: int) -> NDArray[np.uint64]:
     """Returns the hashes of the blocks of a split for a seed, uint64 [N]."""
-    values = [holdout_values(tokens, seed=seed) for tokens, _ in _chunks(folder)]
+    read = shards.token_reader(folder, _manifest(folder))
+    values = [holdout_values(read(stored), seed=seed) for stored, _ in _chunks(folder)]
     return np.concatenate([np.empty(0, np.uint64), *values])
 
 
 def _chunks(
     folder: Path, most: int | None = None
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-    """Yields the tokens, int32 [n, S], and hashes, uint8 [n, 16], of a split's first blocks."""
-    manifest, done = _manifest(folder), 0
-    count, size = manifest["count"] if most is None else most, manifest["block_size"]
-    hashes = map_hashes(folder, manifest["count"])
-    rows = max(1, _BYTES_AT_ONCE // (4 * size))
-    for number, length in enumerate(shard_sizes(count, manifest["blocks_per_shard"])):
-        with shard_path(folder, number, "bin").open("rb") as shard:  # a map would grow to all of it
-            for first in range(0, length, rows):
-                tokens = np.fromfile(shard, "<i4", min(rows, length - first) * size)
-                chunk = tokens.astype(np.int32, copy=False).reshape(-1, size)
-                yield chunk, np.asarray(hashes[done : done + len(chunk)])
-                done += len(chunk)
+) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
+    """Yields a split's first blocks as `_stored`, and their hashes, uint8 [n, 16]."""
+    manifest = _manifest(folder)
+    count = manifest["count"] if most is None else most
+    hashes = shards.map_hashes(folder, manifest["count"])
+    rows = max(1, _BYTES_AT_ONCE // (4 * manifest["block_size"]))
+    for first in range(0, count, rows):
+        stored = _stored(folder, manifest, first, min(rows, count - first))
+        yield stored, np.asarray(hashes[first : first + len(stored)])
+
+
+def _stored(folder: Path, manifest: dict[str, Any], first: int, count: int) -> NDArray[Any]:
+    """Reads some blocks of a split as they are stored, [count, ...]; a map would grow to all."""
+    suffix, kind, width = shards.stored_as(manifest)
+    parts = []
+    while count:
+        number, inside = divmod(first, manifest["blocks_per_shard"])
+        fit = min(count, manifest["blocks_per_shard"] - inside)
+        path, place = shards.shard_path(folder, number, suffix), inside * width * kind.itemsize
+        parts.append(np.fromfile(path, kind, fit * width, offset=place))
+        first, count = first + fit, count - fit
+    return np.concatenate(parts).reshape(-1, width)
 
 
 def _rewrite(
@@ -195,21 +201,16 @@ def _rewrite(
     shutil.rmtree(target, ignore_errors=True)
     manifests = [_manifest(built / below) for below in _SPLITS]
     writers = [
-        SplitWriter(target / below, m["block_size"], 0, m["blocks_per_shard"])
-        for below, m in zip(_SPLITS, manifests, strict=True)
+        shards.SplitWriter(target / below, manifest)
+        for below, manifest in zip(_SPLITS, manifests, strict=True)
     ]
-    try:
-        for split in (_HELD, _TRAIN):  # blocks of the former holdout come first in the new one
-            done = 0
-            for tokens, hashes in _chunks(built / _SPLITS[split]):
-                places = sent[split][done : done + len(tokens)]
-                done += len(tokens)
-                for to, writer in enumerate(writers):
-                    if (places == to).any():
-                        writer.append(tokens[places == to], hashes[places == to])
-        for writer, manifest in zip(writers, manifests, strict=True):
-            writer.finish({**manifest, **changes})
-    finally:
-        for writer in writers:
-            writer.close()
+    for split in (_HELD, _TRAIN):  # blocks of the former holdout come first in the new one
+        done = 0
+        for blocks, hashes in _chunks(built / _SPLITS[split]):
+            places = sent[split][done : done + len(blocks)]
+            done += len(blocks)
+            for to, writer in enumerate(writers):
+                writer.append(blocks[places == to], hashes[places == to])
+    for writer in writers:
+        writer.finish(changes)
     return target

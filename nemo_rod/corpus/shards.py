@@ -2,6 +2,7 @@
 
     tokens-00000.bin   int32 little-endian [n, S], at most a million blocks per shard
     tokens-00000.idx   Megatron's index for it: every block is a sequence and a document
+    tokens-00000.rows  instead of both, where blocks stay in the user's files: int64 [n], their rows
     hash.npy           uint8 [N, 16], the block hashes of all shards
     manifest.json      the contents and their provenance
 
@@ -18,13 +19,13 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod import parts
 from nemo_rod.files import sync, write_json
 
 SCHEMA = 1
@@ -41,8 +42,26 @@ def shard_sizes(count: int, per_shard: int) -> list[int]:
 
 
 def shard_path(folder: Path, index: int, suffix: str) -> Path:
-    """Returns the file of a shard; the suffix is ``bin`` or ``idx``."""
+    """Returns the file of a shard; the suffix is ``bin``, ``idx`` or ``rows``."""
     return folder / f"tokens-{index:05d}.{suffix}"
+
+
+def stored_as(manifest: Mapping[str, Any]) -> tuple[str, np.dtype[Any], int]:
+    """Returns how shards store blocks: the suffix, and the type and number of a block's values."""
+    if "in_place" in manifest:
+        return "rows", np.dtype("<i8"), 1
+    return "bin", np.dtype("<i4"), manifest["block_size"]
+
+
+def token_reader(folder: Path, manifest: Mapping[str, Any]) -> Any:
+    """Returns what makes tokens, int32 [n, S], of what shards store.
+
+    Raises:
+        ValueError: A file in which blocks stay is missing, or was changed since.
+    """
+    if "in_place" not in manifest:
+        return np.asarray
+    return parts.load("in_place", manifest["reading"]["kind"])(folder, manifest)
 
 
 def index_bytes(num_blocks: int, block_size: int) -> bytes:
@@ -63,8 +82,6 @@ def hash_header(count: int) -> bytes:
 
 def map_hashes(folder: Path, count: int) -> NDArray[np.uint8]:
     """Maps the hashes of a split of `count` blocks, uint8 [N, 16]."""
-    if count == 0:
-        return np.empty((0, HASH_BYTES), dtype=np.uint8)
     shape = (count, HASH_BYTES)
     return np.memmap(folder / "hash.npy", np.uint8, "r", HASH_HEADER_BYTES, shape=shape)
 
@@ -79,22 +96,23 @@ def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
 
 
 class SplitWriter:
-    """Appends blocks of S tokens to the files of a split, after the `count` known to be safe.
+    """Appends blocks to the files of a split, after the `count` known to be safe.
+
+    What is known of its `manifest`, at least `block_size` and `blocks_per_shard`, says how.
 
     Raises:
         ValueError: The files hold fewer than `count` blocks.
     """
 
-    def __init__(
-        self, folder: Path, block_size: int, count: int = 0, per_shard: int = BLOCKS_PER_SHARD
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], count: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.count, self._hashes = folder, count, folder / "hash.npy"
-        self._block_size, self._per_shard = block_size, per_shard
-        self._open: dict[Path, BinaryIO] = {}
+        self._manifest, self._per_shard = manifest, int(manifest["blocks_per_shard"])
+        self._suffix, self._type, width = stored_as(manifest)
+        self._unsynced: set[Path] = set()
         lengths = {
-            shard_path(folder, index, "bin"): 4 * block_size * size
-            for index, size in enumerate(shard_sizes(count, per_shard))
+            shard_path(folder, index, self._suffix): self._type.itemsize * width * size
+            for index, size in enumerate(shard_sizes(count, self._per_shard))
         }
         lengths[self._hashes] = HASH_HEADER_BYTES + HASH_BYTES * count
         for path in sorted(folder.iterdir()):
@@ -110,47 +128,37 @@ class SplitWriter:
                 )
             os.truncate(path, length)
 
-    def append(self, tokens_NS: NDArray[np.int32], hashes: NDArray[np.uint8]) -> None:
-        """Adds blocks, int32 [N, S], and their hashes, uint8 [N, 16]."""
-        while len(tokens_NS):
+    def append(self, stored: NDArray[Any], hashes: NDArray[np.uint8]) -> None:
+        """Adds blocks, int32 [N, S] or their rows int64 [N, 1], and their hashes, uint8 [N, 16]."""
+        stored = stored.astype(self._type, copy=False)
+        while len(stored):
             shard, inside = divmod(self.count, self._per_shard)
-            fit = min(self._per_shard - inside, len(tokens_NS))
-            file = self._file(shard_path(self.folder, shard, "bin"))
-            file.write(np.ascontiguousarray(tokens_NS[:fit], dtype="<i4").data)
-            self._file(self._hashes).write(np.ascontiguousarray(hashes[:fit]).data)
-            self.count += fit
-            tokens_NS, hashes = tokens_NS[fit:], hashes[fit:]
+            fit = self._per_shard - inside
+            path = shard_path(self.folder, shard, self._suffix)
+            for file, rows in ((path, stored[:fit]), (self._hashes, hashes[:fit])):
+                self._unsynced.add(file)
+                with file.open("ab") as handle:
+                    handle.write(np.ascontiguousarray(rows).data)
+            self.count += len(stored[:fit])
+            stored, hashes = stored[fit:], hashes[fit:]
 
     def sync(self) -> None:
         """Waits until everything appended is on disk."""
-        for handle in self._open.values():
-            handle.flush()
-            os.fsync(handle.fileno())
-        self.close()  # the next block may belong to another shard
+        while self._unsynced:
+            sync(self._unsynced.pop())
         sync(self.folder)
 
-    def finish(self, manifest: dict[str, Any]) -> None:
-        """Writes the indices and the manifest, which gets its counts and its digest here."""
+    def finish(self, more: Mapping[str, Any]) -> None:
+        """Writes the indices and the manifest, with `more` in it, its counts and its digest."""
         self.sync()
         with self._hashes.open("r+b") as handle:
             handle.write(hash_header(self.count))
         sync(self._hashes)
         for index, size in enumerate(shard_sizes(self.count, self._per_shard)):
-            path = shard_path(self.folder, index, "idx")
-            path.write_bytes(index_bytes(size, self._block_size))
-            sync(path)
-        manifest = {**manifest, "count": self.count, "blocks_per_shard": self._per_shard}
+            if self._suffix == "bin":
+                path = shard_path(self.folder, index, "idx")
+                path.write_bytes(index_bytes(size, self._manifest["block_size"]))
+                sync(path)
+        manifest = {**self._manifest, **more, "count": self.count}
         manifest["digest"] = split_digest(manifest, self.folder)
         write_json(self.folder / "manifest.json", manifest)
-
-    def close(self) -> None:
-        """Closes the files; unsynced data may be lost."""
-        while self._open:
-            _, handle = self._open.popitem()
-            with suppress(OSError):  # a full disk was reported when the data was written
-                handle.close()
-
-    def _file(self, path: Path) -> BinaryIO:
-        if path not in self._open:
-            self._open[path] = path.open("ab")
-        return self._open[path]

@@ -18,19 +18,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes
-from nemo_rod.corpus.shards import SCHEMA, map_hashes, shard_path, shard_sizes, split_digest
+from nemo_rod.corpus.shards import SCHEMA
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, expect_keys, interpreting, read_json
+from nemo_rod.files import digest, interpreting, read_json
 
-T = TypeVar("T", NDArray[np.int32], NDArray[np.uint8])
+_Array = tuple[Any, Callable[[Any], NDArray[Any]]]  # a map, and what makes rows of its own
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
@@ -118,16 +118,15 @@ class BlockStore:
         manifests = [manifest for _, manifest in self._manifests]
         lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for m in manifests]
         self.digest = digest("\n".join(lines).encode())
-        counts = [manifest["count"] for manifest in manifests]
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._starts = np.cumsum([0, *(manifest["count"] for manifest in manifests)])
         self.sources = tuple(
             StoreSource(manifest["source"], manifest["role"], int(start), manifest["count"])
             for manifest, start in zip(manifests, self._starts[:-1], strict=True)
         )
         self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])
         self.num_replay = len(self) - self.num_adaptation
-        self._shards: list[np.memmap[Any, Any]] = []
-        self._hashes: list[NDArray[np.uint8]] = []
+        self._shards: list[_Array] = []
+        self._hashes: list[_Array] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
             # Checked first: a wrong count of ten million million is as many shards.
             hashes = folder / "hash.npy"
@@ -137,13 +136,18 @@ class BlockStore:
                     raise ValueError(
                         f"{hashes} does not hold {source.count} block hashes: {_AGAIN}"
                     )
-            for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
-                path = shard_path(folder, number, "bin")
-                _check_size(path, size * self.block_size * 4)
-                _check_size(shard_path(folder, number, "idx"), 42 + 20 * size)
-                self._shards.append(np.memmap(path, "<i4", "r", shape=(size, self.block_size)))
-            self._hashes.append(map_hashes(folder, source.count))
-        self._shard_starts = np.cumsum([0, *map(len, self._shards)], dtype=np.int64)
+            with interpreting(folder / "manifest.json", cure=_AGAIN):
+                read = shards.token_reader(folder, manifest)
+            suffix, kind, width = shards.stored_as(manifest)
+            sizes = shards.shard_sizes(source.count, manifest["blocks_per_shard"])
+            for number, size in enumerate(sizes):
+                path = shards.shard_path(folder, number, suffix)
+                _check_size(path, size * width * kind.itemsize)
+                if suffix == "bin":
+                    _check_size(shards.shard_path(folder, number, "idx"), 42 + 20 * size)
+                self._shards.append((np.memmap(path, kind, "r", shape=(size, width)), read))
+            self._hashes.append((shards.map_hashes(folder, source.count), np.asarray))
+        self._shard_starts = np.cumsum([0, *(len(shard) for shard, _ in self._shards)])
         for source in self.sources:
             if source.count:
                 self.checked_tokens([source.start, source.start + source.count - 1])
@@ -226,26 +230,28 @@ class BlockStore:
         """
         for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):
-                actual = split_digest(manifest, folder)
+                actual = shards.split_digest(manifest, folder)
             if actual != manifest["digest"]:
                 raise ValueError(
                     f"{folder / 'hash.npy'} does not match the digest in its manifest.json: one of "
                     f"the two was changed or damaged, {_AGAIN}"
                 )
-            sizes = shard_sizes(manifest["count"], manifest["blocks_per_shard"])
-            for number, size in enumerate(sizes):
-                path = shard_path(folder, number, "idx")
+            sizes = shards.shard_sizes(manifest["count"], manifest["blocks_per_shard"])
+            for number, size in enumerate(sizes if "in_place" not in manifest else ()):
+                path = shards.shard_path(folder, number, "idx")
                 if path.read_bytes() != shards.index_bytes(size, self.block_size):
                     raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
         for ids in self.chunks():
             self.checked_tokens(ids)
 
     def _refuse_damaged(self, block_id: int) -> None:
-        shard = int(np.searchsorted(self._shard_starts, block_id, side="right")) - 1
-        path, inside = self._shards[shard].filename, block_id - self._shard_starts[shard]
+        number = int(np.searchsorted(self._shard_starts, block_id, side="right")) - 1
+        (shard, read), inside = self._shards[number], block_id - self._shard_starts[number]
+        source = self.sources[int(self._source(np.array([block_id]))[0])]
+        place = getattr(read, "where", lambda row: shard.filename)(shard[inside])
         raise ValueError(
-            f"{path}: block {inside} does not match its hash in hash.npy: one of the two files was "
-            f"changed or damaged, {_AGAIN}"
+            f"{place}: block {inside} does not match its hash in hash.npy: one of them was changed "
+            f"or damaged, remove {self.root / source.role / source.name} and prepare it again"
         )
 
     def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
@@ -260,14 +266,15 @@ class BlockStore:
         return np.searchsorted(self._starts, ids, side="right") - 1
 
     def _gather(
-        self, ids: NDArray[np.int64], starts: NDArray[np.int64], arrays: Sequence[Any], rows: T
-    ) -> T:
+        self, ids: NDArray[Any], starts: NDArray[Any], arrays: Sequence[_Array], rows: NDArray[Any]
+    ) -> NDArray[Any]:
         """Fills the rows of ids from arrays, each of which begins with the id in `starts`."""
         array_C = np.searchsorted(starts, ids, side="right") - 1
         for index in np.unique(array_C):
             here = np.flatnonzero(array_C == index)
-            self._on_read(f"reads blocks of {arrays[index].filename}")
-            rows[here] = arrays[index][ids[here] - starts[index]]
+            array, read = arrays[index]
+            self._on_read(f"reads blocks of {array.filename}")
+            rows[here] = read(array[ids[here] - starts[index]])
         self._on_read("")
         return rows
 
@@ -275,14 +282,11 @@ class BlockStore:
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
-        manifest = read_json(path)
+        manifest = read_json(path, "schema", *_COUNTS, *_TEXTS)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: prepare the blocks again") from None
-    if manifest.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}: {_AGAIN}"
-        )
-    expect_keys(path, manifest, [*_COUNTS, *_TEXTS])
+    if (schema := manifest["schema"]) != SCHEMA:
+        raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}: {_AGAIN}")
     with interpreting(path, cure=_AGAIN):
         for key, least in _COUNTS.items():
             if not isinstance(manifest[key], int) or not least <= manifest[key] < _MOST:

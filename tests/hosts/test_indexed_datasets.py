@@ -235,8 +235,152 @@ def test_what_a_blend_cannot_be_is_refused(
 
 
 def test_a_rehearsal_makes_lines_in_their_place(tmp_path: Path) -> None:
-    spec = source(0.3, "a", 0.7, "b")
-    changed = small_source(spec, tmp_path, block_size=S)
-    write_sources([spec], tmp_path)
-    small = dataclasses.replace(spec, **changed)
-    assert small.kind == "jsonl" and len([*Documents(small)]) > 10
+    for spec in (source(0.3, "a", 0.7, "b"), source("a", options={"copy": False}, name="there")):
+        changed = small_source(spec, tmp_path, block_size=S)
+        write_sources([spec], tmp_path)
+        small = dataclasses.replace(spec, **changed)
+        assert small.kind == "jsonl" and len([*Documents(small)]) > 10
+
+
+def in_place(*files: Any, **fields: Any) -> SourceSpec:
+    return source(*files, options={"copy": False}, **fields)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    """A store with copied blocks, and one whose blocks stay in three files of two types."""
+    for number, (name, kind) in enumerate(zip("abc", (np.int32, np.uint16, np.int32), strict=True)):
+        build(tmp_path / name, [*made(150, number), [], [7, EOD, EOD]], kind)
+    write(tmp_path / "new.jsonl", [f"something new {number}" * 9 for number in range(40)])
+    new = source(tmp_path / "new.jsonl", kind="jsonl", name="new", role="adaptation")
+    options = {"holdout_floor": 70, "replay_ratio": 2.0, "blocks_per_shard": 100}
+    run(tmp_path / "copied", [new, source(tmp_path / "[abc]")], **options)
+    run(tmp_path / "there", [new, in_place(tmp_path / "[abc]")], **options)
+    return tmp_path / "copied", tmp_path / "there"
+
+
+def test_blocks_that_stay_in_their_files_are_those_that_are_copied(both: tuple[Path, Path]) -> None:
+    for split in ("train", "holdout"):
+        copied, there = (BlockStore(root, split) for root in both)
+        ids = np.random.default_rng(0).permutation(len(copied))
+        assert np.array_equal(copied.checked_tokens(ids), there.checked_tokens(ids))
+        assert there.digest == copied.digest and there.sources == copied.sources
+        there.verify()
+    folder = both[1] / "replay" / "web"
+    manifests = [json.loads((root / "replay/web/manifest.json").read_text()) for root in both]
+    assert "thinned" in manifests[0] and "raised" in manifests[0] and len(copied) > 60
+    assert manifests[0].keys() ^ manifests[1].keys() == {"in_place"}
+    assert not [*folder.rglob("*.bin"), *folder.rglob("*.idx")] and [*folder.rglob("*.rows")]
+    for path in (*folder.rglob("hash.npy"), *(both[1] / "adaptation").rglob("*.*")):
+        assert path.read_bytes() == (both[0] / path.relative_to(both[1])).read_bytes()
+
+
+def test_a_run_in_place_that_is_interrupted_ends_in_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
+    build(tmp_path / "a", made(400, 3))
+    spec = in_place(tmp_path / "a")
+    run(tmp_path / "whole", [spec])
+    ends = 0
+    for stop in (3, 5, 2, 9, 1, 4, 1000):
+        calls = iter([None] * stop)
+
+        def count(*_: object, calls: Iterator[None] = calls) -> None:
+            if next(calls, "over"):
+                raise KeyboardInterrupt
+
+        try:
+            run(tmp_path / "broken", [spec], progress=count, checkpoint_seconds=0.0)
+            ends += 1
+        except KeyboardInterrupt:
+            continue
+    assert ends == 1 and tree(tmp_path / "broken") == tree(tmp_path / "whole")
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 8 * S)
+
+
+def write_later(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+    os.utime(path, (0, path.stat().st_mtime + 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [(move, "is missing"), (shorten, "was changed"), (write_later, "was changed")],
+)
+def test_a_file_that_is_no_longer_as_it_was_is_named_on_opening(
+    tmp_path: Path, change: Callable[[Path], None], state: str
+) -> None:
+    file = build(tmp_path / "a", made(90, 1)).with_suffix(".bin")
+    run(tmp_path / "store", [in_place(tmp_path / "a")])
+    store = BlockStore(tmp_path / "store")
+    change(file)
+    with pytest.raises(ValueError, match=rf"a\.bin, .* blocks in .*/web are read, {state}.*: put"):
+        BlockStore(tmp_path / "store")
+    if change is move:  # it is named where it is now
+        for path in (tmp_path / "store").rglob("manifest.json"):
+            path.write_text(path.read_text().replace('a.bin"', 'elsewhere"'))
+        BlockStore(tmp_path / "store").verify()
+    else:  # one that was open then never returns other tokens
+        with pytest.raises(
+            ValueError, match=r"cut off while|a\.bin, from byte \d+ on: block \d+ do"
+        ):
+            store.checked_tokens(np.arange(len(store)))
+
+
+def test_a_file_that_changes_before_the_store_is_done_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
+    file = build(tmp_path / "a", made(400, 3)).with_suffix(".bin")
+    calls = iter([None] * 4)
+
+    def touch(*_: object) -> None:
+        if next(calls, "over"):
+            os.utime(file, (0, 0))
+            raise KeyboardInterrupt
+
+    spec, store = in_place(tmp_path / "a"), tmp_path / "store"
+    with pytest.raises(KeyboardInterrupt):
+        run(store, [spec], progress=touch, checkpoint_seconds=0)
+    with pytest.raises(ValueError, match=r"a\.bin, .* was changed after they were made"):
+        run(store, [spec])
+    run(store, [spec]).verify()  # from its beginning
+
+
+@pytest.mark.parametrize(
+    ("documents", "fields", "sentence"),
+    [
+        ([], {"subsample": 0.5},
+         r"\.options\.copy=false takes the \.bin files as they are: leave out subsample, or copy"),
+        ([], {"dedup": True}, "leave out dedup, or copy"),
+        ([], {"document_holdout": True}, "leave out document_holdout, or copy"),
+        ([], {"max_documents": 9}, "leave out max_documents, or copy"),
+        ([], {"max_tokens": 9}, "leave out max_tokens, or copy"),
+        ([], {"files": [0.5, "a"]}, "leave out the weights of files, or copy"),
+        ([], {"options": {"copy": 0}}, r"options=\{'copy': 0\} is not valid: kind=megatron takes"),
+        ([], {"options": {"move": True}}, r"options=\{'move': True\} is not valid"),
+        ([], {"kind": "jsonl"}, "kind=jsonl reads files instead; remove options"),
+        ([[5, EOD], [6]], {}, r"a\.bin: some of its documents do not end with EOD"),
+        ([[5, EOD], [EOD]], {}, r"a\.bin: some of its documents do not end with EOD"),
+        ([*[[5, EOD]] * 1100, [6], *[[5, EOD]] * 1100], {},
+         r"source web: \S*a\.bin, from byte \d+ on has other tokens than its documents with one "
+         r"EOD after each: leave out options\.copy"),
+    ],
+)  # fmt: skip
+def test_documents_that_cannot_stay_in_their_file_are_refused(
+    tmp_path: Path, documents: list[list[int]], fields: dict[str, Any], sentence: str
+) -> None:
+    if documents:
+        build(tmp_path / "a", documents)
+    values = {"options": {"copy": False}, "files": [tmp_path / "a"], **fields}
+    with pytest.raises(ValueError, match=sentence) as error:
+        run(tmp_path / "store", [source(*values.pop("files"), **values)])
+    assert "\n" not in str(error.value) and not (tmp_path / "store/replay").exists()

@@ -61,7 +61,7 @@ def test_killed_at_a_few_steps_it_ends_in_the_same_files(tiny: Setting) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_at_sixty_steps_in_any_layout_it_ends_in_the_same_files(tiny: Setting) -> None:
-    ends_in_the_same_files(tiny, 20, 60, ["single", "dp2", "pp2"])
+    ends_in_the_same_files(tiny, 6, 60, ["single", "dp2", "pp2"])
 
 
 @pytest.mark.layouts

@@ -5,13 +5,14 @@ They are read here, as megatron-core would bring PyTorch and half a gigabyte alo
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,24 @@ def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
     return [(weight, prefix) for weight, _, prefix in pairs]
 
 
-@takes("files", check=blend, files=Sequence[str | float])
+def _check(spec: SourceSpec) -> None:
+    is_weighted, where = blend(spec)[0][0] is not None, f"domain.sources.{spec.name}."
+    copies = spec.options.get("copy", True)
+    if spec.options.keys() - {"copy"} or not isinstance(copies, bool):
+        raise ValueError(
+            f"{where}options={dict(spec.options)} is not valid: kind=megatron takes copy=true, "
+            "or false for blocks that are read from the .bin files themselves."
+        )
+    for name in ("subsample", "dedup", "document_holdout", "max_documents", "max_tokens", "files"):
+        is_set = getattr(spec, name) != SourceSpec.__dataclass_fields__[name].default
+        if not copies and (is_weighted if name == "files" else is_set):
+            raise ValueError(
+                f"{where}options.copy=false takes the .bin files as they are: leave out "
+                f"{'the weights of files' if name == 'files' else name}, or copy."
+            )
+
+
+@takes("files", "options", check=_check, files=Sequence[str | float])
 def read_indexed(spec: SourceSpec) -> list[Input]:
     """Returns the indexed datasets of a source of kind megatron, in order.
 
@@ -95,6 +113,9 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
         for group, part in zip(groups, wanted, strict=True):
             for item in group:
                 item.share = part / max(wanted)
+    if not spec.options.get("copy", True):
+        for item in inputs:
+            item.in_place = {**_now(Path(item.place)), "type": item.type.str}
     return [*inputs]
 
 
@@ -107,6 +128,7 @@ class IndexedFile(Input):
 
     Attributes:
         tokens: Number of its tokens, with EODs.
+        type: Type of its ids.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -141,7 +163,7 @@ class IndexedFile(Input):
             arrays.append(maps)
             place += maps.nbytes
         self._lengths, self._starts, self._ends = arrays
-        self._path, self._type = path, np.dtype(_TYPES[code])
+        self._path, self.type = path, np.dtype(_TYPES[code])
         # As its tools write it, a sequence begins where the one before ends.
         end = self._place(sequences)
         if end != self.size or [*self._ends[:1], *self._ends[-1:]] != [0, sequences]:
@@ -149,7 +171,7 @@ class IndexedFile(Input):
                 f"{path} has {self.size} bytes, and its index ends at {end}: it was cut off, or "
                 "belongs to another index; fetch both again"
             )
-        self.tokens = self.size // self._type.itemsize
+        self.tokens = self.size // self.type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
     def use(self, tokenizer: Tokenizer) -> None:
@@ -165,6 +187,11 @@ class IndexedFile(Input):
             raise ValueError(
                 f"{self.place}: its documents end with token {end}, and those of the tokenizer "
                 f"with {tokenizer.eod_id}: set domain.eod={end}, or name the tokenizer that made it"
+            )
+        if self.in_place and ({*last} > {tokenizer.eod_id} or 1 in sizes):
+            raise ValueError(
+                f"{self.place}: some of its documents do not end with EOD, or have nothing else, "
+                "so its blocks cannot be read from it: leave out options.copy"
             )
         if len(last) > 1 and len(sizes) == 1:
             raise ValueError(
@@ -197,7 +224,7 @@ class IndexedFile(Input):
         """Returns where a sequence begins in the .bin, and, after the last one, where that ends."""
         if sequence < len(self._starts):
             return int(self._starts[sequence])
-        last = int(self._lengths[-1]) * self._type.itemsize if sequence else 0
+        last = int(self._lengths[-1]) * self.type.itemsize if sequence else 0
         return int(self._starts[-1]) + last if sequence else 0
 
     def _documents(self, numbers: Iterable[int]) -> Iterator[NDArray[Any]]:
@@ -207,9 +234,70 @@ class IndexedFile(Input):
                 first, end = (int(i) for i in self._ends[number : number + 2])
                 begin, size = self._place(first), self._place(end) - self._place(first)
                 tokens = int(self._lengths[first:end].sum(dtype=np.int64))
-                if size != self._type.itemsize * tokens or not first <= end <= len(self._starts):
+                if size != self.type.itemsize * tokens or not first <= end <= len(self._starts):
                     raise ValueError(
                         f"{self.place}: its index is damaged at document {number}: fetch it again"
                     )
                 file.seek(begin)
-                yield np.frombuffer(file.read(size), self._type)
+                yield np.frombuffer(file.read(size), self.type)
+
+
+def _now(path: Path) -> dict[str, Any]:
+    info = path.stat()
+    return {"path": os.path.abspath(path), "bytes": info.st_size, "modified": int(info.st_mtime)}
+
+
+class TokensInPlace:
+    """Reads the tokens of blocks from .bin files: rows of their one stream, int64 `[n, 1]`.
+
+    The files are not mapped: one that is cut off while it is read ends no process.
+
+    Args:
+        folder: Folder of the split whose blocks they are.
+        manifest: Its manifest.
+
+    Raises:
+        ValueError: A file is missing, or was changed since the blocks were made.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self._size: int = manifest["block_size"]
+        self._files, self._starts = [], [0]  # the latter in tokens
+        for entry in manifest["in_place"]:
+            path, kind = Path(entry["path"]), np.dtype(entry["type"])
+            now = {**_now(path), "type": entry["type"]} if path.is_file() else None
+            if now != entry:
+                state = "is missing" if now is None else "was changed after they were made"
+                raise ValueError(
+                    f"{path}, of which the blocks in {folder} are read, {state}: put the file back "
+                    f"(of {entry['bytes']} bytes; touch -d @{entry['modified']} FILE if a copy has "
+                    f"another time), name its new place in manifest.json, or remove "
+                    f"{manifest['role']}/{manifest['source']} from the blocks and prepare it again"
+                )
+            self._files.append((path.open("rb"), kind))
+            self._starts.append(self._starts[-1] + entry["bytes"] // kind.itemsize)
+
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns the tokens of blocks, int32 `[n, S]`."""
+        tokens_NS = np.empty((len(rows), self._size), np.int32)
+        for block_S, row in zip(tokens_NS, rows, strict=True):
+            done = 0
+            while done < self._size:  # a block may go on in the next file
+                file, kind, place = self._place(int(row[0]) * self._size + done)
+                data = os.pread(file.fileno(), (self._size - done) * kind.itemsize, place)
+                ids = np.frombuffer(data, kind)
+                if not len(ids):
+                    raise ValueError(f"{file.name} was cut off while its blocks are read")
+                block_S[done : done + len(ids)] = ids
+                done += len(ids)
+        return tokens_NS
+
+    def where(self, row: NDArray[np.int64]) -> str:
+        """Returns where a block begins, int64 `[1]`, for error messages."""
+        file, _, place = self._place(int(row[0]) * self._size)
+        return f"{file.name}, from byte {place} on"
+
+    def _place(self, token: int) -> tuple[BinaryIO, np.dtype[Any], int]:
+        number = min(bisect.bisect_right(self._starts, token), len(self._files)) - 1
+        file, kind = self._files[number]
+        return file, kind, (token - self._starts[number]) * kind.itemsize

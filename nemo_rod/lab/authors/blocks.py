@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.hashing import block_hashes
-from nemo_rod.corpus.shards import SCHEMA, SplitWriter
+from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, SplitWriter
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.store import SPLITS, BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
@@ -117,7 +117,8 @@ def import_blocks(
             target = work / rows.role / rows.origin
             if (key := (rows.role, rows.origin)) not in sources:
                 places = zip(SPLITS, (target, target / "holdout"), strict=True)
-                sources[key] = _Source({s: SplitWriter(p, block_size) for s, p in places})
+                known = {"block_size": block_size, "blocks_per_shard": BLOCKS_PER_SHARD}
+                sources[key] = _Source({s: SplitWriter(p, known) for s, p in places})
             done += len(rows.tokens)
             if is_drawn is not None and rows.role == "replay":
                 kept = is_drawn[seen : seen + len(rows.tokens)] | (rows.split == "holdout")
@@ -132,9 +133,6 @@ def import_blocks(
         _finish(work, folder, sources, parts, block_size, tokenizer, pool_share)
         work.rename(out)
     except BaseException:
-        for source in sources.values():
-            for writer in source.writers.values():
-                writer.close()
         shutil.rmtree(work, ignore_errors=True)
         raise
     return BlockStore(out)
