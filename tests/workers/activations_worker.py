@@ -4,7 +4,7 @@ torchrun ... tests/workers/activations_worker.py MODELS LAYOUT: JSON of name -> 
 and, if it is not "none", "recompute"}, and of the fields of `Parallel`. The first rank prints JSON
 of name -> bytes of the "weights", and of the "activations" that one block keeps, less its logits;
 both are means of the ranks, whose experts get different numbers of tokens; and of "logits" -> the
-peak in the loss, in bytes per logit.
+peaks in the output layer and the loss, by `LOSSES`.
 
 Megatron-Bridge builds the models of TransformerEngine's specifications, in bf16, with the fusions
 that it sets for them. Everything between kernels is their own code: splits, copies, positions,
@@ -16,6 +16,8 @@ of the right shape, and save what the autograd function of the original saves:
                                      its input, as Megatron's own layer does
     mamba_ssm e9594ce                ssd_combined.py MambaSplitConv1dScanCombinedFn,
                                      layernorm_gated.py LayerNormFn
+                                     softmax.py, whose kernels save their output
+    torch 2.9 and later              flex_attention.py FlexAttentionAutogradOp
     flash-linear-attention bc3b101   conv/triton/ops.py CausalConv1dFunction, l2norm.py
                                      L2NormFunction, chunk.py ChunkGatedDeltaRuleFunction
 
@@ -40,16 +42,22 @@ import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 # isort: split
 import transformers
 from megatron.bridge import AutoBridge
+from megatron.bridge.models.exaone.exaone_moe import exaone_moe_provider
+from megatron.bridge.models.gemma import gemma2_provider
 from megatron.bridge.models.qwen_vl.modelling_qwen3_vl import attention as qwen_attention
 from megatron.core import activations, parallel_state
 from megatron.core.extensions import transformer_engine as te
 from megatron.core.extensions import transformer_engine_spec_provider as provider_of_layers
+from megatron.core.fusions import fused_softmax
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.ssm import mamba_mixer
 from megatron.core.ssm.gated_delta_net import common as delta_net
 from megatron.core.ssm.gated_delta_net import gdn
+from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from megatron.core.transformer import attention, multi_latent_attention, transformer_block
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,6 +67,8 @@ from nemo_rod.megatron.bridge_config import recompute
 from nemo_rod.megatron.models import number_text
 
 TOKENS = 32  # a block
+# widths of an output layer, whether its logits are capped
+LOSSES = ((64, False), (512, False), (64, True))
 FUSIONS = ("bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion")
 
 
@@ -86,6 +96,7 @@ def fp32(*shape: int) -> torch.Tensor:
 
 @torch.compiler.disable  # as TransformerEngine's modules are
 def normalised(x: torch.Tensor, weight: torch.Tensor, bias: Any, **_: Any) -> torch.Tensor:
+    x = x.to(weight.dtype)  # from a residual stream in fp32
     statistics = [fp32(*x.shape[:-1]) for _ in range(1 if bias is None else 2)]
     return kernel(x, (x, weight), x, weight, *statistics)
 
@@ -94,6 +105,16 @@ def core_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -
     size, samples, heads = q.shape[:3]
     output = q.new_zeros(size, samples, heads * v.shape[-1])
     return kernel(output, (q, k, v), q, k, v, fp32(samples, heads, size), saves_output=True)
+
+
+def attended(self: Any, *qkv: torch.Tensor, **_: Any) -> torch.Tensor:
+    if self.config.attention_backend is AttnBackend.unfused:  # in plain torch but for the softmax
+        return DotProductAttention.forward(self, *qkv)
+    return core_attention(*qkv)
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+    return kernel(q, (q, k, v), q, k, v, fp32(*q.shape[:3]), saves_output=True)
 
 
 def scanned(zxbcdt: torch.Tensor, *weights: torch.Tensor, D: torch.Tensor, **options: Any) -> Any:
@@ -137,7 +158,13 @@ def stand_in() -> None:
     layers._provide_specifications()
     layers._normalised = normalised
     transformer_block.LayerNormImpl = te.TENorm
-    te.TEDotProductAttention.forward = lambda self, *qkv, **_: core_attention(*qkv)
+    te.TEDotProductAttention.forward = attended
+    fused_softmax.FusedScaleMaskSoftmax.forward = lambda self, scores, *_: kernel(
+        scores, (scores,), saves_output=True
+    )
+    gemma2_provider._flex_attn_func = flex
+    gemma2_provider._create_flex_block_mask = lambda *_, **__: None
+    exaone_moe_provider.HAVE_TE = True
     qwen_attention.Qwen3VLSelfAttention._local_causal_attention = staticmethod(core_attention)
     te.TELinear = multi_latent_attention.TELinear = provider_of_layers.TELinear = Latent
     rope_utils.fused_apply_rotary_pos_emb = lambda t, freqs, **_: kernel(t, (t,), freqs)
@@ -177,6 +204,7 @@ def build(
     if isinstance(specification, functools.partial):  # with the layers that were importable
         specification = functools.partial(specification.func, use_transformer_engine=True)
     cpu.adapt(provider)
+    gemma2_provider._HAVE_FLEX_ATTN = True
     if specification is not None:
         provider.transformer_layer_spec = specification
     if provider.activation_func.__name__ == "fast_gelu":
@@ -216,12 +244,12 @@ def kept_bytes(model: torch.nn.Module, vocabulary: int) -> int:
 
 
 class Live(TorchDispatchMode):
-    """Follows the bytes of all tensors made within."""
+    """Follows the bytes of all tensors made within, which may be views of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: torch.Tensor) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known: dict[int, Any] = {}
+        self.known: dict[int, Any] = {x.untyped_storage()._cdata: None for x in others}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -239,14 +267,26 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def loss_peak() -> float:
-    """The peak of Megatron's loss and of its backward pass, in bytes per logit."""
-    weight = torch.ones(64, 1, 4096, dtype=torch.bfloat16, requires_grad=True)
+def loss_peak(width: int, capped: bool) -> int:
+    """Bytes at the peak of an output layer, its loss and their backward pass: 64 tokens, 4096 rows.
+
+    A weight's gradient is added to the others' afterwards, as without Apex's fusion.
+    """
+    x = torch.ones(64, 1, width, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(4096, width, dtype=torch.bfloat16, requires_grad=True)
     group = parallel_state.get_tensor_model_parallel_group()
-    with Live() as live:
+
+    def loss() -> torch.Tensor:
+        logits = linear_with_grad_accumulation_and_async_allreduce(
+            x, weight, None, False, False, False, tp_group=group
+        )
+        logits = gemma2_provider.logit_softcapping(logits, 30.0 if capped else None)
         labels = torch.zeros(64, 1, dtype=torch.long)
-        fused_vocab_parallel_cross_entropy(weight * 2, labels, group).sum().backward()
-    return live.peak / weight.numel()
+        return fused_vocab_parallel_cross_entropy(logits, labels, group)
+
+    with Live(x, weight) as live:
+        loss().sum().backward()
+    return live.peak
 
 
 def main() -> None:
@@ -261,7 +301,7 @@ def main() -> None:
         means = torch.tensor([kept, weights], dtype=torch.float64) / dist.get_world_size()
         dist.all_reduce(means)
         result[name] = dict(zip(("activations", "weights"), means.tolist(), strict=True))
-    result["logits"] = loss_peak()
+    result["logits"] = [loss_peak(*loss) for loss in LOSSES]
     if dist.get_rank() == 0:
         print(json.dumps(result))
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _MLP = ("mlp", "feed_forward", "moe", "ffn")  # words in the names of modules beside the token mixer
 _FUSED = ("deepseek_v", "glm4_moe", "gpt_oss")  # types whose activation Megatron-Bridge fuses
 _FUSED_ROTATION = ("nemotron",)
+_UNFUSED = ("exaone4", "falcon_h1")  # types whose attention Megatron-Bridge does not fuse
+_PLAIN_NORM = ("minimax_m2",)  # types whose norm of queries and keys is Megatron-Bridge's own
+# types of which Megatron-Bridge lets shared experts run while tokens are dispatched
+_OVERLAPPED = ("deepseek_v", "exaone_moe", "glm4_moe")
+_LATENT = ("q_a_proj", "kv_a_proj")  # matrices that Megatron does not split
 _RECURRENT = ("linear_attn", "mamba", "ssm", "recurrent", "rglru")
 
 
@@ -34,16 +39,16 @@ def layer_kinds(config: Mapping[str, Any]) -> list[Hashable]:
     return [(*(str(names[i : i + 1]) for names in named), w) for i, w in enumerate(weights)]
 
 
-def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bool]:
+def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bool, bool]:
     """Builds a language model without memory for its weights, and reads its layers.
 
     Args:
         config: the Hugging Face config of a language model, with its `model_type`.
 
     Returns:
-        A token mixer and an MLP for each layer, and whether the output layer is the embedding. What
-        lies outside the layers and is neither the embedding, nor the output layer, nor a norm of
-        the residual stream's width, is counted with the last block.
+        A token mixer and an MLP for each layer; whether the output layer is the embedding; and
+        whether logits are capped. What lies outside the layers and is neither the embedding, nor
+        the output layer, nor a norm of the residual stream's width, is counted with the last block.
 
     Raises:
         ValueError: if transformers is missing, has no such model, or builds none of this config; or
@@ -57,7 +62,7 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
     others = sum(p.numel() for p in model.parameters()) - ends - inside
     *first, last = made[-1]
     made[-1] = (*first, replace(last, whole=last.whole + others))
-    return made, tied
+    return made, tied, bool(getattr(described, "final_logit_softcapping", None))
 
 
 def special_floats(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.Mo
 def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
     """Returns the token mixer and the MLP of a layer; norms are the mixer's, beside it."""
     hidden = int(config.hidden_size)
-    mixer: dict[str, int] = dict.fromkeys(("split", "whole"), 0)
+    mixer: dict[str, int] = dict.fromkeys(("split", "whole", "router"), 0)
     mlp: dict[str, int] = dict.fromkeys(("split", "whole", "router", "expert", "num_experts"), 0)
     experts: set[str] = set()
     routed = 0
@@ -118,6 +123,9 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
         elif part is mlp and path[0] in ("gate", "router", "shared_expert_gate"):
             mlp["whole"] += size
             mlp["router"] += size if len(shape) > 1 else 0
+        elif len(shape) == 2 and any(word in name for word in _LATENT):
+            mixer["whole"] += size
+            mixer["router"] += size
         elif len(shape) == 2:
             part["split"] += size
             if part is mlp:
@@ -142,33 +150,39 @@ def _mixer(layer: torch.nn.Module, config: Any, index: int, parameters: dict[str
     head = int(getattr(config, "head_dim", None) or hidden // heads)
     value = int(getattr(config, "v_head_dim", None) or head)
     shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
-    after = sum(s == (hidden,) and "norm.weight" in name for name, s in shapes.items()) - 2
+    names = [name for name, s in shapes.items() if s == (hidden,) and name.count(".") == 1]
+    after = sum("norm.weight" in name for name in names) - 2
     saved_hidden = 2 * hidden + max(0, after) * hidden
-    saved_split = saved_tables = 0
+    saved = {"saved_split": 0}
+    saved_tables = 0
     is_latent = value != head or hasattr(config, "qk_nope_head_dim")
     if is_latent:  # queries, keys, values, output
         rotated = int(config.qk_rope_head_dim)
         head = int(config.qk_nope_head_dim) + rotated
         latent = int(config.kv_lora_rank) + int(getattr(config, "q_lora_rank", None) or 0)
-        saved_hidden += 2 * latent + 5 * rotated  # before and after their norms
-        saved_split = 2 * heads * (head + int(config.v_head_dim))
+        saved_hidden += 2 * latent + rotated  # before and after their norms
+        saved_tables = 4 * rotated
+        saved["saved_split"] = 2 * heads * (head + int(config.v_head_dim))
     elif any("attn" in name and "linear" not in name for name in shapes):
         if config.model_type not in _FUSED_ROTATION:
-            saved_tables = 4 * head  # sines and cosines, for queries and for keys
-        saved_split = saved_by_attention(
-            heads=heads,
-            groups=groups,
-            head=head,
-            qk_norm=any("q_norm" in name for name in shapes),
-            gated=False,
-            rotary=True,
-        )
-    for name, shape in shapes.items():  # of a state, as in Mamba-2; not compared with a model
-        if not is_latent and len(shape) == 2 and any(word in name for word in _RECURRENT):
-            saved_split += 3 * shape[1] if "out_proj" in name else shape[0]
+            rotation = getattr(config, "rope_parameters", None) or {}
+            share = float(rotation.get("partial_rotary_factor") or 1.0)
+            saved_tables = int(4 * share * head)  # sines and cosines, for queries and for keys
+        width = next((s[0] for name, s in shapes.items() if "q_norm" in name), 0)
+        norm = "head" if width == head else "all" if width else ""
+        norm = "plain" if config.model_type in _PLAIN_NORM else norm
+        fused = config.model_type not in _UNFUSED
+        saved = saved_by_attention(heads=heads, groups=groups, head=head, norm=norm, fused=fused)
+    state = {name: s for name, s in shapes.items() if any(word in name for word in _RECURRENT)}
+    for name, shape in state.items():  # as in Mamba-2
+        if not is_latent and len(shape) == 2:
+            outputs = 3 if any("norm" in each for each in state) else 2
+            saved["saved_split"] += outputs * shape[1] if "out_proj" in name else shape[0]
     children = {name.partition(".")[0] for name in shapes}
     recurrent = any(word in child for child in children for word in _RECURRENT)
     attends = not recurrent or any("attn" in child and "linear" not in child for child in children)
+    if recurrent and attends:  # side by side, each on its own multiple of the norm's output
+        saved_hidden += hidden
     kinds = getattr(config, "layer_types", None)
     sliding = (not kinds or kinds[index] == "sliding_attention") and getattr(
         config, "use_sliding_window", True
@@ -180,8 +194,8 @@ def _mixer(layer: torch.nn.Module, config: Any, index: int, parameters: dict[str
         mixing=_state_flops(config) if recurrent else 0.0,
         saved_hidden=saved_hidden,
         saved_tables=saved_tables,
-        saved_split=saved_split,
         tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
+        **saved,
         **parameters,
     )
 
@@ -193,10 +207,11 @@ def _mlp(
     hidden, has_experts = int(config.hidden_size), bool(parameters["expert"])
     top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
     fused = config.model_type.startswith(_FUSED)
-    clamped = 2 * (config.model_type == "gpt_oss")  # both factors, before the activation
+    # both factors, clamped, before the activation; a multiple of one factor in place of both
+    special = {"gpt_oss": 2, "falcon_h1": -1}.get(config.model_type, 0)
     saved = {
         weighted: w[-1]
-        * (saved_by_mlp(gated=sum(w) > 2 * w[-1], fused=fused, weighted=weighted) + clamped)
+        * (saved_by_mlp(gated=sum(w) > 2 * w[-1], fused=fused, weighted=weighted) + special)
         for weighted, w in widths.items()
         if w
     }
@@ -206,7 +221,7 @@ def _mlp(
     return Block(
         kind="experts" if has_experts else "mlp",
         saved_hidden=2 * hidden + saved_by_router(parameters["num_experts"]) + gate,
-        saved_gathered=hidden if config.model_type.startswith("glm4_moe") else 0,
+        saved_gathered=hidden * (has_experts and config.model_type.startswith(_OVERLAPPED)),
         saved_split=saved.get(False, 0),
         saved_dispatched=top_k * hidden if has_experts else 0,
         saved_routed=top_k * saved.get(True, 0),

@@ -8,7 +8,8 @@ These parts are counted, in this order:
   copy in fp32 of bf16 gradients, unless it is precision-aware; nothing if it is on the host
 - activations: inputs of the backward passes of all micro-batches in flight; of layers that are
   recomputed, only their own input, and one whole layer
-- logits: those of one micro-batch in training, with their loss and gradient
+- logits: those of one micro-batch in training, with their loss and gradient; or their gradient with
+  that of the output layer's weight, which exists whole before it is added to the others'
 - scoring: the further need of a forward-only pass: one layer, and a slice of the logits
 - reserve: CUDA, NCCL, fragmentation
 """
@@ -26,6 +27,7 @@ BYTES = {"bf16": 2, "fp32": 4}
 # In the loss, the logits in bf16 and their exponentials in fp32; in its backward pass the latter,
 # and the gradient in bf16. TransformerEngine's loss, with which a GPU scores, needs no more.
 LOGIT_BYTES = 6
+CAPPED_BYTES = 2  # a tanh of capped logits, in bf16
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,13 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     in_flight = float(min(load.num_micro_batches, depth - stage))
     if chunks > 1:
         in_flight = depth * (1.0 + (depth - 1) / (depth * chunks))
-    by_layer = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
+    # without fusion; "selective" computes them again
+    scores = 0 if load.recompute == "selective" else load.block_size
+
+    def kept(block: Block) -> float:
+        return _saved(block, parallel, load.expert_imbalance) + scores * block.saved_scores / tensor
+
+    by_layer = [sum(map(kept, layer)) for layer in layers]
     saved = sum(by_layer) * in_flight  # values per token
     hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
     if load.recompute == "full":
@@ -118,18 +126,22 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
         saved += 2 * hidden
     activations = weight_bytes * tokens * load.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
-    logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * LOGIT_BYTES
+    rows, vocabulary = tokens * load.micro_batch_size, shape.vocab_size / tensor
+    logits = rows * vocabulary * (LOGIT_BYTES + CAPPED_BYTES * int(shape.capped))
+    # in the backward pass of the output layer, gradients of the logits, the weight and the input
+    width = shape.hidden_size
+    output = weight_bytes * (rows * vocabulary + vocabulary * width + rows * width)
     parts = {
         "weights": weight_bytes * (dense + experts),
         "gradients": gradient_bytes * (dense + experts),
         "optimizer": 0.0 if load.offload else optimizer,
         "activations": activations,
-        "logits": logits if last else 0.0,
+        "logits": max(logits, output) if last else 0.0,
         "scoring": 0.0,
         "reserve": load.reserve * (limit or 0.0),
     }
     scored = load.scoring_micro_batch_size * load.block_size
-    layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
+    layer = max(map(kept, blocks))
     scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
     if last:
         num_logits = min(scored * shape.vocab_size / tensor, MAX_LOGITS_BYTES / 4)
@@ -151,6 +163,7 @@ def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
         + block.saved_tables
         + block.saved_gathered * int(parallel.sequence)
         + block.saved_split / parallel.tensor
+        + block.saved_copied / parallel.tensor * int(block.groups > parallel.tensor)
         + routed
     )
 

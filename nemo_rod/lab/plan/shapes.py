@@ -31,8 +31,11 @@ class Block:
     saved_tables: int = 0  # by every tensor-parallel rank, for all tokens
     saved_gathered: int = 0  # likewise, where tensor-parallel ranks have tokens of their own
     saved_split: int = 0  # sharded by tensor parallelism
+    saved_copied: int = 0  # likewise, by a rank that has several groups of keys and values
     saved_dispatched: int = 0  # inputs of a token's routed experts
     saved_routed: int = 0  # within these experts
+    groups: int = 0  # number of key and value heads
+    saved_scores: int = 0  # sharded likewise, for every position of the block
     # sizes that the tensor-parallel size must divide, by name
     tensor_divides: tuple[tuple[str, int], ...] = ()
 
@@ -56,6 +59,7 @@ class Shape:
     hidden_size: int  # width of the residual stream
     vocab_size: int  # number of rows of the embedding
     tied: bool  # whether the output layer is the embedding
+    capped: bool = False  # whether the logits are capped by a tanh
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -120,13 +124,14 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     text = {**config.get("text_config", {})} or dict(config)
     kind = str(text.get("model_type", config.get("model_type")))
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    capped = False
     try:
         if kind in _READERS:
             layers = _READERS[kind](text)
         else:
             from nemo_rod.lab.plan.built_shapes import built_layers  # imports torch
 
-            layers, tied = built_layers({"model_type": kind, **text})
+            layers, tied, capped = built_layers({"model_type": kind, **text})
         hidden, vocab = int(text["hidden_size"]), int(text["vocab_size"])
     except KeyError as error:
         raise ValueError(
@@ -138,7 +143,8 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
             f"The shape names {len(layers)} layers, but num_hidden_layers="
             f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
         )
-    return Shape(layers=tuple(layers), hidden_size=hidden, vocab_size=vocab, tied=tied)
+    ends = {"hidden_size": hidden, "vocab_size": vocab}
+    return Shape(layers=tuple(layers), tied=tied, capped=capped, **ends)
 
 
 Layers = list[tuple[Block, ...]]
@@ -209,27 +215,50 @@ _READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
 
 
 def saved_by_attention(
-    *, heads: int, groups: int, head: int, qk_norm: bool, gated: bool, rotary: bool
-) -> int:
+    *,
+    heads: int,
+    groups: int,
+    head: int,
+    norm: str = "",
+    gated: bool = False,
+    rotary: bool = True,
+    fused: bool = True,
+) -> dict[str, int]:
     """Returns the values per token that attention saves for backward, from its projection on.
 
     The projection stays whole, as the values are a view of it. Of the queries' width there are the
     output; the rotated queries; a copy, where those of several groups must lie side by side, for
     the norm, or for the core if nothing is rotated; and the gate, copied likewise, and its product.
-    A tensor-parallel rank with one group copies none, which is not told apart: the plan is then up
-    to 4 % above (Qwen3-8B with `tensor=8`).
 
     Args:
         heads: number of query heads.
         groups: number of key and value heads.
         head: width of a head.
-        qk_norm: whether queries and keys have norms.
+        norm: of queries and keys: "", none; "head", of each; "all", of all heads at once, for which
+            keys are copied as well; "plain", likewise in plain torch, which keeps both in fp32, and
+            normalised.
         gated: whether the output has a gate, which the matrix of the queries yields.
         rotary: whether queries and keys are rotated.
+        fused: whether one kernel is the core. Otherwise the scores are kept, and keys and values
+            are repeated for all heads: the projection is not, unless a norm reads it.
+
+    Returns:
+        Fields of the `Block`.
     """
-    copied = 1 < groups < heads
-    queries = 2 + 2 * gated + rotary + copied * (gated + (qk_norm or not rotary))
-    return head * (heads * queries + groups * (2 + rotary))
+    copies = heads * (gated + (norm == "head" or not rotary)) if groups < heads else 0
+    if norm == "all":
+        copies += heads + groups
+    split = heads * (1 + gated + rotary)
+    repeated = not fused and groups < heads
+    split += 2 * heads if repeated else groups * rotary
+    if norm or not repeated:
+        split += heads * (1 + gated) + 2 * groups
+    if norm == "plain":
+        split += 3 * (heads + groups)
+    return {
+        **{"groups": groups, "saved_split": head * split, "saved_copied": head * copies},
+        "saved_scores": 0 if fused else heads,
+    }
 
 
 def _attention(
@@ -244,7 +273,7 @@ def _attention(
 
     Args:
         c: the Hugging Face config.
-        qk_norm: see `saved_by_attention`.
+        qk_norm: whether queries and keys have norms.
         gated: see `saved_by_attention`.
         rotated: share of a head that the rotary embedding turns.
         fused: whether one kernel turns it, which keeps no tables of its own.
@@ -262,15 +291,15 @@ def _attention(
         saved_hidden=2 * hidden,  # input and output of the norm
         # sines and cosines, for queries and for keys; several blocks of a micro-batch share them
         saved_tables=0 if fused else int(4 * rotated * head),
-        saved_split=saved_by_attention(
+        tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
+        **saved_by_attention(
             heads=heads,
             groups=groups,
             head=head,
-            qk_norm=qk_norm,
+            norm="head" if qk_norm else "",
             gated=gated,
             rotary=rotated > 0,
         ),
-        tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
     )
 
 
