@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import nemo_rod.corpus.encode as encode
 from corpus_cases import make_corpus, run, source, texts, tree, write
+from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.hashing import holdout_values
+from nemo_rod.corpus.shards import index_bytes
 
 folder = Path(sys.argv[1])
 NAMES = ("rename", "replace", "unlink", "rmdir")
@@ -52,6 +54,12 @@ def attempt(root, sources, deadly, names=NAMES, **options):
 KILLED = """
 encode.BATCH_BYTES = 4000
 corpus, whole = make_corpus(folder / "data"), folder / "whole"
+rows = np.random.default_rng(0).integers(1, 256, (500, 20), dtype=np.int32)
+rows[:, -1] = 0  # ends of documents
+rows.tofile(folder / "there.bin")
+(folder / "there.idx").write_bytes(index_bytes(*rows.shape))
+stays = {"files": [str(folder / "there")], "options": {"copy": False}}
+corpus.append(SourceSpec(name="there", role="replay", kind="megatron", **stays))
 attempt(whole, corpus, 0, checkpoint_seconds=1e9, blocks_per_shard=300)
 expected, dice = tree(whole), random.Random(int(sys.argv[2]))
 kills = 0

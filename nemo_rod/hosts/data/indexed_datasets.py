@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
 import os
 import struct
@@ -247,6 +248,15 @@ def _now(path: Path) -> dict[str, Any]:
     return {"path": os.path.abspath(path), "bytes": info.st_size, "modified": int(info.st_mtime)}
 
 
+@functools.lru_cache(256)  # of all stores; a process may have 1024 files open
+def _opened(path: str, inode: int, modified: int) -> BinaryIO:
+    file = open(path, "rb")  # noqa: SIM115 - closed when it leaves the cache
+    info = os.fstat(file.fileno())
+    if (info.st_ino, info.st_mtime_ns) != (inode, modified):
+        raise ValueError(f"{path} was changed while its blocks are read: put the file back")
+    return file
+
+
 class TokensInPlace:
     """Reads the tokens of blocks from .bin files: rows of their one stream, int64 `[n, 1]`.
 
@@ -271,10 +281,11 @@ class TokensInPlace:
                 raise ValueError(
                     f"{path}, of which the blocks in {folder} are read, {state}: put the file back "
                     f"(of {entry['bytes']} bytes; touch -d @{entry['modified']} FILE if a copy has "
-                    f"another time), name its new place in manifest.json, or remove "
+                    "another time), name its new place in their manifest.json, or remove "
                     f"{manifest['role']}/{manifest['source']} from the blocks and prepare it again"
                 )
-            self._files.append((path.open("rb"), kind))
+            info = path.stat()
+            self._files.append((entry["path"], info.st_ino, info.st_mtime_ns, kind))
             self._starts.append(self._starts[-1] + entry["bytes"] // kind.itemsize)
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -287,7 +298,7 @@ class TokensInPlace:
                 data = os.pread(file.fileno(), (self._size - done) * kind.itemsize, place)
                 ids = np.frombuffer(data, kind)
                 if not len(ids):
-                    raise ValueError(f"{file.name} was cut off while its blocks are read")
+                    raise ValueError(f"{file.name} was cut off while it is read: put it back")
                 block_S[done : done + len(ids)] = ids
                 done += len(ids)
         return tokens_NS
@@ -299,5 +310,6 @@ class TokensInPlace:
 
     def _place(self, token: int) -> tuple[BinaryIO, np.dtype[Any], int]:
         number = min(bisect.bisect_right(self._starts, token), len(self._files)) - 1
-        file, kind = self._files[number]
-        return file, kind, (token - self._starts[number]) * kind.itemsize
+        path, inode, modified, kind = self._files[number]
+        place = (token - self._starts[number]) * kind.itemsize
+        return _opened(path, inode, modified), kind, place
