@@ -44,11 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `torchrun` makes takes longest, and under xdist it is for one process to do.
 
-    Tests of runs, which wait for processes and their clocks, come next: not last, on one core.
+    So are imports of Megatron, which take as long as a hundred other tests. Tests of runs come
+    next, which wait for processes and their clocks: not last, on one core.
     """
     items.sort(
         key=lambda item: (
-            group(item.nodeid) != "torchrun",
+            group(item.nodeid) != "megatron",
             not item.nodeid.startswith("tests/run/"),
         )
     )
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of one file stay together, and so do all that share what `torchrun` makes."""
+    """Tests of one file stay together, and so do all that need Megatron."""
     from xdist.scheduler import LoadFileScheduling
 
     class Groups(LoadFileScheduling):
@@ -68,12 +69,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return "torchrun" if _needs_torchrun(file) else file
+    return "megatron" if _needs_megatron(file) else file
 
 
 @functools.cache
-def _needs_torchrun(file: str) -> bool:
-    uses = re.compile(r"\b(torchrun|tiny|moe): |\btrains=True|= run_process\(")
+def _needs_megatron(file: str) -> bool:
+    home = r"nemo_rod\.(megatron|cpu|hosts\.swap_in)|megatron\b"
+    uses = re.compile(
+        r"\b(torchrun|tiny|moe): |\btrains=True|= run_process\("
+        rf"|(from|import) (nemo_rod\.)?megatron\b|(Later|importorskip)\(.({home})"
+    )
     return uses.search((TESTS.parent / file).read_text()) is not None
 
 

@@ -125,20 +125,11 @@ LANES = (
     Lane("fuzz", "damaged files and random words", 1200, everything=True, options=("-s",)),
     Lane("slurm", "recipes on a real Slurm of two nodes", 7200, SLURM, True, ("-s",)),
     Lane("kills", "kills every stage under a real Slurm", 14400, SLURM, True, ("-s",)),
-    Lane(
-        "images",
-        "builds both container images, and a recipe in each",
-        7200,
-        ("buildah", "mmdebstrap"),
-        everything=True,
-        options=("-s",),
-    ),
-    Lane(
-        "megatron_lm",
-        "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main",
-        3600,
-        ("MEGATRON_LM/pretrain_gpt.py",),
-    ),
+    Lane("images", "builds both container images, and a recipe in each", 7200,
+         ("buildah", "mmdebstrap"), everything=True, options=("-s",)),
+    Lane("megatron_lm",
+         "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main", 3600,
+         ("MEGATRON_LM/pretrain_gpt.py",)),
     Lane(
         "nemo2",
         "the selector in llm.pretrain of NeMo 2.x, in .venv-nemo2",
@@ -165,14 +156,10 @@ LANES = (
         # all files of it: others need packages, such as Hypothesis, that GPU images lack
         only=("tests/gpu/test_gpu.py", "tests/megatron/test_side_effects.py"),
     ),
-    Lane(
-        "gpus",
-        "every kind of layout on all GPUs of a node, or on GPUS= of several with PER_NODE= each",
-        900,
-        ("nvidia-smi", "PYTHON"),
-        only=("tests/megatron/test_gpus.py",),
-    ),
-)
+    Lane("gpus",
+         "every kind of layout on all GPUs of a node, or on GPUS= of several with PER_NODE= each",
+         900, ("nvidia-smi", "PYTHON"), only=("tests/megatron/test_gpus.py",)),
+)  # fmt: skip
 MARKERS = [lane.name for lane in LANES if not lane.marker and lane.name != "fast"]
 
 

@@ -19,22 +19,14 @@ ROOT = Path(__file__).parent.parent
 SETS = ("bridge-0.6", "bridge-0.5", "bridge-0.4", "bridge-0.3")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "1800")
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "main job": (
-        *("-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"),
-        "run_dir={out}/run",
-    ),
-    "layouts": (
-        *PYTEST,
-        "-m",
-        "layouts",
-        "tests/megatron/test_layouts.py",
-        "-k",
-        "same_choice_and_training",
-    ),
+    "main job": (*("-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"),
+                 "run_dir={out}/run"),
+    "layouts": (*PYTEST, "-m", "layouts", "tests/megatron/test_layouts.py", "-k",
+                "same_choice_and_training"),
     "resume": (*PYTEST, "-m", "slow", "tests/megatron/test_resume.py", "-k", "single or dp2"),
     "export": (*PYTEST, "tests/megatron/test_layouts.py"),
     "swap-in": (*PYTEST, "-m", "swap_in", "tests/hosts/test_bridge.py"),
-}
+}  # fmt: skip
 
 
 def main() -> int:
@@ -99,11 +91,8 @@ def across(first: str, second: str) -> str | None:
         command = ["-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"]
         command += [f"run_dir={out}/run", "checkpoint.every=10"]
         options: dict[str, Any] = {
-            "cwd": ROOT,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-        }
+            "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True,
+        }  # fmt: skip
         begun = subprocess.Popen([before, *command], **options)
         arms = Path(out) / "run" / "arms"
         under_way = arms / "rod.partial" / "metrics.jsonl"
@@ -149,12 +138,9 @@ def choice(python: Path, out: str) -> str:
 def attempt(python: Path, arguments: tuple[str, ...], out: str) -> str | None:
     """None if the command passes, else the end of what it printed."""
     done = subprocess.run(
-        [str(python), *(argument.format(out=out) for argument in arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+        [str(python), *(argument.format(out=out) for argument in arguments)], cwd=ROOT,
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     return None if done.returncode == 0 else (done.stdout + done.stderr)[-4000:]
 
 

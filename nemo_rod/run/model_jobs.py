@@ -246,7 +246,7 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
                 )
 
 
-@functools.lru_cache(maxsize=1)  # every check of a stage with references asks for it
+@functools.lru_cache(maxsize=8)  # every plan, and check of a stage with references, asks for it
 def _drawn(num_blocks: int, pools: tuple[tuple[Candidates, int], ...]) -> Mask:
     """Returns which blocks some candidates hold in their first steps, bool [blocks], read-only."""
     drawn = np.zeros(num_blocks, dtype=bool)

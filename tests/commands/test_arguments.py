@@ -68,29 +68,17 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("inspect", True),
-        ("doctor recipe=toy", True),
-        ("run --help", False),
-        ("train", False),
-        ("train recipe=toy --help", False),
-        ("train --config-path x --config-name config", False),
-        ("train --config a.yaml rod.x=1", True),
-        ("train --config=a.yaml", True),
-        ("train job=a.py:f", False),
-        ("reference role=replay job=a.py:f", True),
-        ("reference recipe=toy arm=base", False),
-        ("reference --config-dir my recipe=mine", False),
-        ("reference --config a.yaml", True),
-        ("merge", False),
-        ("merge recipe=toy arm=merge_0.4", False),
-        ("merge -m recipe=toy", False),
-        ("merge base adapted", True),
-        ("merge a=b c d lambda=0.5", True),
-        ("report", False),
-        ("report recipe=toy report.seeds=[a]", False),
-        ("report checkpoints/rod", True),
+        ("inspect", True), ("doctor recipe=toy", True), ("run --help", False), ("train", False),
+        ("train recipe=toy --help", False), ("train --config-path x --config-name config", False),
+        ("train --config a.yaml rod.x=1", True), ("train --config=a.yaml", True),
+        ("train job=a.py:f", False), ("reference role=replay job=a.py:f", True),
+        ("reference recipe=toy arm=base", False), ("reference --config-dir my recipe=mine", False),
+        ("reference --config a.yaml", True), ("merge", False),
+        ("merge recipe=toy arm=merge_0.4", False), ("merge -m recipe=toy", False),
+        ("merge base adapted", True), ("merge a=b c d lambda=0.5", True), ("report", False),
+        ("report recipe=toy report.seeds=[a]", False), ("report checkpoints/rod", True),
     ],
-)
+)  # fmt: skip
 def test_paths_or_a_recipe(line: str, expected: bool) -> None:
     name, *words = line.split()
     assert cli.takes_paths(name, words) is expected
@@ -126,18 +114,14 @@ def test_a_stop_and_a_failed_job_have_a_status_of_their_own(
 
 
 WRONG = {
-    "inspect": (
-        "'nemo-rod inspect' is not understood: expected nemo-rod inspect PATH [block=",
-        "(the following arguments are required: PATH).",
-    ),
+    "inspect": ("'nemo-rod inspect' is not understood: expected nemo-rod inspect PATH [block=",
+                "(the following arguments are required: PATH)."),
     "inspect a b": ("(unrecognised or extra argument: b).",),
     "inspect .": (". was not written by nemo-rod: expected a run folder",),
     "inspect none": ("none does not exist",),
     "inspect . block=1": ("is neither a block store nor a source: block= and overlap= need",),
-    "inspect . --all": (
-        "' is not understood: expected nemo-rod inspect PATH",
-        "(unrecognised or extra argument: --all).",
-    ),
+    "inspect . --all": ("' is not understood: expected nemo-rod inspect PATH",
+                        "(unrecognised or extra argument: --all)."),
     "inspect . block=x": ("block=x is not valid: expected a number.",),
     "inspect . block=": ("block= is not valid: expected a number.",),
     "inspect . overlap=-1": ("overlap=-1 is not valid: expected a number.",),
@@ -153,12 +137,14 @@ WRONG = {
     "curriculum verify none.rod": ("none.rod does not exist: check the path",),
     "doctor a b": ("expected nemo-rod doctor [BLOCKS] [functions=ROAD] (unrecognised",),
     "doctor functions=none": ("functions=none is not valid: expected all, scoring, trai",),
-    "merge a b c": (
-        "' is not understood: expected nemo-rod merge BASE ADAPTED OUT",
-        "(lambda= is missing).",
-    ),
+    "merge a b c": ("' is not understood: expected nemo-rod merge BASE ADAPTED OUT",
+                    "(lambda= is missing)."),
     "merge a b lambda=0.5": ("(the following arguments are required: OUT).",),
     "merge a b c lambda=x": ("lambda=x is not valid: expected a number from 0",),
+    "serve .": (". holds no launch",),
+    "serve . port=high": ("port=high is not valid: expected a number from 0",),
+    "serve . port=70000": ("port=70000 is not valid",),
+    "serve . every=0": ("every=0 is not valid: expected a whole number of seconds",),
     "reference job=f.py:f rule=x": ("expected keys checkpoint, forward_step, job, mult",),
     "reference job=f.py:f": ("The arguments of `nemo-rod reference job=...` do not fit",),
     "reference job=f.py:f out=%j": ("out=%j has a value that is not valid YAML (exp",),
@@ -166,7 +152,7 @@ WRONG = {
     "train --config": ("(argument --config: expected one argument).",),
     "train --config a.yaml --all": ("expected nemo-rod train --config RECIPE.yaml",),
     "trane": ("There is no command 'trane' (did you mean train?): expected one of run, plan,",),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", WRONG)

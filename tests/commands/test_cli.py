@@ -53,35 +53,22 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["train.batch_size=33"], "train.batch_size=33 does not divide"),
         (["domain.block_size=100", "parallel.context=4"], "prefix=1 leaves 100 tokens"),
         (["domain.holdout_fraction=0"], "domain.holdout_fraction=0 leaves no block on which arms"),
-        (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
-        (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
         (["model.hf=a/model"], "must name its base model once"),
-        (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
         (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, which NeMo-RL's"),
         (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),
-        (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4 or 1/8"),
-        (
-            ["scoring.prefix=1/8", "parallel.context=16", "domain.block_size=128"],
-            "scoring.prefix=1/8 leaves 16 tokens",
-        ),
+        (["scoring.prefix=1/8", "parallel.context=16", "domain.block_size=128"],
+         "scoring.prefix=1/8 leaves 16 tokens"),
         (
             [
-                "scoring.prefix=1/8",
-                "parallel.tensor=2",
-                "parallel.sequence=true",
+                "scoring.prefix=1/8", "parallel.tensor=2", "parallel.sequence=true",
                 "domain.block_size=8",
             ],
             "need a multiple of 2; choose a longer prefix",
         ),
-        (
-            ["model.architecture.num_key_value_heads=null"],
-            "model.architecture.num_key_value_heads=None is not valid: expected a whole number",
-        ),
-        (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
-        (["train.lr=inf"], "train.lr=inf is not valid: expected finite and > 0."),
-        (["plan.read_rate=nan"], "plan.read_rate=nan is not valid: expected > 0."),
+        (["model.architecture.num_key_value_heads=null"],
+         "model.architecture.num_key_value_heads=None is not valid: expected a whole number"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         composed("recipe=toy", *overrides)
@@ -97,10 +84,7 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["recipe=nope"],
-            f"There is no recipe=nope: expected one of {', '.join(RECIPES)}.",
-        ),
+        (["recipe=nope"], f"There is no recipe=nope: expected one of {', '.join(RECIPES)}."),
         (
             ["recipe=toy", "train.stepz=3"],
             "Could not override 'train.stepz' (did you mean train.steps?); "
@@ -110,10 +94,8 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
         *(
             (["recipe=toy", word], f"{word} is not valid: expected {expected}.")
             for word, expected in (
-                ("train.lr=high", "a number"),
-                ("train.steps=1.5", "a whole number"),
-                ("dry_run=maybe", "true or false"),
-                ("train.steps=null", "a value other than null"),
+                ("train.lr=high", "a number"), ("train.steps=1.5", "a whole number"),
+                ("dry_run=maybe", "true or false"), ("train.steps=null", "a value other than null"),
                 ("arms={a: 1}", "a list, [...]"),
             )
         ),
@@ -134,7 +116,7 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
             "found): set the key in its ${...}, or write a value there.",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_hydra_cannot_compose_is_one_sentence(words: list[str], sentence: str) -> None:
     done = nemo_rod("run", *words)
     assert done.returncode == 2
@@ -191,7 +173,7 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy output_dir=here": "(did you mean run_dir?)",
     "recipe=toy ~train": "~train takes away what every run needs: give train a value instead.",
     "recipe=toy ~seed": "~seed takes away what every run needs: give seed a value instead.",
-    "recipe=toy_synthetic rebuild=[rodd]": "rebuild=[rodd] is not a stage (did you mean rod?)",
+    "recipe=toy_synthetic rebuild=[rodd]": "[rodd] is not a stage (did you mean rod?): expected",
     "recipe=toy arms=[rod": "expected KEY=VALUE; a list is [A,B], without spaces",
     "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
     "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',
@@ -205,12 +187,13 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy paralel=tp2": "Could not override 'paralel' (did you mean parallel?)",
     "recipe=toy arms=rod": "arms is a list: did you mean arms=[rod]?",
     "recipe=toy arms=rod,base": "arms is a list: did you mean arms=[rod,base]?",
-    "recipe=toy arm=rood": "There is no arm 'rood' (did you mean rod?)",
+    "recipe=toy arm=rood": "There is no arm 'rood' (did you mean rod?): expected base,",
     "recipe=toy arms=[rod_averges]": "(did you mean rod_averages?)",
     "recipe=toy arms=[fixed_0.2]": "(did you mean fixed_20? It is a percentage, of 1 or more)",
     "recipe=toy arms=[merge_60]": "(did you mean merge_0.6? It is a weight from 0 to 1)",
     "recipe=toy selection.policy_options.x=1": "does not take selection.policy_options={'x': 1}",
     "recipe=toy cluster.env.WANDB_API_KEY=x": "cluster.env.WANDB_API_KEY would be written",
+    "recipe=toy logger=comet": "logger='comet' is not valid",
 }
 
 
@@ -307,20 +290,14 @@ def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
     ("words", "typed", "key"),
     [
         (["selection.replay_score=loss"], "selection.replay_score", "selection.replay_score"),
-        (
-            ["+variants.x={of: rod, scoring: {teacher_top_k: 8}}"],
-            "variants.x.scoring.teacher_top_k",
-            "scoring.teacher_top_k",
-        ),
-        (
-            ["+variants.x={of: rod, references: [runs/a]}"],
-            "variants.x.references",
-            "variants.*.references",
-        ),
+        (["+variants.x={of: rod, scoring: {teacher_top_k: 8}}"], "variants.x.scoring.teacher_top_k",
+         "scoring.teacher_top_k"),
+        (["+variants.x={of: rod, references: [runs/a]}"], "variants.x.references",
+         "variants.*.references"),
         (["arms=[rod_distillation]"], "arms.rod_distillation", "arms.rod_distillation"),
         (["recipe=former"], "selection.replay_score", "selection.replay_score"),
     ],
-)
+)  # fmt: skip
 def test_a_former_key_is_answered_in_one_sentence(
     words: list[str], typed: str, key: str, tmp_path: Path
 ) -> None:
@@ -372,23 +349,15 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["prepare", "+domain.sources.dialect.max_byte=3"],
-            "domain.sources.dialect has the unknown key 'max_byte'",
-        ),
+        (["prepare", "+domain.sources.dialect.max_byte=3"],
+         "domain.sources.dialect has the unknown key 'max_byte'"),
         (["train", "arm=rod"], "run `nemo-rod prepare recipe=toy_synthetic` first"),
-        (["train", "arm=rood"], "There is no arm 'rood' (did you mean rod?): expected base,"),
         (["run", "run_dir="], "run_dir is empty"),
-        (
-            ["run", "rebuild=[rood]", "dry_run=true"],
-            "rebuild=[rood] is not a stage (did you mean rod?): expected some",
-        ),
         (["reference", "arm=rod"], "arm=rod is not a reference model: expected base, no_replay"),
         (["train", "arms=[base]", "dry_run=true"], "There is nothing to train among ['base']"),
         (["plan", "arm=röd"], "letters such as ü need nested quotes, \"arm='röd'\""),
-        (["plan", "arms=[rod"], "arms=[rod is not an override in Hydra's grammar"),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_is_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
     command, *overrides = words
     done = nemo_rod(command, "recipe=toy_synthetic", f"run_dir={tmp_path}", *overrides)
@@ -480,9 +449,7 @@ UNWRITABLE = {
 
 @pytest.mark.parametrize("place", UNWRITABLE)
 @pytest.mark.parametrize("command", ["run", "prepare", "report"])
-def test_files_that_cannot_be_made_are_one_sentence(
-    tmp_path: Path, command: str, place: str
-) -> None:
+def test_files_that_cannot_be_made_are_a_sentence(tmp_path: Path, command: str, place: str) -> None:
     run_dir = UNWRITABLE[place](tmp_path)
     done = nemo_rod(command, "recipe=toy_synthetic", f"run_dir={run_dir}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

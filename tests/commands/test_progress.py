@@ -13,7 +13,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_resumed_work_shows_its_own_pace(
+def test_resumed_work_has_its_own_pace(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress = Progress("references/base", 10_000, unit="blocks")

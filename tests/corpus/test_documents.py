@@ -146,15 +146,12 @@ def test_filter_values_are_json_or_bare_words() -> None:
 @pytest.mark.parametrize(
     ("value", "literal", "kind"),
     [
-        (True, "True", "a boolean, True"),
-        (True, "1", "a boolean, True"),
-        (1, "true", "a number, 1"),
-        ("2024", "2024", "a text, '2024'"),
-        (2024, '"2024"', "a number, 2024"),
-        (Decimal("0.5"), "half", r"a number, Decimal\('0.5'\)"),
+        (True, "True", "a boolean, True"), (True, "1", "a boolean, True"),
+        (1, "true", "a number, 1"), ("2024", "2024", "a text, '2024'"),
+        (2024, '"2024"', "a number, 2024"), (Decimal("0.5"), "half", r"a number, Decimal\('0.5'\)"),
         (["a"], "a", r"a list, \['a'\]"),
     ],
-)
+)  # fmt: skip
 def test_a_filter_compares_values_of_one_type(
     value: object, literal: str, kind: str, operator: str
 ) -> None:
@@ -167,28 +164,17 @@ def test_a_filter_compares_values_of_one_type(
 @pytest.mark.parametrize(
     ("text", "value", "passes"),
     [
-        ("a == 0.5", Decimal("0.5"), True),
-        ("a == 0.1", Decimal("0.1"), True),
-        ("a != 0.1", Decimal("0.10"), False),
-        ("a >= 0.2", Decimal("0.2"), True),
-        ("a < 3", Decimal("2.99"), True),
-        ("a == 0.7", float(np.float32(0.7)), True),
-        ("a >= 0.7", float(np.float32(0.7)), True),
-        ("a != 0.1", float(np.float32(0.1)), False),
-        ("a > 0.1", float(np.float32(0.1)), False),
-        ("a < 0.7", 0.5, True),
-        ("a == 0.7", 0.70000001, False),
-        ("a == 1", 1.0, True),
-        ('a == "b\tc"', "b\tc", True),
-        ("a == 'b\\d'", "b\\d", True),
-        ("a != true", False, True),
-        ("a == null", None, True),
-        ("a == null", "null", False),
-        ("a != null", 3, True),
-        ("a != x", None, True),
+        ("a == 0.5", Decimal("0.5"), True), ("a == 0.1", Decimal("0.1"), True),
+        ("a != 0.1", Decimal("0.10"), False), ("a >= 0.2", Decimal("0.2"), True),
+        ("a < 3", Decimal("2.99"), True), ("a == 0.7", float(np.float32(0.7)), True),
+        ("a >= 0.7", float(np.float32(0.7)), True), ("a != 0.1", float(np.float32(0.1)), False),
+        ("a > 0.1", float(np.float32(0.1)), False), ("a < 0.7", 0.5, True),
+        ("a == 0.7", 0.70000001, False), ("a == 1", 1.0, True), ('a == "b\tc"', "b\tc", True),
+        ("a == 'b\\d'", "b\\d", True), ("a != true", False, True), ("a == null", None, True),
+        ("a == null", "null", False), ("a != null", 3, True), ("a != x", None, True),
         ("a == 3", None, False),
     ],
-)
+)  # fmt: skip
 def test_equality_in_filters(text: str, value: object, passes: bool) -> None:
     assert parse_filter(text)[0].holds(value) is passes
 
@@ -306,11 +292,8 @@ def test_a_missing_field_is_named_with_its_place(
         ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5: name another text_field",)),
         ("a.jsonl.gz", gzip.compress(lines(RECORDS))[:-20], ("a.jsonl.gz: broken or cut off",)),
         ("a.jsonl.gz", b"plain text\n", ("a.jsonl.gz: broken or cut off",)),
-        (
-            "a.jsonl.zst",
-            zstandard.compress(lines(RECORDS))[:-20],
-            ("broken or cut off", "ends too early"),
-        ),
+        ("a.jsonl.zst", zstandard.compress(lines(RECORDS))[:-20],
+         ("broken or cut off", "ends too early")),
         ("a.jsonl.zst", b"plain text\n", ("a.jsonl.zst: broken or cut off",)),
         ("a.parquet", b"PAR1 nothing PAR1", ("a.parquet: not a readable parquet file",)),
         ("a.text", b"abc\xff", ("a.text: byte 3 is not UTF-8",)),
@@ -320,7 +303,7 @@ def test_a_missing_field_is_named_with_its_place(
         ("a.text", b"abcd" * 100, ("a document of 0 MiB in a.text is larger than",)),
         ("other", b"", ("source web: no file matches",)),
     ],
-)
+)  # fmt: skip
 def test_broken_inputs_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, parts: Sequence[str]
 ) -> None:

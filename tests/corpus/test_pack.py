@@ -29,7 +29,7 @@ def test_no_token_is_lost_but_the_rest(docs: list[list[int]], size: int) -> None
 
 
 @given(documents, st.integers(2, 9), st.data())
-def test_packing_goes_on_where_it_was_left(
+def test_packing_goes_on_where_it_was(
     docs: list[list[int]], size: int, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(docs)))

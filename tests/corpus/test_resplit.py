@@ -69,9 +69,7 @@ def test_without_a_floor_nothing_changes(tmp_path: Path, corpus: list[SourceSpec
     assert one.digest == two.digest
 
 
-def test_replay_is_thinned_alike_in_all_of_its_sources(
-    tmp_path: Path, corpus: list[SourceSpec]
-) -> None:
+def test_replay_is_thinned_alike_in_all_sources(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     whole = run(tmp_path / "whole", corpus)
     train = run(tmp_path / "thin", corpus, replay_ratio=1.5)
     train.verify()

@@ -149,7 +149,7 @@ KEYS = st.sampled_from([field.name for field in dataclasses.fields(SourceSpec)] 
 
 
 @given(st.dictionaries(KEYS, YAML, max_size=4), st.sampled_from(["web", False, None, 3, ""]))
-def test_any_description_is_parsed_or_refused_in_one_sentence(
+def test_any_description_is_parsed_or_one_sentence_refuses_it(
     values: dict[str, Any], name: Any
 ) -> None:
     try:

@@ -32,11 +32,8 @@ def copy(root: Path, tmp_path: Path) -> Path:
 def test_ids_run_over_roles_and_names(root: Path) -> None:
     store = BlockStore(root)
     assert [(s.role, s.name) for s in store.sources] == [
-        ("adaptation", "new"),
-        ("replay", "pages"),
-        ("replay", "twice"),
-        ("replay", "web"),
-    ]
+        ("adaptation", "new"), ("replay", "pages"), ("replay", "twice"), ("replay", "web"),
+    ]  # fmt: skip
     ends = np.cumsum([s.count for s in store.sources])
     assert [s.start for s in store.sources] == [0, *ends[:-1]]
     assert len(store) == ends[-1] == store.num_adaptation + store.num_replay

@@ -14,17 +14,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-if not hasattr(transformers, "Qwen3_5TextConfig"):
+if importlib.util.find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 if importlib.util.find_spec("megatron") is None:
     pytest.skip("Megatron is not installed", allow_module_level=True)
 
 from architectures import NEMOTRON  # noqa: E402
-from transformers.models.nemotron_h import modeling_nemotron_h as nemotron  # noqa: E402
-from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen  # noqa: E402
+from places import Later  # noqa: E402
 
-from nemo_rod.cpu.plain import kernels, layers  # noqa: E402
-
+nemotron = Later("transformers.models.nemotron_h.modeling_nemotron_h")
+qwen = Later("transformers.models.qwen3_5.modeling_qwen3_5")
+kernels, layers = Later("nemo_rod.cpu.plain.kernels"), Later("nemo_rod.cpu.plain.layers")
 LENGTHS = [1, 63, 64, 100, 192]
 NO_STATE = {"initial_state": None, "output_final_state": False}
 
@@ -36,6 +36,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def fp64() -> Iterator[None]:
+    assert all(module.torch for module in (nemotron, qwen, kernels, layers))  # are imported
     with (
         patch.object(torch, "float32", torch.float64),
         patch.object(torch.Tensor, "float", torch.Tensor.double),
@@ -75,16 +76,10 @@ def test_mamba_is_hugging_faces(length: int) -> None:
 
     def ours(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         y = kernels.mamba_split_conv1d_scan_combined(
-            mixer.in_proj(x),
-            mixer.conv1d.weight[:, 0],
-            mixer.conv1d.bias,
-            mixer.dt_bias,
-            -mixer.A_log.exp(),
-            mixer.D,
-            chunk_size=128,
-            headdim=mixer.head_dim,
+            mixer.in_proj(x), mixer.conv1d.weight[:, 0], mixer.conv1d.bias, mixer.dt_bias,
+            -mixer.A_log.exp(), mixer.D, chunk_size=128, headdim=mixer.head_dim,
             ngroups=mixer.n_groups,
-        )
+        )  # fmt: skip
         return mixer.out_proj(norm(y))
 
     assert_same(ours, lambda x, *_: mixer.torch_forward(x), *inputs)

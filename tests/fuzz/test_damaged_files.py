@@ -121,14 +121,10 @@ def follow_curriculum(root: Path) -> None:
     with Curriculum.open(root / "run/arms/rod/curriculum.rod", read_only=True) as found:
         width, steps = found.header.num_chosen, len(found)
     arm = Arm(
-        name="x",
-        num_adaptation=store.num_adaptation,
-        num_replay=store.num_replay,
-        batch_size=width,
-        seed=1,
-        balance="expected",
+        name="x", num_adaptation=store.num_adaptation, num_replay=store.num_replay,
+        batch_size=width, seed=1, balance="expected",
         recorded=str(root / "run/arms/rod/curriculum.rod"),
-    )
+    )  # fmt: skip
     pools = arm.pools(store)
     for step in range(min(steps, 6)):
         pools.pool(step)
@@ -270,9 +266,7 @@ def limited() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_files_are_one_sentence(
-    name: str, sandbox: Sandbox, counted: dict[str, int]
-) -> None:
+def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict[str, int]) -> None:
     reader = READERS[name]
     files = sandbox.files(*reader.files)
     others = [content for content in sandbox.content.values() if content]

@@ -26,19 +26,8 @@ from nemo_rod.hosts.data import parquet_tables
 
 pytest.importorskip("transformers")
 WORDS = [
-    "the cat",
-    "sat on",
-    "the mat;",
-    "ü",
-    "你好",
-    "🙂",
-    "\n",
-    "\u2028",
-    "\x00",
-    "dog's",
-    '"',
-    "\\",
-]
+    "the cat", "sat on", "the mat;", "ü", "你好", "🙂", "\n", "\u2028", "\x00", "dog's", '"', "\\",
+]  # fmt: skip
 Record = dict[str, Any]
 
 
@@ -179,13 +168,9 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         while True:
             try:
                 run(
-                    root,
-                    [spec],
-                    tokenizer=tokenizer,
-                    progress=stop,
-                    checkpoint_seconds=0,
+                    root, [spec], tokenizer=tokenizer, progress=stop, checkpoint_seconds=0,
                     **fraction,
-                )
+                )  # fmt: skip
                 break
             except KeyboardInterrupt:
                 continue

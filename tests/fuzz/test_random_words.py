@@ -54,14 +54,10 @@ OWN_KEYS = tuple(
 OTHERS = (
     *("model", "domain", "parallel", "cluster", "tasks", "variants", "recipe", "hydra.callbacks"),
     *(
-        "variants.x",
-        "variants.rod",
-        "domain.sources.x",
-        "domain.sources.dialect.files",
-        "x",
+        "variants.x", "variants.rod", "domain.sources.x", "domain.sources.dialect.files", "x",
         "lambda",
     ),
-)
+)  # fmt: skip
 WORDS = st.builds(
     lambda sign, key, value: f"{sign}{key}={value}",
     st.sampled_from(("", "", "", "+", "++", "~")),

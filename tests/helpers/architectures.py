@@ -12,18 +12,14 @@ import torch
 
 from nemo_rod.corpus import load_tokenizer
 from nemo_rod.lab.rehearsal import forms
-from nemo_rod.lab.rehearsal.small_checkpoint import random_model
 from nemo_rod.published import save_published
 
 COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},
     **{key: forms.SIZES[key] for key in ("num_attention_heads", "num_key_value_heads")},
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "tie_word_embeddings": False,
-    "eos_token_id": 0,
-}
+    "vocab_size": 256, "max_position_embeddings": 128, "bos_token_id": None,
+    "tie_word_embeddings": False, "eos_token_id": 0,
+}  # fmt: skip
 MLP = {"intermediate_size": forms.SIZES["intermediate_size"]}
 
 
@@ -32,13 +28,9 @@ def sizes(*prefixes: str) -> dict[str, Any]:
 
 
 QWEN3_5 = {
-    **COMMON,
-    **sizes("linear_"),
-    **forms.QWEN3_5,
-    "num_hidden_layers": 4,
-    "mtp_num_hidden_layers": 1,
-    "linear_conv_kernel_dim": 4,
-}
+    **COMMON, **sizes("linear_"), **forms.QWEN3_5, "num_hidden_layers": 4,
+    "mtp_num_hidden_layers": 1, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 DENSE = {**QWEN3_5, **MLP}
 EXPERTS = {**QWEN3_5, **sizes("num_experts", "moe_intermediate", "shared_expert")}
 NEMOTRON = {
@@ -59,37 +51,24 @@ IMAGE_TOKENS = {
 PREDICTORS = "mtp."  # where tensors of the head for further tokens begin
 # name -> class, its config's class, and what the config says
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "qwen3_5": (
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5Config",
-        {"text_config": DENSE, "vision_config": forms.IMAGES, **IMAGE_TOKENS},
-    ),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config",
+                {"text_config": DENSE, "vision_config": forms.IMAGES, **IMAGE_TOKENS}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DENSE),
-    "qwen3_5_moe": (
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5MoeConfig",
-        {"text_config": EXPERTS, "vision_config": forms.IMAGES, **IMAGE_TOKENS},
-    ),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig",
+                    {"text_config": EXPERTS, "vision_config": forms.IMAGES, **IMAGE_TOKENS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", EXPERTS),
-    "nemotron_h": (
-        "NemotronHForCausalLM",
-        "NemotronHConfig",
-        {**NEMOTRON, "hybrid_override_pattern": "M-M*-M*-"},
-    ),
+    "nemotron_h": ("NemotronHForCausalLM", "NemotronHConfig",
+                   {**NEMOTRON, "hybrid_override_pattern": "M-M*-M*-"}),
     "nemotron_3_nano": (
         "NemotronHForCausalLM",
         "NemotronHConfig",
         {
-            **NEMOTRON,
-            **sizes("n_routed_experts", "num_experts_per_tok", "moe_"),
-            "n_shared_experts": 1,
-            "routed_scaling_factor": 2.5,
-            "num_nextn_predict_layers": 1,
-            "mtp_hybrid_override_pattern": "*E",
-            "hybrid_override_pattern": "MEM*EME*",
+            **NEMOTRON, **sizes("n_routed_experts", "num_experts_per_tok", "moe_"),
+            "n_shared_experts": 1, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1,
+            "mtp_hybrid_override_pattern": "*E", "hybrid_override_pattern": "MEM*EME*",
         },
     ),
-}
+}  # fmt: skip
 # Other model types that Megatron-Bridge converts, each with the published keys that transformers'
 # defaults lack; a rehearsal's rule shrinks them.
 TYPES: dict[str, dict[str, Any]] = {
@@ -126,6 +105,8 @@ TYPES: dict[str, dict[str, Any]] = {
 
 def make(name: str) -> Any:
     """A random model, the same at every call."""
+    from nemo_rod.lab.rehearsal.small_checkpoint import random_model
+
     if name in TYPES:
         return random_model(forms.shrunken({"model_type": name, **TYPES[name]}, where=name))
     class_name, config_class, described = ARCHITECTURES[name]

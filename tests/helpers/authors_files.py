@@ -16,23 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ORIGINS = (
-    ("law", 0, "legal"),
-    ("tos", 0, "legal"),
-    ("wk_web", 1, "general"),
-    ("math_web", 1, "general"),
-)
+    ("law", 0, "legal"), ("tos", 0, "legal"), ("wk_web", 1, "general"), ("math_web", 1, "general"),
+)  # fmt: skip
 SCHEMA = pa.schema(
     {
-        "token_ids": pa.list_(pa.int64()),
-        "origin": pa.string(),
-        "origin_tag": pa.int64(),
-        "domain": pa.string(),
-        "capability": pa.string(),
-        "n_bytes": pa.int64(),
-        "content_hash": pa.string(),
-        "split": pa.string(),
+        "token_ids": pa.list_(pa.int64()), "origin": pa.string(), "origin_tag": pa.int64(),
+        "domain": pa.string(), "capability": pa.string(), "n_bytes": pa.int64(),
+        "content_hash": pa.string(), "split": pa.string(),
     }
-)
+)  # fmt: skip
 
 
 def content_hash(origin: str, tokens: list[int]) -> str:
@@ -56,16 +48,12 @@ def write_blocks(
         tokens = dice.integers(0, 256, (count // len(origins) + index, size))
         rows = [
             {
-                "token_ids": row.astype(np.int32),
-                "origin": origin,
-                "origin_tag": tag,
-                "domain": domain,
-                "capability": origin,
-                "n_bytes": None,
+                "token_ids": row.astype(np.int32), "origin": origin, "origin_tag": tag,
+                "domain": domain, "capability": origin, "n_bytes": None,
                 "content_hash": content_hash(origin, row.tolist()),
             }
             for row in tokens
-        ]
+        ]  # fmt: skip
         rows.sort(key=lambda row: sha_key(row["content_hash"]))
         held = min(math.ceil(0.01 * len(rows)), max(1, len(rows) // 5))
         holdout += [row | {"split": "holdout"} for row in rows[:held]]
@@ -88,15 +76,12 @@ def trace_rows(rows: list[dict[str, Any]], step: int, k: int, seed: int = 0) -> 
     rho = -np.sort(-dice.normal(size=k).astype(np.float32))
     return [
         {
-            "step": step,
-            "content_hash": train[i]["content_hash"],
-            "origin": train[i]["origin"],
-            "origin_tag": train[i]["origin_tag"],
-            "rho": float(score),
+            "step": step, "content_hash": train[i]["content_hash"], "origin": train[i]["origin"],
+            "origin_tag": train[i]["origin_tag"], "rho": float(score),
             "target_loss": float(score + np.float32(1.5)),
         }
         for i, score in zip(dice.choice(len(train), k, replace=False), rho, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def write_lines(path: Path, rows: list[dict]) -> None:

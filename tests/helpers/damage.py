@@ -18,20 +18,10 @@ from hypothesis import strategies as st
 JUNK = (
     *(None, True, -1, 0, 1, 3, 10**13, 2**63, 2**70, 1e308, -0.5, float("nan"), float("inf")),
     *(
-        "",
-        "x",
-        "../../x",
-        "\x1b[31mred",
-        "a\nb",
-        "%s{}",
-        [],
-        {},
-        [[]],
-        [1, None],
-        {"x": {}},
+        "", "x", "../../x", "\x1b[31mred", "a\nb", "%s{}", [], {}, [[]], [1, None], {"x": {}},
         "é" * 300,
     ),
-)
+)  # fmt: skip
 MAGIC_BYTES = 8
 LENGTH_BYTES = CRC_BYTES = 4
 

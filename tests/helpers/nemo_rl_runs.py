@@ -83,28 +83,16 @@ class Runs:
         optimizer = {"lr": 3e-3, "min_lr": 3e-4, "bf16": False}
         optimizer |= {"use_distributed_optimizer": False, "use_precision_aware_optimizer": False}
         values = {
-            "rod": {
-                "worker": "cpu_worker.CpuWorker",
-                "blocks": str(self.tiny.blocks),
-                "references": [str(folder) for folder in self.tiny.references],
-                "out": str(out),
-                "steps": STEPS,
-                "seed": 7,
-                "warmup_fraction": 0.1,
-                "scoring": {"micro_batch_size": 4},
-                "validation": {"every": 10, "blocks": 8},
-            },
-            "policy": {
-                "model_name": str(model or self.tiny.base),
-                "train_global_batch_size": BATCH,
-                "train_micro_batch_size": 2,
-                "max_total_sequence_length": 64,
-                "precision": "float32",
-                "megatron_cfg": {"optimizer": optimizer},
-            },
+            "rod": {"worker": "cpu_worker.CpuWorker", "blocks": str(self.tiny.blocks),
+                    "references": [str(folder) for folder in self.tiny.references], "out": str(out),
+                    "steps": STEPS, "seed": 7, "warmup_fraction": 0.1,
+                    "scoring": {"micro_batch_size": 4}, "validation": {"every": 10, "blocks": 8}},
+            "policy": {"model_name": str(model or self.tiny.base), "train_global_batch_size": BATCH,
+                       "train_micro_batch_size": 2, "max_total_sequence_length": 64,
+                       "precision": "float32", "megatron_cfg": {"optimizer": optimizer}},
             "checkpointing": {"save_period": 8},
             "cluster": {"gpus_per_node": 2, "num_nodes": 1},
-        }
+        }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         path = out / "recipe.yaml"
         path.write_text(yaml.safe_dump(values))
@@ -116,12 +104,9 @@ class Runs:
         for process in self.started:  # left by a failed test
             process.kill()
         process = subprocess.Popen(
-            [*CLI, command, *map(str, arguments)],
-            env={**self.environment, "TEST_FAULT": fault},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            [*CLI, command, *map(str, arguments)], env={**self.environment, "TEST_FAULT": fault},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         self.started.append(process)
         return process
 

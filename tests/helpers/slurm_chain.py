@@ -11,25 +11,17 @@ from slurm_cluster import Cluster, wait_for
 from nemo_rod.run.stage_log import StageLog
 
 RECIPE = [
-    "recipe=toy_synthetic",
-    "arms=[no_replay,rod,merge_0.6]",
+    "recipe=toy_synthetic", "arms=[no_replay,rod,merge_0.6]",
     "domain.sources.dialect.max_bytes=200000",
-    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
-    "pretrain.steps=40",
-    "train.steps=200",
-    "checkpoint.every=20",
-]
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)), "pretrain.steps=40",
+    "train.steps=200", "checkpoint.every=20",
+]  # fmt: skip
 # One "GPU" a node, so that the recipe's two processes are one on each of two nodes.
 ON_SLURM = [
-    "launcher=slurm",
-    "launcher.grace_seconds=60",
-    "cluster.gpu=pretended",
-    "cluster.gpus_per_node=1",
-    "cluster.cpu_cores=1",
-    "cluster.cpu_stage_cores=1",
-    "cluster.cpu_stage_memory_gib=1",
-    "cluster.time=00:50:00",
-]
+    "launcher=slurm", "launcher.grace_seconds=60", "cluster.gpu=pretended",
+    "cluster.gpus_per_node=1", "cluster.cpu_cores=1", "cluster.cpu_stage_cores=1",
+    "cluster.cpu_stage_memory_gib=1", "cluster.time=00:50:00",
+]  # fmt: skip
 
 
 def nemo_rod(*arguments: str, cluster: Cluster | None = None) -> str:

@@ -87,16 +87,10 @@ class Cluster:
         self.config.write_text(
             CONFIG.format(
                 control="10.99.9.254" if apart else "127.0.0.1",
-                n1="10.99.9.1" if apart else "127.0.0.1",
-                n2="10.99.9.2" if apart else "127.0.0.1",
-                root=root,
-                host=host,
-                user=user,
-                ctld=ports[2],
-                first=first,
-                last=first + 1,
+                n1="10.99.9.1" if apart else "127.0.0.1", n2="10.99.9.2" if apart else "127.0.0.1",
+                root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1,
             )
-        )
+        )  # fmt: skip
 
     def start(self) -> None:
         key, sock = self.root / "munge" / "key", self.root / "munge" / "socket"

@@ -31,42 +31,26 @@ from nemo_rod.selection.held_out import Rule
 
 STEPS, BATCH = 20, 8
 LAYOUTS = {
-    "single": Parallel(),
-    "dp2": Parallel(data=2),
-    "tp2": Parallel(tensor=2),
-    "tp2_sp": Parallel(tensor=2, sequence=True),
-    "pp2": Parallel(pipeline=2),
-    "pp2_vpp2": Parallel(pipeline=2, virtual_pipeline=2),
-    "tp2_pp2": Parallel(tensor=2, pipeline=2),
+    "single": Parallel(), "dp2": Parallel(data=2), "tp2": Parallel(tensor=2),
+    "tp2_sp": Parallel(tensor=2, sequence=True), "pp2": Parallel(pipeline=2),
+    "pp2_vpp2": Parallel(pipeline=2, virtual_pipeline=2), "tp2_pp2": Parallel(tensor=2, pipeline=2),
     "dp2_distopt": Parallel(data=2, distributed_optimizer=True),
     "tp2_dp2_distopt": Parallel(data=2, tensor=2, distributed_optimizer=True),
-}
+}  # fmt: skip
 ARCHITECTURE = {
-    "model_type": "qwen3",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
+    "model_type": "qwen3", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
 MOE_LAYOUTS = {
     "single": Parallel(),
     "dp2_ep2": Parallel(data=2, expert=2),
     "tp2_ep2": Parallel(tensor=2, expert=2, sequence=True),
 }
 MOE_ARCHITECTURE = {
-    **ARCHITECTURE,
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-}
+    **ARCHITECTURE, "model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4,
+    "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
 WORKER = WORKERS / "jobs_worker.py"
 Torchrun = Callable[..., list[str]]
 
@@ -96,13 +80,9 @@ class Setting:
         self._single: dict[str, list[Any]] = {}
         self.blocks = root / "blocks"
         prepare(
-            self.blocks,
-            sources(),
-            tokenizer=load_tokenizer("byte"),
-            block_size=64,
-            holdout_fraction=0.1,
-            holdout_seed=42,
-        )
+            self.blocks, sources(), tokenizer=load_tokenizer("byte"), block_size=64,
+            holdout_fraction=0.1, holdout_seed=42,
+        )  # fmt: skip
         self.store = BlockStore(self.blocks)
         if isinstance(model, Path):
             self.base, specialist_steps = model, 8
@@ -119,16 +99,9 @@ class Setting:
 
     def arm(self, name: str, batch_size: int = BATCH, **scoring: Any) -> Arm:
         return make_arm(
-            name,
-            num_adaptation=self.store.num_adaptation,
-            num_replay=self.store.num_replay,
-            batch_size=batch_size,
-            multiplier=2,
-            balance="expected",
-            kappa=1.0,
-            seed=7,
-            **scoring,
-        )
+            name, num_adaptation=self.store.num_adaptation, num_replay=self.store.num_replay,
+            batch_size=batch_size, multiplier=2, balance="expected", kappa=1.0, seed=7, **scoring,
+        )  # fmt: skip
 
     def train(self, name: str, model: Path, *, steps: int, lr: float) -> Path:
         out = self.root / name
@@ -211,32 +184,21 @@ class Setting:
         common = {"parallel": parallel, "seed": 7, "train": train, "scoring__micro_batch_size": 4}
         common["model__precision"] = self.precision
         return self.write(
-            TrainJob,
-            arm,
-            out,
-            configured(**common, **keys),
-            start=str(model),
+            TrainJob, arm, out, configured(**common, **keys), start=str(model),
             arm=self.arm(arm, batch_size, **(scoring or {})),
-            references=[str(folder) for folder in references],
-            convergence=convergence,
-        )
+            references=[str(folder) for folder in references], convergence=convergence,
+        )  # fmt: skip
 
 
 def configured(**keys: Any) -> Config:
     """The configuration of a job: some keys, and SECTION__KEY for those of a section."""
     train = Optimisation(steps=1, batch_size=BATCH, micro_batch_size=2, lr=3e-3)
     config = Config(
-        recipe="tiny",
-        run_dir="nowhere",
-        seed=0,
-        model=Model(precision="fp32"),
-        domain=Domain(tokenizer="byte", block_size=64),
-        scoring=Scoring(micro_batch_size=BATCH),
-        launcher=Launcher(stall_seconds=0),
-        checkpoint=Checkpoint(every=10_000),
-        validation=Validation(every=10, blocks=8),
-        train=keys.pop("train", train),
-    )
+        recipe="tiny", run_dir="nowhere", seed=0, model=Model(precision="fp32"),
+        domain=Domain(tokenizer="byte", block_size=64), scoring=Scoring(micro_batch_size=BATCH),
+        launcher=Launcher(stall_seconds=0), checkpoint=Checkpoint(every=10_000),
+        validation=Validation(every=10, blocks=8), train=keys.pop("train", train),
+    )  # fmt: skip
     for name, value in keys.items():
         section, _, key = name.rpartition("__")
         setattr(getattr(config, section) if section else config, key, value)

@@ -336,9 +336,7 @@ def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> 
 
 
 @pytest.mark.swap_in
-def test_a_base_may_be_a_hugging_face_folder(
-    tmp_path: Path, torchrun: Callable[..., list[str]]
-) -> None:
+def test_a_base_may_be_of_hugging_face(tmp_path: Path, torchrun: Callable[..., list[str]]) -> None:
     """Its references are the losses that transformers itself computes on the job's samples."""
     config = transformers.LlamaConfig(
         vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -406,11 +404,8 @@ def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
         "PET_STANDALONE": "1",  # a port of its own for every torchrun
     }
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block],
-        cwd=tmp_path / "swap_in" / RECIPE.name,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+        ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path / "swap_in" / RECIPE.name,
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "8 of 16 blocks" in done.stdout, done.stdout[-2000:]

@@ -1,6 +1,7 @@
 """Sources of kind megatron: NVIDIA's own .bin and .idx, written with its own builder."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import struct
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_cases import BYTE, S, run, tree, write
+from places import Later
 
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents, open_inputs
 from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
 
-indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+if importlib.util.find_spec("megatron") is None:
+    pytest.skip("Megatron is not installed", allow_module_level=True)
+indexed = Later("megatron.core.datasets.indexed_dataset")
 EOD = BYTE.eod_id
 
 

@@ -194,11 +194,8 @@ def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path
     sizes = ["policy.train_global_batch_size=1024", "policy.train_micro_batch_size=64"]
     output = subprocess.run(
         [*program, runs.recipe(tmp_path), *sizes, "rod.scoring.micro_batch_size=64"],
-        env=runs.environment,
-        capture_output=True,
-        text=True,
-        timeout=1000,
-    ).stdout
+        env=runs.environment, capture_output=True, text=True, timeout=1000,
+    ).stdout  # fmt: skip
     moved = json.loads(next(line for line in output.splitlines() if line.startswith('{"cand')))
     assert moved["candidates"] == 2048
     print(f"one step of 2048 candidates: {moved}")

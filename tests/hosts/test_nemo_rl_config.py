@@ -45,12 +45,8 @@ GOOD: dict[str, Any] = {
         "train_micro_batch_size": 2,
         "sequence_packing": {"enabled": False},
         "dynamic_batching": {"enabled": False},
-        "megatron_cfg": {
-            "enabled": True,
-            "tensor_model_parallel_size": 2,
-            "pipeline_model_parallel_size": 1,
-            "context_parallel_size": 1,
-        },
+        "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2,
+                         "pipeline_model_parallel_size": 1, "context_parallel_size": 1},
     },
     "cluster": {"gpus_per_node": 8, "num_nodes": 1},
 }  # fmt: skip
@@ -209,12 +205,9 @@ def translated(
 ) -> dict[str, Any]:
     """A job in NeMo-RL's terms."""
     keys = {
-        "parallel": Parallel(data=4, tensor=2),
-        "model__precision": "bf16",
-        "scoring__micro_batch_size": 4,
-        "seed": 5,
-        "launcher__stall_seconds": 60.0,
-    }
+        "parallel": Parallel(data=4, tensor=2), "model__precision": "bf16",
+        "scoring__micro_batch_size": 4, "seed": 5, "launcher__stall_seconds": 60.0,
+    }  # fmt: skip
     config = configured(**keys, **options.pop("keys", {}))
     job = kind(name="rod", config=config, blocks="blocks", out="out", start=start, **options)
     return nemo_rl_values(job, gpus_per_node=gpus_per_node)
@@ -311,16 +304,11 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 @pytest.mark.parametrize(
     ("given", "warmup", "decay"),
     [
-        ((None, 0.25, 10), 2, 2),
-        ((None, 0.0, 10), 0, 1),
-        ((None, 0.0, 1), 0, 1),
-        ((None, 0.4, 1), 0, 1),
-        ((7, 0.25, 10), 7, 7),
-        ((0, 0.25, 10), 0, 0),
-        ((7, 0.25, 5), 4, 5),
+        ((None, 0.25, 10), 2, 2), ((None, 0.0, 10), 0, 1), ((None, 0.0, 1), 0, 1),
+        ((None, 0.4, 1), 0, 1), ((7, 0.25, 10), 7, 7), ((0, 0.25, 10), 0, 0), ((7, 0.25, 5), 4, 5),
         ((None, 0.99, 10), 9, 10),
     ],
-)
+)  # fmt: skip
 def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
     """Megatron asserts that the warm-up is shorter than the whole schedule."""
     assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
@@ -414,11 +402,8 @@ def test_winners_are_dealt_by_whole_micro_batches() -> None:
 def test_metrics_of_an_update() -> None:
     trained = {"global_loss": [3.0], "grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5]}}
     metrics = {
-        "train/loss": 3.0,
-        "train/grad_norm": 2.0,
-        "train/lr": 0.5,
-        "timing/train/update": 0.25,
-    }
+        "train/loss": 3.0, "train/grad_norm": 2.0, "train/lr": 0.5, "timing/train/update": 0.25,
+    }  # fmt: skip
     assert update_metrics(trained, 0.25) == metrics
     assert update_metrics(trained | {"total_flops": 6.0}, 0.25) == metrics | {"flops": 6.0}
 

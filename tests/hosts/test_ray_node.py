@@ -37,17 +37,11 @@ sys.exit(75)
 def environment(folder: Path, node: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {
-        **kept,
-        "PYTHONPATH": str(ROOT),
-        "RAY_TMPDIR": str(folder),
-        "RAY_worker_register_timeout_seconds": "900",
-        "SLURM_JOB_ID": str(JOB),
-        "SLURM_NODEID": str(node),
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_CPUS_PER_TASK": "1",
-        "NEMO_ROD_HEAD": "127.0.0.1:20004",
-        "NEMO_ROD_KEY": KEY,
-    }
+        **kept, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder),
+        "RAY_worker_register_timeout_seconds": "900", "SLURM_JOB_ID": str(JOB),
+        "SLURM_NODEID": str(node), "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "1",
+        "NEMO_ROD_HEAD": "127.0.0.1:20004", "NEMO_ROD_KEY": KEY,
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -90,12 +84,9 @@ def usable(folder: Path, *, key: str) -> bool:
     ask = "import ray; ray.init(log_to_driver=False); print('nodes', len(ray.nodes()))"
     variables = ray_node.ray_environment({**environment(folder, 0), "NEMO_ROD_KEY": key})
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ask],
-        env=variables,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-W", "ignore", "-c", ask], env=variables, capture_output=True, text=True,
         timeout=PATIENCE,
-    )
+    )  # fmt: skip
     return "nodes 2" in done.stdout
 
 

@@ -20,18 +20,14 @@ GOOD: dict[str, Any] = {
         "megatron_cfg": {
             "enabled": True,
             "tensor_model_parallel_size": 2,
-            "optimizer": {
-                "lr": 1e-3,
-                "use_distributed_optimizer": True,
-                "use_precision_aware_optimizer": False,
-                "optimizer_cpu_offload": False,
-                "optimizer_offload_fraction": 0.0,
-                "overlap_cpu_optimizer_d2h_h2d": False,
-            },
+            "optimizer": {"lr": 1e-3, "use_distributed_optimizer": True,
+                          "use_precision_aware_optimizer": False, "optimizer_cpu_offload": False,
+                          "optimizer_offload_fraction": 0.0,
+                          "overlap_cpu_optimizer_d2h_h2d": False},
             "scheduler": {"lr_warmup_iters": 1},
         },
     },
-}
+}  # fmt: skip
 
 
 def arm(**changes: Any) -> Arm:
@@ -96,9 +92,7 @@ def test_a_recorded_curriculum_is_known_by_its_content(
     assert before != digest(recorded=str(file))
 
 
-def test_a_model_is_known_whatever_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_known_under_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     base = tmp_path / "base"
     base.mkdir()

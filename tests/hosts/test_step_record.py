@@ -14,16 +14,9 @@ from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, Source
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
 HEADER = CurriculumHeader(
-    num_candidates=4,
-    num_chosen=2,
-    block_size=64,
-    store="s",
-    tokenizer="t",
-    references="r",
-    config="c",
-    seed=0,
-    sources=SOURCES,
-)
+    num_candidates=4, num_chosen=2, block_size=64, store="s", tokenizer="t", references="r",
+    config="c", seed=0, sources=SOURCES,
+)  # fmt: skip
 
 
 def run(

@@ -55,12 +55,9 @@ def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool = Tru
     rod = {"arm": "rod", "out": str(folder), "steps": 9, "validation": {"every": 0}}
     saving = {"enabled": saves, "checkpoint_must_save_by": None, "save_period": 2}
     run: Any = SimpleNamespace(
-        config={"rod": rod, "checkpointing": saving},
-        policy=Nothing(),
-        workers=SimpleNamespace(step=step),
-        header=None,
-        step=2,
-    )
+        config={"rod": rod, "checkpointing": saving}, policy=Nothing(),
+        workers=SimpleNamespace(step=step), header=None, step=2,
+    )  # fmt: skip
     with pytest.raises(BaseException) as caught:
         algorithm.rod_train(run)
     return caught.value

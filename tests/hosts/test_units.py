@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from places import ROOT
+from places import ROOT, Later
 
 from nemo_rod.hosts import swap_in
-from nemo_rod.hosts.swap_in.job import SelectingJob
-from nemo_rod.hosts.swap_in.job_data import HeldOut, JobData, JobReferences, losses_and_mask
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
 
+jobs, job_data = Later("nemo_rod.hosts.swap_in.job"), Later("nemo_rod.hosts.swap_in.job_data")
+# importing Megatron warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
 
@@ -50,7 +51,7 @@ def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
 def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
     policy: Any = type("Newest", (), {"needs_scores": False})()
     with pytest.raises(ValueError, match=r"^Newest has no __repr__, .*: make it a dataclass"):
-        SelectingJob(roles={}, multiplier=1, policy=policy)
+        jobs.SelectingJob(roles={}, multiplier=1, policy=policy)
 
 
 LOSS, MASK = torch.ones(2, 8), torch.ones(2, 8)
@@ -68,7 +69,7 @@ LOSS, MASK = torch.ones(2, 8), torch.ones(2, 8)
     ],
 )
 def test_a_forward_step_binds_the_mask_first(bound: Any, works: bool) -> None:
-    step = losses_and_mask(lambda batches, chunk: (LOSS, bound))
+    step = job_data.losses_and_mask(lambda batches, chunk: (LOSS, bound))
     if works:
         assert step(None, None)[1].numel() == LOSS.numel()
         return
@@ -79,7 +80,7 @@ def test_a_forward_step_binds_the_mask_first(bound: Any, works: bool) -> None:
 @pytest.mark.parametrize("output", [torch.ones(2, 8, 5), torch.tensor(0.5), torch.ones(2)])
 def test_a_forward_step_returns_a_loss_for_every_token(output: torch.Tensor) -> None:
     """Not logits, nor the mean; between pipeline stages it may return whatever it passes on."""
-    step = losses_and_mask(lambda batches, chunk: (output, partial(sum, MASK)))
+    step = job_data.losses_and_mask(lambda batches, chunk: (output, partial(sum, MASK)))
     step(None, SimpleNamespace(post_process=False))
     with pytest.raises(ValueError, match="with a loss for every token"):
         step(None, SimpleNamespace(post_process=True))
@@ -133,7 +134,7 @@ class Samples(list):
 
 def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path) -> None:
     samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 0, 1], [1, 1, 1, 1]])
-    data = JobData(samples, {0: "replay"}, num_samples=4)
+    data = job_data.JobData(samples, {0: "replay"}, num_samples=4)
     manifest = ReferenceManifest(
         model="m", tokenizer=data.tokenizer_fingerprint, store=data.digest, block_size=3,
         lengths=(3,), start=0, stop=4, precision="fp32",
@@ -141,7 +142,7 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
     writer = ReferenceWriter(tmp_path, manifest, data.hashes)
     writer.append(range(4), np.ones((4, 1), np.float32))
     writer.close()
-    references = JobReferences.open([tmp_path], data)
+    references = job_data.JobReferences.open([tmp_path], data)
     checked_batches = partial(data.micro_batches, compare=references.of_content)
     samples.reads = 0
     first, second = checked_batches(np.array([2, 0, 1, 3]), 2)
@@ -165,7 +166,7 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
     kind = (
         "MegatronPretrainingRandomSampler" if sampler == "cyclic" else "MegatronPretrainingSampler"
     )
-    job = SelectingJob(roles={}, multiplier=1, policy=TakeAll())
+    job = jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll())
     job.data = Numbers()  # type: ignore[assignment]
     total, size, count = (consumed + 2 if sampler == "short" else 96), 2, 3
     for replica in range(replicas):
@@ -173,13 +174,9 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
         if sampler == "cyclic":
             options["dataset"] = range(total)
         own = getattr(samplers, kind)(
-            total_samples=total,
-            consumed_samples=consumed,
-            micro_batch_size=size,
-            data_parallel_rank=replica,
-            data_parallel_size=replicas,
-            **options,
-        )
+            total_samples=total, consumed_samples=consumed, micro_batch_size=size,
+            data_parallel_rank=replica, data_parallel_size=replicas, **options,
+        )  # fmt: skip
         iterator = ({"tokens": torch.tensor(ids)} for ids in own)
         group = SimpleNamespace(size=lambda: replicas, rank=lambda replica=replica: replica)
         with (
@@ -193,9 +190,7 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
 def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nemo_rod.hosts.swap_in import job as job_module
-
-    monkeypatch.setattr(job_module, "is_recorder", lambda: True)
+    monkeypatch.setattr("nemo_rod.hosts.swap_in.job.is_recorder", lambda: True)
     other = Samples([[1, 2, 3, 4]])
     other.dataset_path = "/data/other"  # type: ignore[misc]
     for valid, reason in (
@@ -205,7 +200,7 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
     ):
         for asked in (3, None, 0):
             options: Any = {"roles": {"/data/web": "replay"}, "validation_every": asked}
-            job = SelectingJob(**options, multiplier=1, policy=TakeAll())
+            job = jobs.SelectingJob(**options, multiplier=1, policy=TakeAll())
             named = {"num_drawn": 2, "batch_size": 1, "seed": 0, "steps": 2, "every": None}
             sentence = f"No held-out losses can be measured: {reason}; give the job a validation "
             with pytest.raises(ValueError, match=sentence) if asked else nullcontext():
@@ -213,15 +208,17 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
             assert bool(capsys.readouterr().err) == (asked is None)
             assert job.held_out is None
     with pytest.raises(ValueError, match=r"validation_every=-1 is not valid: expected a number"):
-        SelectingJob(roles={}, multiplier=1, policy=TakeAll(), validation_every=-1)
+        jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll(), validation_every=-1)
 
 
 def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
     samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7]])
     for every, due in ((3, [3, 6, 7]), (0, [7])):
-        held_out = HeldOut(samples, {0: "replay"}, every=every, unused=())
+        held_out = job_data.HeldOut(samples, {0: "replay"}, every=every, unused=())
         assert [done for done in range(1, 8) if held_out.is_due(done, 7)] == due
-    changed = HeldOut(Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=())
+    changed = job_data.HeldOut(
+        Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=()
+    )
     assert held_out.content() != changed.content()
 
 

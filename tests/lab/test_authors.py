@@ -62,9 +62,7 @@ def test_content_hash_is_theirs() -> None:
         assert content_hash(origin, tokens).hex() == expected
 
 
-def test_a_pool_is_the_one_that_their_run_drew(
-    theirs: tuple[Path, list[dict]], tmp_path: Path
-) -> None:
+def test_a_pool_is_the_one_their_run_drew(theirs: tuple[Path, list[dict]], tmp_path: Path) -> None:
     words = ("import", "blocks", theirs[0], tmp_path / "store", "tokenizer=byte")
     assert "expected a number in (0, 1]" in nemo_rod(*words, "pool_share=1.5").stderr
     assert nemo_rod(*words, "pool_share=0.4").returncode == 0
@@ -85,9 +83,7 @@ def test_a_pool_is_the_one_that_their_run_drew(
     assert len(hashes) == len(BlockStore(tmp_path / "store"))
 
 
-def test_blocks_keep_their_order_and_their_holdout(
-    theirs: tuple[Path, list[dict]], ours: Path
-) -> None:
+def test_blocks_keep_their_order_and_holdout(theirs: tuple[Path, list[dict]], ours: Path) -> None:
     for split in ("train", "holdout"):
         store = BlockStore(ours, split)
         store.verify()
@@ -195,26 +191,19 @@ BLOCKS = {
     "a part is missing": (lambda n, t: None if n == 1 else t, "lacks part_00001.parquet"),
     "no part": (lambda n, t: None, "has no part_00000.parquet"),
     "another table": (lambda n, t: t.drop_columns("split"), "has no column 'split'"),
-    "foreign hash": (
-        lambda n, t: changed(t, "content_hash", ["ab" * 32] * len(t)) if n == 2 else t,
-        "of other tokens",
-    ),
+    "foreign hash": (lambda n, t: changed(t, "content_hash", ["ab" * 32] * len(t)) if n == 2 else t,
+                     "of other tokens"),
     "no hash": (lambda n, t: changed(t, "content_hash", ["xyz"] * len(t)), "part_00000.parquet is"),
     "another split": (lambda n, t: changed(t, "split", ["test"] * len(t)), "split 'test'"),
-    "both roles": (
-        lambda n, t: changed(t, "origin_tag", [n % 2] * len(t)),
-        "in both roles",
-    ),
+    "both roles": (lambda n, t: changed(t, "origin_tag", [n % 2] * len(t)), "in both roles"),
     "other lengths": (
         lambda n, t: changed(t, "token_ids", [[1] * (8 + i % 2) for i in range(len(t))]),
         "of different lengths",
     ),
-    "large id": (
-        lambda n, t: changed(t, "token_ids", [[300] * 64] * len(t)) if n else t,
-        "has the token id 300",
-    ),
+    "large id": (lambda n, t: changed(t, "token_ids", [[300] * 64] * len(t)) if n else t,
+                 "has the token id 300"),
     "name": (lambda n, t: changed(t, "origin", ["../law"] * len(t)), "names a folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BLOCKS)
@@ -261,14 +250,11 @@ def cache_rows(rows: list[dict], tag: int) -> list[dict]:
     taken = [row for row in rows if row["split"] == "train" and row["origin_tag"] == tag][3:]
     return [
         {
-            "content_hash": row["content_hash"],
-            "origin": row["origin"],
-            "origin_tag": tag,
-            "ref_loss": float(np.float32(dice.gamma(2.0))),
-            "n_response_tokens": 63,
+            "content_hash": row["content_hash"], "origin": row["origin"], "origin_tag": tag,
+            "ref_loss": float(np.float32(dice.gamma(2.0))), "n_response_tokens": 63,
         }
         for row in taken
-    ]
+    ]  # fmt: skip
 
 
 def write_cache(folder: Path, rows: list[dict], *, per_file: int = 100) -> None:
@@ -304,19 +290,15 @@ def test_references_are_theirs_to_the_bit(
 
 CACHES = {
     "two models": (lambda rows: [*rows, rows[5] | {"ref_loss": 9.5}], "of two models"),
-    "two models, next row": (
-        lambda rows: [rows[0], rows[0] | {"ref_loss": 9.5}, *rows[1:]],
-        "of two models",
-    ),
-    "foreign": (
-        lambda rows: [rows[0] | {"content_hash": "00" * 32}, *rows[1:]],
-        "not among the training blocks",
-    ),
+    "two models, next row": (lambda rows: [rows[0], rows[0] | {"ref_loss": 9.5}, *rows[1:]],
+                             "of two models"),
+    "foreign": (lambda rows: [rows[0] | {"content_hash": "00" * 32}, *rows[1:]],
+                "not among the training blocks"),
     "not finite": (lambda rows: [rows[0] | {"ref_loss": float("nan")}], "has the loss nan"),
     "other size": (lambda rows: [rows[0] | {"n_response_tokens": 4095}], "over 4095 targets"),
     "other role": (lambda rows: [row | {"origin_tag": 1} for row in rows], "no loss of the adapt"),
     "none": (lambda rows: [], "has no refloss_train_"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CACHES)

@@ -583,9 +583,7 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_an_inset(tmp_path:
     assert "merge 0.4" not in texts_of(figure.axes[0])
 
 
-def test_sources_of_the_paper_have_the_colours_of_their_categories(
-    results: dict[str, Any],
-) -> None:
+def test_sources_of_the_paper_have_the_colours_of_their_categories(results: dict[str, Any]) -> None:
     arms = dict(results["arms"])
     for name, arm in arms.items():
         renamed = {"code": "scientific_code", "wiki": "wiki_rewrite"}

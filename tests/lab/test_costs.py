@@ -13,24 +13,15 @@ from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
 from nemo_rod.selection.dealing import scoring_passes
 
 SETUP = Setup(
-    forward_flops=1e9,
-    flops_per_second=1e12,
-    backward=2.0,
-    parallel=Parallel(data=4),
-    block_size=1000,
-    micro_batch_size=1,
-    scoring_micro_batch_size=4,
-)
+    forward_flops=1e9, flops_per_second=1e12, backward=2.0, parallel=Parallel(data=4),
+    block_size=1000, micro_batch_size=1, scoring_micro_batch_size=4,
+)  # fmt: skip
 SHAPE = read_shape(
     {
-        "model_type": "llama",
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2,
     }
-)
+)  # fmt: skip
 ROD = Work(name="rod", steps=10, batch_size=32, pool_size=64)
 
 

@@ -1,6 +1,7 @@
 """A rehearsal's recipe is derived from the real one: only sizes and places change."""
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, reh
 from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, scaled_down, small_layout
 from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
 from nemo_rod.lab.rehearsal.materials import DESCRIPTION, TABLE, describe
-from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
 from nemo_rod.lab.rehearsal.stages import RehearsalStages
 from nemo_rod.lab.rehearsal.table import as_dict
 from nemo_rod.run.checks import check
 from nemo_rod.run.handover import flatten
 
+pytest.importorskip("transformers")
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
 needs_qwen3_5 = pytest.mark.skipif(
-    not hasattr(pytest.importorskip("transformers"), "Qwen3_5TextConfig"),
+    find_spec("transformers.models.qwen3_5") is None,
     reason="this transformers has no Qwen3.5 and no Nemotron-H",
 )
 LAYERS = ("num_hidden_layers", "hybrid_override_pattern")
@@ -143,6 +144,8 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> No
     """All of a layer in one tensor, but those of the head for further tokens one by one."""
     from safetensors.torch import load_file
 
+    from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
+
     small = small_model(composed("recipe=german_qwen3_5_35b_a3b"))
     assert small is not None
     write_checkpoint(small, tmp_path / "checkpoint", precision="bf16")
@@ -161,14 +164,10 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> No
 @needs_qwen3_5
 def test_a_config_of_its_own_is_what_is_shrunk() -> None:
     described = {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "layer_types": ["linear_attention", "full_attention"] * 8,
-        "num_hidden_layers": 16,
-        "hidden_size": 4096,
-        "mtp_num_hidden_layers": 0,
-        "rms_norm_eps": 0.5,
-    }
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention"] * 8, "num_hidden_layers": 16,
+        "hidden_size": 4096, "mtp_num_hidden_layers": 0, "rms_norm_eps": 0.5,
+    }  # fmt: skip
     small = shrunken(described, where="folder")
     assert (small.class_name, small.config_class) == ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig")
     assert small.values["layer_types"] == ["linear_attention", "full_attention"]
@@ -203,11 +202,8 @@ def test_a_model_without_a_small_form_is_refused(described: dict[str, Any], refu
     [
         # sizes of the published model that are smaller stay
         ({"model_type": "llama", "num_key_value_heads": 1}, 1, {"num_key_value_heads": 1}),
-        (
-            {"model_type": "llama", "num_key_value_heads": 32},
-            2,
-            {"num_key_value_heads": 4, "num_hidden_layers": 4},
-        ),
+        ({"model_type": "llama", "num_key_value_heads": 32}, 2,
+         {"num_key_value_heads": 4, "num_hidden_layers": 4}),
         # five layers with a window and one without, for every stage
         ({"model_type": "gemma3_text"}, 2, {"num_hidden_layers": 12, "sliding_window": 32}),
         # a dense layer, and one with experts

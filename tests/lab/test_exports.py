@@ -93,9 +93,7 @@ def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) 
         (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
     ],
 )
-def test_what_names_no_checkpoint_is_refused(
-    words: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_what_is_no_checkpoint_is_refused(words: list[str], expected: str, tmp_path: Path) -> None:
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
     with pytest.raises(ValueError, match=expected):
         export_stages(Stages(config))

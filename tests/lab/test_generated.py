@@ -167,7 +167,7 @@ def test_scores_of_replay_begin_at_exactly_zero(
     model: Path, tmp_path: Path, torchrun: tiny.Torchrun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the base wrote has the base's own losses as references: kappa is 1 by construction."""
-    new, own = tiny.sources()[0], source(model, max_tokens=20_000, options={"batch": 64})
+    new, own = tiny.sources()[0], source(model, max_tokens=4_000, options={"batch": 64})
     monkeypatch.setattr(tiny, "sources", lambda: [new, own])
     setting = tiny.Setting(tmp_path / "tiny", torchrun, model)
     job = setting.rod_job(tmp_path / "rod", Parallel(), steps=2)

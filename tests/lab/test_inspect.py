@@ -56,15 +56,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> None:
     manifest = ReferenceManifest(
-        model="model-1",
-        tokenizer=store.tokenizer_fingerprint,
-        store=store.digest,
-        block_size=S,
-        lengths=(S, S // 4),
-        start=start,
-        stop=stop,
-        precision="fp32",
-    )
+        model="model-1", tokenizer=store.tokenizer_fingerprint, store=store.digest, block_size=S,
+        lengths=(S, S // 4), start=start, stop=stop, precision="fp32",
+    )  # fmt: skip
     for out in (folder, folder.with_name("unfinished")):
         writer = ReferenceWriter(out, manifest, store.hashes)
         size = len(writer.missing)
@@ -78,24 +72,16 @@ def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> 
 def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25) -> None:
     scored = arm.startswith("rod")
     source = Candidates(
-        num_adaptation=store.num_adaptation,
-        num_replay=store.num_replay,
-        batch_size=4,
-        multiplier=2 if scored else 1,
-        balance="exact",
-    )
+        num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=4,
+        multiplier=2 if scored else 1, balance="exact",
+    )  # fmt: skip
     header = CurriculumHeader(
-        num_candidates=source.size,
-        num_chosen=4,
-        block_size=S,
-        store=store.digest,
-        tokenizer=store.tokenizer_fingerprint,
-        references="references-1" if scored else "",
-        config="config-1",
-        seed=source.seed,
+        num_candidates=source.size, num_chosen=4, block_size=S, store=store.digest,
+        tokenizer=store.tokenizer_fingerprint, references="references-1" if scored else "",
+        config="config-1", seed=source.seed,
         sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
         scored=scored,
-    )
+    )  # fmt: skip
     folder.mkdir(parents=True)
     with Curriculum.create(folder / "curriculum.rod", header) as curriculum:
         for step in range(steps):
@@ -384,9 +370,7 @@ def test_the_doctor_says_what_to_do(
         ("there, but pip does not list it", "there, but pip does not list it"),
     ],
 )
-def test_the_doctor_names_versions_that_are_newer_than_the_tested_ones(
-    version: str, shown: str
-) -> None:
+def test_the_doctor_names_versions_that_are_newer_than_tested(version: str, shown: str) -> None:
     finding = doctor._untested(doctor.Finding("megatron-core", True, version))
     assert finding == doctor.Finding("megatron-core", True, shown)
 
@@ -435,9 +419,7 @@ def test_the_doctor_looks_at_the_workers_of_nemo_rl(
     assert answer == "ran -m nemo_rod.cli doctor, alone"
 
 
-def test_the_doctor_finds_what_pip_does_not_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_finds_what_pip_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sources_on_a_path").mkdir()
     (tmp_path / "sources_on_a_path" / "core.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -478,9 +460,7 @@ def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> N
     shutil.copytree(source.parent, other := blocks / "replay" / "other")
     manifest = json.loads(source.read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "source": "other"}))
-    with pytest.raises(
-        ValueError, match=r"replay/other of .* has only adaptation/news, replay/web"
-    ):
+    with pytest.raises(ValueError, match=r"other of .* has only adaptation/news, replay/web"):
         inspect(other)
 
 

@@ -96,25 +96,19 @@ def expected(run: Path, arm: str) -> list[dict[str, Any]]:
             scored = arm == "rod"
             found.append(
                 {
-                    "step": record.step,
-                    "position": position,
-                    "block_id": int(ids[0]),
-                    "hash": store.hashes(ids)[0].tobytes().hex(),
-                    "source": source.name,
-                    "role": source.role,
-                    "score": float(record.score[place]) if scored else None,
+                    "step": record.step, "position": position, "block_id": int(ids[0]),
+                    "hash": store.hashes(ids)[0].tobytes().hex(), "source": source.name,
+                    "role": source.role, "score": float(record.score[place]) if scored else None,
                     "loss": float(record.loss[place]) if scored else None,
                     "input_ids": store.tokens(ids)[0].tolist(),
                 }
-            )
+            )  # fmt: skip
     return found
 
 
 @pytest.mark.parametrize("arm", ["rod", "plain"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_holds_the_blocks_in_order(
-    run: Path, arm: str, format: str, tmp_path: Path
-) -> None:
+def test_every_format_has_blocks_in_order(run: Path, arm: str, format: str, tmp_path: Path) -> None:
     words = ("curriculum", "materialise", run / "arms" / arm, "--format", format)
     done = nemo_rod(*words, tmp_path / "all")
     assert done.returncode == 0 and f"{STEPS * K} blocks of {STEPS} steps" in done.stdout, done

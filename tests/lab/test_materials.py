@@ -30,12 +30,9 @@ def made(
 ) -> dict[str, tuple[int, int]]:
     """Blocks of every source, trained on and held out, as its own reader reads what was made."""
     prepare(
-        folder / "blocks",
-        small_sources(specs, folder / "made"),
-        tokenizer=load_tokenizer("byte"),
-        block_size=BLOCK_SIZE,
-        **options,
-    )
+        folder / "blocks", small_sources(specs, folder / "made"), tokenizer=load_tokenizer("byte"),
+        block_size=BLOCK_SIZE, **options,
+    )  # fmt: skip
     stores = [BlockStore(folder / "blocks"), BlockStore(folder / "blocks", split="holdout")]
     counts = [{source.name: source.count for source in store.sources} for store in stores]
     return {name: (counts[0][name], counts[1][name]) for name in counts[0]}
@@ -85,17 +82,12 @@ def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> 
 
 def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> None:
     specs = [
-        SourceSpec(
-            name="cases",
-            role="adaptation",
-            kind="jsonl",
-            files=["/data/cases/**/*.jsonl.zst"],
-            text_field="body.text",
-            filter='language == "de" and meta.quality > 0.5 and body.text != null',
-        ),
+        SourceSpec(name="cases", role="adaptation", kind="jsonl",
+                   files=["/data/cases/**/*.jsonl.zst"], text_field="body.text",
+                   filter='language == "de" and meta.quality > 0.5 and body.text != null'),
         SourceSpec(name="web", role="replay", kind="parquet", files=["../web/*.parquet"]),
         SourceSpec(name="notes", role="replay", kind="text", files=["notes/*.txt.gz"]),
-    ]
+    ]  # fmt: skip
     counted = made(specs, tmp_path)
     blocks = {name: sum(both) for name, both in counted.items()}
     assert blocks == {"cases": 48, "web": 72, "notes": 72}

@@ -32,20 +32,15 @@ SOURCES = (
 @pytest.mark.parametrize(
     ("name", "kind", "value", "label"),
     [
-        ("base", "base", 0, "base"),
-        ("no_replay", "no_replay", 0, "no replay"),
-        ("fixed_32", "fixed", 32, "fixed 32 %"),
-        ("fixed_12.5", "fixed", 12.5, "fixed 12.5 %"),
-        ("merge_0.6", "merge", 0.6, "merge 0.6"),
-        ("merge_0_6", "merge", 0.6, "merge 0.6"),
-        ("merge_1", "merge", 1, "merge 1"),
-        ("max_replay", "max_replay", 0, "max replay"),
-        ("rod", "rod", 0, "RoD"),
-        ("rod_compute_matched", "rod_variant", 0, "RoD compute matched"),
+        ("base", "base", 0, "base"), ("no_replay", "no_replay", 0, "no replay"),
+        ("fixed_32", "fixed", 32, "fixed 32 %"), ("fixed_12.5", "fixed", 12.5, "fixed 12.5 %"),
+        ("merge_0.6", "merge", 0.6, "merge 0.6"), ("merge_0_6", "merge", 0.6, "merge 0.6"),
+        ("merge_1", "merge", 1, "merge 1"), ("max_replay", "max_replay", 0, "max replay"),
+        ("rod", "rod", 0, "RoD"), ("rod_compute_matched", "rod_variant", 0, "RoD compute matched"),
         ("fixed_share_rho", "other", 0, "fixed share rho"),
         ("fixed_20_converged", "other", 0, "fixed 20 %, converged"),
     ],
-)
+)  # fmt: skip
 def test_arm_names(name: str, kind: str, value: float, label: str) -> None:
     arm = parse_arm(name)
     assert (arm.kind, arm.value, arm.label) == (kind, value, label)
@@ -145,9 +140,7 @@ positions = st.lists(st.floats(-5, 15), min_size=1, max_size=12)
 
 
 @given(positions=positions, gap=st.floats(0.01, 0.8))
-def test_spread_labels_keep_their_order_distance_and_range(
-    positions: list[float], gap: float
-) -> None:
+def test_spread_labels_keep_order_distance_and_range(positions: list[float], gap: float) -> None:
     placed = spread(positions, gap, 0.0, 10.0)
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     ordered = [placed[i] for i in order]

@@ -1,10 +1,10 @@
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import nemo_rod
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -12,7 +12,6 @@ pytest.importorskip("safetensors")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from nemo_rod import cli  # noqa: E402
 from nemo_rod.lab.merging import merge_checkpoints  # noqa: E402
 
 Tensors = dict[str, "torch.Tensor"]
@@ -254,36 +253,16 @@ def test_a_checkpoint_of_megatron_is_refused(tmp_path: Path, side: str, file: st
     assert not (tmp_path / "merged_0.5").exists()
 
 
-def test_the_command_takes_two_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def nemo_rod(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["nemo-rod", *arguments])
-        try:
-            cli.main()
-        except SystemExit as end:
-            return int(end.code or 0)
-        return 0
-
-    out = str(tmp_path / "out")
-    sides = [tensors_of(0), tensors_of(1)]
-    folders = [
-        *(str(write(tmp_path / n, t)) for n, t in zip(("base", "adapted"), sides, strict=True)),
-        out,
-    ]
-    assert nemo_rod("merge", *folders, "lambda=0.25") == 0
+def test_the_command_takes_two_folders(tmp_path: Path) -> None:
+    sides, out = [tensors_of(0), tensors_of(1)], tmp_path / "out"
+    names = ("base", "adapted")
+    folders = [*(write(tmp_path / n, t) for n, t in zip(names, sides, strict=True)), out]
+    done = nemo_rod("merge", *folders, "lambda=0.25")
+    assert done.stdout.startswith(f"{out}: 0.75 of {folders[0]} and 0.25 of "), done.stderr
     expected = {name: torch.lerp(tensor, sides[1][name], 0.25) for name, tensor in sides[0].items()}
-    assert_equal(read(tmp_path / "out"), expected)
-    assert capsys.readouterr().out.startswith(f"{out}: 0.75 of {folders[0]} and 0.25 of ")
-    for arguments, sentence in (
-        (["merge", *folders, "lambda=0.25"], "already holds files"),
-        (["merge", *folders, "lambda=half"], "lambda=half is not valid"),
-        (["merge", *folders], "expected nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT"),
-        (["merge", *folders[:2], "lambda=0.5"], "expected nemo-rod merge BASE ADAPTED OUT"),
-        (["merge", *folders[:2], str(tmp_path / "new"), "lambda=2"], "lambda is 2.0"),
-    ):
-        assert nemo_rod(*arguments) == 2
-        assert sentence in capsys.readouterr().err
+    assert_equal(read(out), expected)
+    done = nemo_rod("merge", *folders, "lambda=0.25")
+    assert done.returncode == 2 and "already holds files" in done.stderr
 
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "rms_norm_eps": 1e-6, "use_cache": True}
@@ -341,19 +320,15 @@ def test_a_key_that_one_side_has_is_compared_with_the_default(tmp_path: Path, ki
     ("name", "ours", "theirs", "refused"),
     [
         # the same words in another order of merges, or with other text before them
-        (
-            "tokenizer.json",
-            {"merges": [["T", "h"], ["h", "e"]]},
-            {"merges": [["h", "e"], ["T", "h"]]},
-            True,
-        ),
+        ("tokenizer.json", {"merges": [["T", "h"], ["h", "e"]]},
+         {"merges": [["h", "e"], ["T", "h"]]}, True),
         ("tokenizer.json", {}, {"normalizer": {"type": "Lowercase"}}, True),
         ("tokenizer.json", {}, {"truncation": None}, False),
         ("tokenizer.model", "pieces", "other pieces", True),
         ("vocab.json", {"a": 0, "b": 1}, {"b": 0, "a": 1}, True),
         ("vocab.json", {"a": 0, "b": 1}, {"b": 1, "a": 0}, False),
     ],
-)
+)  # fmt: skip
 def test_tokenizers_that_cut_text_otherwise_are_refused(
     tmp_path: Path, name: str, ours: Any, theirs: Any, refused: bool
 ) -> None:

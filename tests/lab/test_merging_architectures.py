@@ -19,42 +19,27 @@ from nemo_rod.published import save_published  # noqa: E402
 
 RENAMED = ("embedding", "embeddings")  # as transformers 5 writes it, and as it is published
 SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 DELTA_NET = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1]}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 HYBRID = {
-    "hybrid_override_pattern": "M*",
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 8,
-    "ssm_state_size": 8,
+    "hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8,
     "n_groups": 2,
-}
+}  # fmt: skip
 # family -> candidates, the first that is installed counts: (config, model, sizes of its own)
 FAMILIES: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
-    "Qwen3.5": [
-        ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA_NET),
-        ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**DELTA_NET, **EXPERTS}),
-    ],
-    "Nemotron-H": [
-        ("NemotronHConfig", "NemotronHForCausalLM", HYBRID),
-        ("BambaConfig", "BambaForCausalLM", MAMBA),
-    ],
-}
+    "Qwen3.5": [("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA_NET),
+                ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**DELTA_NET, **EXPERTS})],
+    "Nemotron-H": [("NemotronHConfig", "NemotronHForCausalLM", HYBRID),
+                   ("BambaConfig", "BambaForCausalLM", MAMBA)],
+}  # fmt: skip
 
 
 def model_of(family: str, seed: int, tied: bool) -> Any:

@@ -194,9 +194,7 @@ def test_a_source_without_a_document_is_refused(
     assert str(refused.value).startswith(sentence.format(path=path))
 
 
-def test_documents_out_of_reach_are_not_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_out_of_reach_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     hf_api = pytest.importorskip("huggingface_hub.hf_api")
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")
@@ -232,7 +230,7 @@ def test_the_search_for_a_document_ends(tmp_path: Path, monkeypatch: pytest.Monk
     assert unread == {"news": "not read within 0.1 seconds"}
 
 
-def test_the_recipes_of_other_runs_are_named(
+def test_recipes_of_other_runs_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
@@ -252,9 +250,7 @@ def test_the_recipes_of_other_runs_are_named(
 def test_a_layout_that_does_not_divide_is_refused() -> None:
     config = composed(QWEN)
     config.parallel.pipeline = 3
-    with pytest.raises(
-        ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hidden"
-    ):
+    with pytest.raises(ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hid"):
         check_layout(config)
     assert check_layout(composed(QWEN)).startswith("8 B200 on 1 node")
 

@@ -5,16 +5,18 @@ every other model type.
 """
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import OF_THE_PAPER, composed, nemo_rod
 
-for module in ("megatron.core", "datasets", "pyarrow"):
-    pytest.importorskip(module)
+for module in ("megatron", "datasets", "pyarrow"):
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed", allow_module_level=True)
 transformers = pytest.importorskip("transformers")
-if not hasattr(transformers, "Qwen3_5TextConfig"):
+if find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
 from architectures import TYPES  # noqa: E402
@@ -51,7 +53,7 @@ def checked_states(table: dict[str, Any]) -> dict[str, str]:
 def test_a_recipe_is_rehearsed_from_text_to_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = "german_nemotron_nano_12b_v2"
+    recipe = "german_qwen3_0_6b"
     few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
     table, output = rehearse(recipe, tmp_path, *few)
     states = checked_states(table)
@@ -62,8 +64,8 @@ def test_a_recipe_is_rehearsed_from_text_to_report(
     results = json.loads((folder / "report" / "results.json").read_text())
     assert set(results["arms"]) == {"base", "no_replay"}
     planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
-    assert planned["no_replay"]["gpu_hours"] > 100  # what the real run needs, not the rehearsal
-    assert "no_replay" in output and "16 B200 on 2 nodes" in output
+    assert planned["no_replay"]["gpu_hours"] > 0.5  # what the real run needs, not the rehearsal
+    assert "no_replay" in output and "1 H100 on 1 node" in output
     words = (f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", *few, "dry_run=true")
     command.rehearse(composed(*words))  # checks, and changes nothing
     output = capsys.readouterr().out

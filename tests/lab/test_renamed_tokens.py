@@ -102,9 +102,7 @@ def test_every_other_difference_is_refused(
         check_renamed(plain, load_tokenizer(str(original)), load_tokenizer(str(other), eod=0))
 
 
-def test_both_end_documents_with_one_token(
-    plain: BlockStore, original: Path, tmp_path: Path
-) -> None:
+def test_both_end_documents_with_a_token(plain: BlockStore, original: Path, tmp_path: Path) -> None:
     other = load_tokenizer(str(original), eod=1)
     with pytest.raises(ValueError, match=r"end documents with token 0, .* set domain\.eod to 0"):
         check_renamed(plain, load_tokenizer(str(original)), other)

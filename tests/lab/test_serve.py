@@ -7,7 +7,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from command_line import nemo_rod
 
 from nemo_rod.lab.report.serve import keep_fresh, serve
 from nemo_rod.run.stage_log import StageLog
@@ -56,17 +55,6 @@ def test_it_rebuilds_only_after_progress_of_the_run(
         keep_fresh(tmp_path, build, every=0, sleep=sleep)
     assert built == [0, 1, 1, 1]  # first, after the step, when broken, and once more after that
     assert "has no JSON in line 1" in capsys.readouterr().err
-
-
-def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    for words, expected in (
-        ((str(tmp_path),), "holds no launch"),
-        ((str(tmp_path), "port=high"), "port=high is not valid: expected a number from 0"),
-        ((str(tmp_path), "port=70000"), "port=70000 is not valid"),
-        ((str(tmp_path), "every=0"), "every=0 is not valid: expected a whole number of seconds"),
-    ):
-        done = nemo_rod("serve", *words)
-        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_report_waits_for_another_in_progress(tmp_path: Path) -> None:

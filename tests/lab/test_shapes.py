@@ -17,29 +17,20 @@ MODELS = sorted((config_folder() / "model").glob("*.yaml"))
 # Qwen3_5Moe and NemotronHForCausalLM), and those that one token meets. Of dense models, the numbers
 # on their pages on the hub; of Gemma 3 4B, without its vision tower.
 COUNTED = {
-    "gemma3_4b": (3_880_263_168, 3_880_263_168),
-    "llama3_2_1b": (1_235_814_400, 1_235_814_400),
-    "llama3_2_3b": (3_212_749_824, 3_212_749_824),
-    "qwen3_4b": (4_022_468_096, 4_022_468_096),
-    "qwen3_8b": (8_190_735_360, 8_190_735_360),
-    "smollm2_1_7b": (1_711_376_384, 1_711_376_384),
+    "gemma3_4b": (3_880_263_168, 3_880_263_168), "llama3_2_1b": (1_235_814_400, 1_235_814_400),
+    "llama3_2_3b": (3_212_749_824, 3_212_749_824), "qwen3_4b": (4_022_468_096, 4_022_468_096),
+    "qwen3_8b": (8_190_735_360, 8_190_735_360), "smollm2_1_7b": (1_711_376_384, 1_711_376_384),
     "nemotron_nano_12b_v2": (12_310_001_152, 12_310_001_152),
     "nemotron_3_nano_30b_a3b": (31_577_937_344, 3_580_073_408),
-    "qwen3_1_7b": (1_720_574_976, 1_720_574_976),
-    "qwen3_5_9b": (8_953_803_264, 8_953_803_264),
+    "qwen3_1_7b": (1_720_574_976, 1_720_574_976), "qwen3_5_9b": (8_953_803_264, 8_953_803_264),
     "qwen3_5_4b": (4_205_751_296, 4_205_751_296),
     "qwen3_5_35b_a3b": (34_660_610_688, 3_454_988_928),
-}
+}  # fmt: skip
 TINY: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -97,21 +88,13 @@ def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]
 
 
 HYBRID = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "shared_expert_intermediate_size": 16,
-}
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 LATENT = {
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
+    "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
 ROUTED = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 16}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -121,28 +104,16 @@ WINDOW = {"sliding_window": 8}
 # llama4's sends every token to every expert.
 BUILT: dict[str, tuple[dict[str, Any], bool]] = {
     "deepseek_v3": ({**LATENT, **ROUTED, "n_group": 1, "topk_group": 1}, True),
-    "falcon_h1": ({**MAMBA, "mamba_n_groups": 2}, False),
-    "gemma": ({}, True),
-    "gemma2": (WINDOW, True),
-    "gemma3_text": (WINDOW, True),
-    "glm4": ({}, True),
-    "glm4_moe": (ROUTED, True),
-    "gpt_oss": ({**LOCAL, **WINDOW}, True),
-    "granite": ({}, True),
+    "falcon_h1": ({**MAMBA, "mamba_n_groups": 2}, False), "gemma": ({}, True),
+    "gemma2": (WINDOW, True), "gemma3_text": (WINDOW, True), "glm4": ({}, True),
+    "glm4_moe": (ROUTED, True), "gpt_oss": ({**LOCAL, **WINDOW}, True), "granite": ({}, True),
     "llama4_text": ({**LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}, False),
-    "mistral": (WINDOW, True),
-    "mixtral": (LOCAL, True),
-    "nemotron": ({}, True),
-    "olmo2": ({}, True),
-    "olmo3": (WINDOW, True),
-    "olmoe": ({"num_experts": 4, "head_dim": 8}, True),
-    "phi3": ({}, True),
-    "qwen2": ({}, True),
+    "mistral": (WINDOW, True), "mixtral": (LOCAL, True), "nemotron": ({}, True),
+    "olmo2": ({}, True), "olmo3": (WINDOW, True),
+    "olmoe": ({"num_experts": 4, "head_dim": 8}, True), "phi3": ({}, True), "qwen2": ({}, True),
     "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16}, True),
-    "qwen3_next": ({**EXPERTS, **HYBRID}, False),
-    "smollm3": ({}, True),
-    "starcoder2": ({}, True),
-}
+    "qwen3_next": ({**EXPERTS, **HYBRID}, False), "smollm3": ({}, True), "starcoder2": ({}, True),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BUILT)
@@ -234,16 +205,12 @@ def test_a_multimodal_config_is_read_for_its_text() -> None:
     [
         ({"model_type": "novel"}, "type 'novel' has no shape here, and transformers cannot build"),
         ({"model_type": "qwen3", "hidden_size": 32}, "lacks the key 'num_attention_heads'"),
-        (
-            {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*?*"},
-            "hybrid_override_pattern has '?'",
-        ),
-        (
-            {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*-"},
-            "names 2 layers, but num_hidden_layers=3",
-        ),
+        ({"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*?*"},
+         "hybrid_override_pattern has '?'"),
+        ({"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*-"},
+         "names 2 layers, but num_hidden_layers=3"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_read_is_named(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as refusal:
         read_shape(config)

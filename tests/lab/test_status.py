@@ -32,15 +32,10 @@ DONE = {"event": "done", "time": 9.0}
 
 def rod(*, is_there: bool = False) -> Stage:
     return Stage(
-        name="rod",
-        command="train arm=rod",
-        title="train rod",
-        needs=("base", "references_base"),
-        folder=Path("arms/rod"),
-        proof=(Path(__file__ if is_there else "nowhere"),),
-        is_done=lambda: is_there,
-        run=lambda: None,
-    )
+        name="rod", command="train arm=rod", title="train rod", needs=("base", "references_base"),
+        folder=Path("arms/rod"), proof=(Path(__file__ if is_there else "nowhere"),),
+        is_done=lambda: is_there, run=lambda: None,
+    )  # fmt: skip
 
 
 def queued(state: str, **more: str) -> QueuedJob:
@@ -61,26 +56,17 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "preempted": ({"job": REQUEUED, "events": [BEGAN, STOPPED]}, "requeued", "asked to stop"),
     "its node failed": ({"job": REQUEUED, "events": [BEGAN]}, "requeued", ""),
     "runs": ({"job": queued("RUNNING"), "events": [BEGAN]}, "running", ""),
-    "a new try": (
-        {"job": queued("PENDING", reason="Priority"), "events": [BEGAN, FAILED]},
-        "waiting",
-        "(Priority)",
-    ),
+    "a new try": ({"job": queued("PENDING", reason="Priority"), "events": [BEGAN, FAILED]},
+                  "waiting", "(Priority)"),
     "failed as a job": ({"job": QueuedJob("FAILED"), "events": [BEGAN, FAILED]}, "failed", "no"),
     "timed out": ({"job": QueuedJob("TIMEOUT"), "events": [BEGAN]}, "timeout", "logs/slurm"),
-    "out of memory": (
-        {"job": QueuedJob("OUT_OF_MEMORY"), "events": [BEGAN]},
-        "out_of_memory",
-        "logs/slurm",
-    ),
-    "another failed": (
-        {"job": QueuedJob("CANCELLED"), "base": "failed"},
-        "cancelled",
-        "base did not end well",
-    ),
+    "out of memory": ({"job": QueuedJob("OUT_OF_MEMORY"), "events": [BEGAN]}, "out_of_memory",
+                      "logs/slurm"),
+    "another failed": ({"job": QueuedJob("CANCELLED"), "base": "failed"}, "cancelled",
+                       "base did not end well"),
     "another failed, and Slurm forgot": ({"number": True, "base": "failed"}, "cancelled", "base"),
     "taken out of the queue": ({"job": QueuedJob("CANCELLED")}, "cancelled", ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,13 +75,9 @@ def test_where_a_stage_stands(case: str) -> None:
     job = given.get("job")
     others = {"base": Standing(given.get("base", "to do")), "references_base": Standing("done")}
     standing = stand(
-        rod(is_there=given.get("there", False)),
-        given.get("events", []),
-        job,
-        given.get("number", job is not None),
-        given.get("held", False),
-        others,
-    )
+        rod(is_there=given.get("there", False)), given.get("events", []), job,
+        given.get("number", job is not None), given.get("held", False), others,
+    )  # fmt: skip
     assert standing.state == state and why in standing.why
 
 

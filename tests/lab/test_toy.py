@@ -242,9 +242,7 @@ def test_documents_follow_their_chain() -> None:
 
 @pytest.mark.parametrize("wrong", ["markov", "markov:x", "dialect:1", "dialect:1:2", "x:1"])
 def test_unknown_generators_are_refused(wrong: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"synthetic generator .* is unknown: write markov:<number>"
-    ):
+    with pytest.raises(ValueError, match=r"generator .* is unknown: write markov:<number>"):
         synthetic_input(wrong)
 
 
@@ -265,13 +263,10 @@ def test_the_toy_domains_are_what_the_recipe_says(name: str) -> None:
 def test_the_synthetic_store_is_pinned(tmp_path: Path) -> None:
     config, sources = specs("synthetic")
     store = prepare(
-        tmp_path / "blocks",
-        sources,
-        tokenizer=load_tokenizer(config["tokenizer"]),
-        block_size=config["block_size"],
-        holdout_fraction=config["holdout_fraction"],
+        tmp_path / "blocks", sources, tokenizer=load_tokenizer(config["tokenizer"]),
+        block_size=config["block_size"], holdout_fraction=config["holdout_fraction"],
         holdout_seed=config["holdout_seed"],
-    )
+    )  # fmt: skip
     assert store.digest == "9b235f16a5c254f0266e879906745e0b"
     (_, adaptation), (_, replay) = _entropies(store)
     assert adaptation < np.log(48) - 1.0 and replay < np.log(48) - 1.0

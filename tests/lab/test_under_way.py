@@ -41,12 +41,9 @@ def begun(tmp_path: Path) -> FakeRun:
 def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
     parts = parts_of(begun.folder, ["base", "no_replay", "fixed_32", "rod"])
     assert {part.label: part.state for part in parts} == {
-        "blocks": "done",
-        "base": "trained",
-        "no replay": "trained",
-        "fixed 32 %": "to do",
+        "blocks": "done", "base": "trained", "no replay": "trained", "fixed 32 %": "to do",
         "RoD": "running",
-    }
+    }  # fmt: skip
     rod = parts[-1]
     assert (rod.done, rod.steps, rod.progress) == (4, 10, 0.4)
     assert rod.last == "loss 4.700, replay 25%"

@@ -9,20 +9,20 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from places import WORKERS
+from places import WORKERS, Later
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-if not hasattr(transformers, "Qwen3_5TextConfig"):
+if find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
 from architectures import ARCHITECTURES, TYPES, make, tensors, token_losses, write  # noqa: E402
-from architectures_worker import BLOCKS, STORE  # noqa: E402
 from tiny import Setting, Torchrun, metric  # noqa: E402
 
 from nemo_rod.config import Parallel  # noqa: E402
@@ -31,6 +31,7 @@ from nemo_rod.jobs import EvaluateJob  # noqa: E402
 from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
+worker = Later("architectures_worker")
 STEPS, MERGED_AT = 8, 0.25
 FAST = ("qwen3_5", "nemotron_3_nano", "llama", "gemma3_text")
 WITH_EXPERTS = (
@@ -41,14 +42,10 @@ WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
 WITH_MAMBA = ("nemotron_h", "nemotron_3_nano")
 WITH_DELTA_NET = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 TWO_PROCESSES: dict[str, dict[str, Any]] = {
-    "dp2": {"data": 2},
-    "tp2": {"tensor": 2},
-    "tp2_sp": {"tensor": 2, "sequence": True},
-    "pp2": {"pipeline": 2},
-    "dp2_ep2": {"data": 2, "expert": 2},
-    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
-    "cp2": {"context": 2},
-}
+    "dp2": {"data": 2}, "tp2": {"tensor": 2}, "tp2_sp": {"tensor": 2, "sequence": True},
+    "pp2": {"pipeline": 2}, "dp2_ep2": {"data": 2, "expert": 2},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2}, "cp2": {"context": 2},
+}  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "rod": {},
     "prefix": {"prefix": "1/4"},
@@ -63,12 +60,9 @@ LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
         r"by seq_aux_loss of decoder\.layers\.1\..*router, .*: set moe_router_load_balancing_type",
     ),
     "z_loss": ("nemotron_3_nano", {"moe_z_loss_coeff": 1e-3}, r"by z_loss of .*router"),
-    "vision": (
-        "qwen3_5",
-        {"freeze_vision_model": False},
-        r"the weight decay of vision_model\..*: set freeze_vision_model=true",
-    ),
-}
+    "vision": ("qwen3_5", {"freeze_vision_model": False},
+               r"the weight decay of vision_model\..*: set freeze_vision_model=true"),
+}  # fmt: skip
 
 
 def refusals(name: str) -> dict[str, str]:
@@ -155,7 +149,7 @@ def scored(
 def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
     assert "refused" not in row, row["refused"]
     model = load(folder)
-    tokens = STORE.tokens(np.arange(BLOCKS))
+    tokens = worker.STORE.tokens(np.arange(worker.BLOCKS))
     losses = token_losses(model, tokens)
     for length, loss in row["losses"].items():  # of a whole block, its half and its eighth
         expected = losses[:, : int(length)].mean(1)

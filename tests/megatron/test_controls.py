@@ -7,7 +7,6 @@ import pytest
 from command_line import composed
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
 
 from architectures import tensors  # noqa: E402
 from tiny import Setting  # noqa: E402

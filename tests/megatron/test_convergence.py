@@ -64,15 +64,10 @@ def test_the_loss_is_that_of_new_sources_by_their_size() -> None:
 def converging(tiny: Setting, name: str) -> Path:
     """Writes the job of a run that converges after 6 of at most 20 steps, and decays for 4."""
     job = tiny._job(
-        *("no_replay", tiny.root / name, LAYOUTS["dp2"]),
-        model=tiny.base,
-        steps=20,
-        lr=3e-3,
-        references=[],
-        checkpoint__every=2,
-        validation__every=2,
+        *("no_replay", tiny.root / name, LAYOUTS["dp2"]), model=tiny.base, steps=20, lr=3e-3,
+        references=[], checkpoint__every=2, validation__every=2,
         convergence=Rule(tolerance=100.0, patience=2, decay_steps=4),
-    )
+    )  # fmt: skip
     values = json.loads(job.read_text())
     values["config"]["train"]["decay_fraction"] = 4 / 20
     job.write_text(json.dumps(values))

@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.ssm import gated_delta_net
+from places import Later
 
-from nemo_rod.lab import delta_net_probe
-from nemo_rod.megatron import delta_net
-
-if not hasattr(gated_delta_net, "common"):
-    pytest.skip("this Megatron-core has its rule in another place", allow_module_level=True)
-common = gated_delta_net.common
-
+delta_net = Later("nemo_rod.megatron.delta_net")
+delta_net_probe = Later("nemo_rod.lab.delta_net_probe")
 SIZE = (2, 128, 2, 16)
 
 
 def rule(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **_: Any) -> tuple[torch.Tensor, None]:
     """Megatron's own in torch, without the kernel that normalises queries and keys."""
+    from megatron.core.ssm import gated_delta_net
+
     q, k = (torch.nn.functional.normalize(each, dim=-1) for each in (q, k))
-    return common.torch_chunk_gated_delta_rule(q, k, v, g=g, beta=beta)
+    return gated_delta_net.common.torch_chunk_gated_delta_rule(q, k, v, g=g, beta=beta)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +49,10 @@ def test_versions_with_known_faults_are_refused_on_blackwell(
 
 
 def test_the_probe_finds_gradients_that_are_nan_and_calls_that_differ() -> None:
+    from megatron.core.ssm import gated_delta_net
+
+    if not hasattr(gated_delta_net, "common"):
+        pytest.skip("this Megatron-core has its rule in another place")
     assert "2 x 128 x 2 x 16: finite" in delta_net_probe.probe(rule, SIZE, "cpu")
     calls = iter(range(99))
 

@@ -19,14 +19,11 @@ torch = pytest.importorskip("torch")
 STEPS, MICRO_BATCHES, LOOKS = 4, BATCH // 2, 2
 # changed settings, and the precision
 JOBS: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "fp32"),
-    "selective": ({"recompute": "selective"}, "fp32"),
-    "full": ({"recompute": "full"}, "fp32"),
-    "narrow": ({"grad_reduce": "bf16"}, "bf16"),
-    "wide": ({}, "bf16"),
-    "aware": ({"precision_aware_optimizer": True}, "bf16"),
+    "plain": ({}, "fp32"), "selective": ({"recompute": "selective"}, "fp32"),
+    "full": ({"recompute": "full"}, "fp32"), "narrow": ({"grad_reduce": "bf16"}, "bf16"),
+    "wide": ({}, "bf16"), "aware": ({"precision_aware_optimizer": True}, "bf16"),
     "offload": ({"precision_aware_optimizer": True, "optimizer_offload": True}, "bf16"),
-}
+}  # fmt: skip
 Found = tuple[Path, dict[str, dict[str, Any]]]
 
 
@@ -52,31 +49,21 @@ def write(root: Path, name: str) -> Path:
     (root / name).mkdir()
     config = configured(
         parallel=Parallel(distributed_optimizer="precision_aware_optimizer" in changes),
-        model__precision=precision,
-        scoring__micro_batch_size=4,
-        seed=7,
+        model__precision=precision, scoring__micro_batch_size=4, seed=7,
         train=Optimisation(steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes),
-        checkpoint__every=200,
-        validation__every=STEPS // LOOKS,
-        validation__blocks=4,
-    )
+        checkpoint__every=200, validation__every=STEPS // LOOKS, validation__blocks=4,
+    )  # fmt: skip
     job = TrainJob(
-        name=name,
-        config=config,
-        blocks=str(root / "blocks"),
-        out=str(root / name),
-        start=str(root / "init"),
-        arm=arm,
-    )
+        name=name, config=config, blocks=str(root / "blocks"), out=str(root / name),
+        start=str(root / "init"), arm=arm,
+    )  # fmt: skip
     write_job(job, root / f"{name}.json")
     return root / f"{name}.json"
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "again"), [("selective", "core"), ("full", "layer")])
-def test_what_is_computed_again_trains_the_same_to_the_bit(
-    name: str, again: str, trained: Found
-) -> None:
+def test_what_is_computed_again_trains_the_same_bits(name: str, again: str, trained: Found) -> None:
     root, results = trained
     plain, calls = results["plain"]["calls"], results[name]["calls"]
     assert plain["layer training"] == plain["core training"] == STEPS * MICRO_BATCHES

@@ -68,31 +68,23 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "delayed FP8 scaling: it lets scoring move"),
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe='custom': it has quantizers of"),
         ({"fp4": "e2m1", "fp4_recipe": "custom"}, "fp4_recipe='custom': it has quantizers of"),
-        (
-            {"reuse_grad_buf_for_mxfp8_param_ag": True},
-            "reuse_grad_buf_for_mxfp8_param_ag: it leaves gradients where scoring between two st",
-        ),
+        ({"reuse_grad_buf_for_mxfp8_param_ag": True},
+         "reuse_grad_buf_for_mxfp8_param_ag: it leaves gradients where scoring between two st"),
         ({"moe_expert_capacity_factor": 1.5}, "it drops tokens by what else is in a micro-batch"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "it routes a token by its neighbours"),
         ({"moe_router_load_balancing_type": ["sinkhorn"]}, "it routes a token by its neighbours"),
         ({"moe_router_force_load_balancing": True}, "it scores with random routing; set moe_rou"),
-        (
-            {"moe_router_force_biased": 0.1},
-            "it scores with random routing; set moe_router_force_bias",
-        ),
+        ({"moe_router_force_biased": 0.1},
+         "it scores with random routing; set moe_router_force_bias"),
         ({"qk_clip": True}, "qk_clip: it clips queries and keys by candidates that are not trai"),
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
         ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
-        (
-            {**OVERLAPPED, "other_shapes": True},
-            "its buffers have only the shape of training's; set tp_comm_overlap=False, or",
-        ),
-        (
-            {**OVERLAPPED, "is_prefix": True},
-            "or scoring.micro_batch_size to train.micro_batch_size and",
-        ),
+        ({**OVERLAPPED, "other_shapes": True},
+         "its buffers have only the shape of training's; set tp_comm_overlap=False, or"),
+        ({**OVERLAPPED, "is_prefix": True},
+         "or scoring.micro_batch_size to train.micro_batch_size and"),
     ],
-)
+)  # fmt: skip
 def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:
     message = refusal(**settings)
     assert message is not None and message.startswith("Selection does not work with ")
@@ -102,25 +94,19 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {**INTERLEAVED, "overlap_p2p_comm": True, "batch_p2p_comm": False},
-        {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
-        {"fp8_recipe": "custom"},
-        {"context_parallel_size": 2},
-        {"moe_expert_capacity_factor": -1.0},
-        OVERLAPPED,
+        {}, {**INTERLEAVED, "overlap_p2p_comm": True, "batch_p2p_comm": False},
+        {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, {"fp8_recipe": "custom"},
+        {"context_parallel_size": 2}, {"moe_expert_capacity_factor": -1.0}, OVERLAPPED,
         {"tp_comm_overlap": True, "other_shapes": True},
         {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
     ],
-)
+)  # fmt: skip
 def test_what_is_safe_is_not_refused(settings: dict[str, Any]) -> None:
     assert refusal(**settings) is None
 
 
 @pytest.mark.parametrize(("overlap", "sizes"), [(False, [3, 3]), (True, [4, 4])])
-def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
-    overlap: bool, sizes: list[int]
-) -> None:
+def test_scoring_pads_its_last_pass_where_one_shape_runs(overlap: bool, sizes: list[int]) -> None:
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     def group(size: int) -> SimpleNamespace:

@@ -45,9 +45,7 @@ def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> 
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_export_without_predictors_is_whole_and_its_index_says_what_is_there(
-    tmp_path: Path,
-) -> None:
+def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path: Path) -> None:
     written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
     save(tmp_path / "hf", written)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")

@@ -80,7 +80,5 @@ def test_a_lost_curriculum_is_missed(tiny: Setting, tmp_path: Path) -> None:
     from nemo_rod.selection.curriculum.journal import Journal
 
     header = Curriculum.open(tiny.root / "no_replay" / "curriculum.rod", read_only=True).header
-    with pytest.raises(
-        ValueError, match=r"curriculum.rod is missing, but the run has come to step 5"
-    ):
+    with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
         Journal(tmp_path, header, step=5)

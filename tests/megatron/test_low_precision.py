@@ -17,13 +17,13 @@ import torch
 from command_line import composed
 from tiny import configured
 
-import nemo_rod.megatron  # noqa: F401  Megatron looks for TransformerEngine before its stand-in is there
 from nemo_rod.jobs import CheckJob, ReferenceJob, TrainJob
 from nemo_rod.selection import References, ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
-# importing Megatron warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
+# importing Megatron warns of what a machine without CUDA lacks; it looks for TransformerEngine
+# before its stand-in is there
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 
 class Recorded:
@@ -106,13 +106,10 @@ def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine: Recorded) -> 
         (model(Linear(), fp4="nvfp4"), "the model itself is in FP8 or FP4"),
         (model(Linear(), num_moe_experts=4), "experts get numbers of tokens"),
         (model(torch.nn.Linear(32, 32)), "none of the model's layers is one of TransformerEngine"),
-        (
-            model(Linear(), Linear(36, 32)),
-            r"0\.1\.weight is 36x32, and FP8 products",
-        ),
+        (model(Linear(), Linear(36, 32)), r"0\.1\.weight is 36x32, and FP8 products"),
         (model(Linear(32, 24)), r"0\.0\.weight is 32x24"),
     ],
-)
+)  # fmt: skip
 def test_models_that_do_not_fit_are_refused(chunks: list, sentence: str) -> None:
     from nemo_rod.megatron.scoring.low_precision import refuse_unfit
 

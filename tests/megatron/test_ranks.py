@@ -34,15 +34,11 @@ def test_only_the_first_rank_of_a_node_reads_ahead(ranks: list[dict[str, Any]]) 
     assert [rank["agreed"]["worked"] for rank in ranks] == [[0], []]
 
 
-def test_ranks_whose_losses_differ_in_the_last_bit_choose_the_same(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_ranks_choose_the_same_by_losses_that_differ_in_a_bit(ranks: list[dict[str, Any]]) -> None:
     assert [rank["one ulp"] for rank in ranks] == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize("host", ["own_job", "nemo_rl_worker"])
-def test_different_choices_end_the_run_on_every_rank(
-    ranks: list[dict[str, Any]], host: str
-) -> None:
+def test_different_choices_end_the_run_everywhere(ranks: list[dict[str, Any]], host: str) -> None:
     for rank in ranks:
         assert rank["refused"][host].startswith("step 3: ranks chose different blocks")

@@ -92,7 +92,7 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
 @pytest.mark.parametrize(
     ("before", "after"), [("dp2", "single"), ("single", "dp2"), ("dp2_distopt", "single_distopt")]
 )
-def test_resumed_with_other_replicas_chooses_the_same(
+def test_resumed_with_other_replicas_choose_the_same(
     tiny: Setting, before: str, after: str
 ) -> None:
     layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from places import Later
 from tiny import LAYOUTS, Setting
 
-from nemo_rod.megatron.whole_checkpoints import TRACKER, name_the_last_whole, write_config_whole
-
+whole = Later("nemo_rod.megatron.whole_checkpoints")
+TRACKER = "latest_checkpointed_iteration.txt"
 WHOLE = "checkpoint: {}\ndataset: {}\nmodel: {}\ntrain: {}\n"
 STATE = "latest_train_state.pt"
 
@@ -46,24 +47,24 @@ def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, damaged: st
     folder = checkpoints(tmp_path / "checkpoints", 4, 8)
     for file, damage in DAMAGE[damaged].items():
         damage(folder / file)
-    name_the_last_whole(folder)
+    whole.name_the_last_whole(folder)
     assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("4", "state 4")
 
 
 def test_what_is_whole_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    name_the_last_whole(folder)
+    whole.name_the_last_whole(folder)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
     assert capsys.readouterr().out == ""
-    name_the_last_whole(tmp_path / "none")
+    whole.name_the_last_whole(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
     folder = checkpoints(tmp_path / "checkpoints", 4)
     (folder / "iter_0000004" / "run_config.yaml").unlink()
-    name_the_last_whole(folder)
+    whole.name_the_last_whole(folder)
     assert list(folder.iterdir()) == []
 
 
@@ -76,7 +77,7 @@ def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Pa
     for _ in range(2):  # the second time over what the first time has left
         (folder / TRACKER).write_text("8")
         (folder / STATE).write_text("state 8")
-        name_the_last_whole(folder)
+        whole.name_the_last_whole(folder)
         assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("8", "state 8")
         assert iterations(folder) == ["abandoned_0000012", "iter_0000004", "iter_0000008"]
         shutil.copytree(folder / "abandoned_0000012", folder / "iter_0000012")
@@ -84,18 +85,16 @@ def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore")  # importing Megatron warns of what a machine lacks
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_has_left(
-    tmp_path: Path, keep: int
-) -> None:
+def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_left(tmp_path: Path, keep: int) -> None:
     from megatron.bridge.training.checkpointing import cleanup_old_non_persistent_checkpoint
 
     folder = checkpoints(tmp_path / "checkpoints", 10, 17, 20)
     for killed in ("17", "20")[-keep:]:  # while each of them was written
         (folder / f"iter_00000{killed}" / "run_config.yaml").unlink()
-    name_the_last_whole(folder)
+    whole.name_the_last_whole(folder)
     checkpoints(folder, 18)  # saved at once, near the end of the job's time
     cleanup_old_non_persistent_checkpoint(str(folder), leave_ckpt_num=keep, do_async=False)
-    name_the_last_whole(folder)
+    whole.name_the_last_whole(folder)
     assert (folder / TRACKER).read_text() == "18"
     assert iterations(folder)[-1] == "iter_0000018"
 
@@ -107,7 +106,7 @@ def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
             assert not (tmp_path / "run_config.yaml").exists()
 
     config = Config()
-    write_config_whole(config)
+    whole.write_config_whole(config)
     config.to_yaml(str(tmp_path / "run_config.yaml"))
     assert (tmp_path / "run_config.yaml").read_text() == WHOLE
     assert [file.name for file in tmp_path.iterdir()] == ["run_config.yaml"]

@@ -26,14 +26,9 @@ class Jobs:
     def on_cpu(self, processes: int, *arguments: Any, path: str, **options: Any) -> list[str]:
         """Runs a host's program without a GPU."""
         return self.torchrun(
-            processes,
-            "nemo_rod.cpu.on_cpu",
-            *arguments,
-            fresh=True,
-            env={"PYTHONPATH": path},
-            cwd=self.root,
-            **options,
-        )
+            processes, "nemo_rod.cpu.on_cpu", *arguments, fresh=True, env={"PYTHONPATH": path},
+            cwd=self.root, **options,
+        )  # fmt: skip
 
     def make_data(self) -> None:
         make_data = RECIPES / "megatron_bridge" / "make_data.py"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import composed, nemo_rod
+from command_line import composed
 from test_metrics_page import documented
 
 from nemo_rod.hosts.logger_runs import (
@@ -40,33 +40,13 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "names"),
     [
-        ("null", ()),
-        ("wandb", ("wandb",)),
-        ("[tensorboard,wandb]", ("tensorboard", "wandb")),
-        ("[wandb,wandb]", ("wandb",)),
-        ("[]", ()),
+        ("null", ()), ("wandb", ("wandb",)), ("[tensorboard,wandb]", ("tensorboard", "wandb")),
+        ("[wandb,wandb]", ("wandb",)), ("[]", ()),
     ],
-)
+)  # fmt: skip
 def test_none_one_or_several(typed: str, names: tuple[str, ...], tmp_path: Path) -> None:
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
     assert logger_names(config.logger) == names
-
-
-UNKNOWN = r"^logger=.* expected some of tensorboard, wandb, mlflow"
-
-
-@pytest.mark.parametrize(
-    ("typed", "sentence"),
-    [
-        *((f"logger={v}", UNKNOWN) for v in ("tensorbord", "[wandb,comet]", "3", "{wandb: true}")),
-        ("+cluster.env.WANDB_API_KEY=hidden", r"cluster.env.WANDB_API_KEY would be written"),
-    ],
-)
-def test_unknown_loggers_and_written_secrets_are_refused(
-    typed: str, sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", typed)
 
 
 def test_every_logger_of_a_trainer_shows_the_metrics() -> None:
@@ -164,9 +144,7 @@ def test_a_second_run_of_the_process_begins_as_the_first_did(
     assert ended == ["FAILED", "FINISHED"]
 
 
-def test_a_server_of_the_users_serves_every_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_server_serves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
     for arm in ("rod", "no_replay"):
         prepared = prepare_runs(["mlflow"], tmp_path / arm)
@@ -324,9 +302,3 @@ def test_arms_of_one_process_are_runs_of_their_own(tmp_path: Path, name: str) ->
         assert (run.info.status, run.info.run_name) == ("FINISHED", arm)
         history = client.get_metric_history(run_id, "train/loss")
         assert {metric.step: metric.value for metric in history} == curve
-
-
-def test_the_command_says_it_in_one_sentence(tmp_path: Path) -> None:
-    done: Any = nemo_rod("run", "recipe=toy_synthetic", f"run_dir={tmp_path}", "logger=comet")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "logger='comet' is not valid" in done.stderr

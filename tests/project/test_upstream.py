@@ -221,9 +221,7 @@ def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.bridge.training import callbacks
 
     monkeypatch.delattr(callbacks.Callback, "on_train_end")
-    with pytest.raises(
-        ValueError, match=r"callbacks.Callback.on_train_end does not exist in Megatr"
-    ):
+    with pytest.raises(ValueError, match=r"Callback.on_train_end does not exist in Megatron"):
         functions.check("trainer")
 
 
@@ -265,9 +263,7 @@ def test_the_doctor_says_no_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -
 # What changed between versions
 
 
-def test_experts_are_numbered_where_their_own_name_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_experts_are_numbered_where_their_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.bridge.models.conversion import model_bridge
 
     from nemo_rod.cpu.plain import conversion
@@ -327,7 +323,7 @@ def test_a_signal_handler_is_entered_once() -> None:
         assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_a_checkpoint_is_written_without_a_fork(
+def test_checkpoints_are_written_without_fork(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank has threads, and a fork of it may wait for ever for a lock that one of them held."""

@@ -188,13 +188,9 @@ def test_references_are_of_what_can_be_drawn_and_grow(
 def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:
     stage, arm = evaluate_stages(Stages(recipe(run_dir)))[0], run_dir / "arms" / "rod"
     left = (
-        "evaluation.json",
-        "held_out_losses.npy",
-        "tasks.json",
-        "tasks.job.json",
-        "tasks.answered.json",
-        "tasks.answered.partial.json",
-    )
+        "evaluation.json", "held_out_losses.npy", "tasks.json", "tasks.job.json",
+        "tasks.answered.json", "tasks.answered.partial.json",
+    )  # fmt: skip
     for name in left:
         (arm / name).touch()
     assert (run_dir / "evaluation.partial").exists()
@@ -227,9 +223,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     return evaluations
 
 
-def test_a_second_evaluation_keeps_what_is_measured(
-    run_dir: Path, evaluations: Evaluations
-) -> None:
+def test_a_second_evaluation_keeps_what_there_is(run_dir: Path, evaluations: Evaluations) -> None:
     names = ["base", "no_replay", "fixed_32", MERGED, "rod"]
     config = recipe(run_dir)
     stage = evaluate_stages(Stages(config))[0]
@@ -253,9 +247,7 @@ def test_a_second_evaluation_keeps_what_is_measured(
     assert stage.is_done() and not (run_dir / "evaluation.partial").exists()
 
 
-def test_losses_of_unknown_inputs_are_measured_again(
-    run_dir: Path, evaluations: Evaluations
-) -> None:
+def test_losses_of_unknown_inputs_are_made_again(run_dir: Path, evaluations: Evaluations) -> None:
     evaluations.whole = 9
     stage = evaluate_stages(Stages(recipe(run_dir)))[0]
     stage.move_aside()

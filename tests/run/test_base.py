@@ -41,9 +41,7 @@ def checkpoint(folder: Path, vocab_size: int, *, multimodal: bool) -> Path:
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
-def test_a_vocabulary_has_to_hold_the_tokenizers(
-    multimodal: bool, blocks: Path, tmp_path: Path
-) -> None:
+def test_a_vocabulary_holds_the_tokenizers(multimodal: bool, blocks: Path, tmp_path: Path) -> None:
     check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks, *RECIPE)
     with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
         check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks, *RECIPE)

@@ -20,15 +20,10 @@ from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.stages import Stages
 
 CLUSTER = [
-    "recipe=toy_synthetic",
-    "cluster=b200_8",
-    "cluster.account=science",
-    "cluster.partition=batch",
-    "cluster.image=/shared/nemo_rod.sif",
-    "cluster.container=apptainer",
-    "cluster.mounts=[/shared/data:/data]",
-    "+cluster.env.TRITON_CACHE_DIR=/local/triton",
-]
+    "recipe=toy_synthetic", "cluster=b200_8", "cluster.account=science", "cluster.partition=batch",
+    "cluster.image=/shared/nemo_rod.sif", "cluster.container=apptainer",
+    "cluster.mounts=[/shared/data:/data]", "+cluster.env.TRITON_CACHE_DIR=/local/triton",
+]  # fmt: skip
 
 
 def configured(*overrides: str) -> Config:

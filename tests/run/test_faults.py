@@ -129,21 +129,13 @@ FAULTS: dict[str, tuple[Callable[[Run], None], str, dict[str, Any], int]] = {
     "killed": (lambda job: job.ranks[1].kill(), "rank 1: was ended by SIGKILL", {}, 60),
     "frozen": (lambda job: job.ranks[1].suspend(), "rank 1: its process is gone", FROZEN, 180),
     # the command's patience and the other rank's are a minute each, longer on a busy machine
-    "frozen first": (
-        lambda job: job.ranks[0].suspend(),
-        r"rank 0: (its process is gone|had no heartbeat)",
-        FROZEN,
-        400,
-    ),
+    "frozen first": (lambda job: job.ranks[0].suspend(),
+                     r"rank 0: (its process is gone|had no heartbeat)", FROZEN, 400),
     # the rank waits for a reader that never comes
     "stalled": (in_place_of_metrics(os.mkfifo), "rank 1: stalled for", {}, 60),
-    "raises": (
-        in_place_of_metrics(Path.mkdir),
-        r"rank 1: IsADirectoryError: .*metrics.jsonl",
-        {},
-        60,
-    ),
-}
+    "raises": (in_place_of_metrics(Path.mkdir), r"rank 1: IsADirectoryError: .*metrics.jsonl", {},
+               60),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -23,14 +23,11 @@ from slurm_cluster import Cluster, wait_for
 pytestmark = pytest.mark.kills
 
 RECIPE = [
-    "recipe=toy_synthetic",
-    "arms=[no_replay,rod,merge_0.6]",
+    "recipe=toy_synthetic", "arms=[no_replay,rod,merge_0.6]",
     "domain.sources.dialect.max_bytes=200000",
-    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
-    "pretrain.steps=40",
-    "train.steps=120",
-    "checkpoint.every=10",
-]
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)), "pretrain.steps=40",
+    "train.steps=120", "checkpoint.every=10",
+]  # fmt: skip
 LAYOUTS = {"single": ["parallel=single"], "dp2": ["parallel=dp2"]}
 ON_SLURM = [
     *("launcher=slurm", "launcher.grace_seconds=60", "launcher.requeues=0"),
@@ -40,16 +37,12 @@ ON_SLURM = [
 ]
 # Every stage with its command, in order, and how often it is killed.
 STAGES = {
-    "prepare": (["prepare"], 5),
-    "base": (["pretrain"], 5),
-    "references_base": (["reference", "arm=base"], 5),
-    "no_replay": (["train", "arm=no_replay"], 7),
-    "references_specialist": (["reference", "arm=no_replay"], 5),
-    "rod": (["train", "arm=rod"], 7),
-    "merge_0.6": (["merge", "arm=merge_0.6"], 5),
-    "evaluate": (["evaluate"], 5),
+    "prepare": (["prepare"], 5), "base": (["pretrain"], 5),
+    "references_base": (["reference", "arm=base"], 5), "no_replay": (["train", "arm=no_replay"], 7),
+    "references_specialist": (["reference", "arm=no_replay"], 5), "rod": (["train", "arm=rod"], 7),
+    "merge_0.6": (["merge", "arm=merge_0.6"], 5), "evaluate": (["evaluate"], 5),
     "report": (["report"], 5),
-}
+}  # fmt: skip
 VICTIMS = ("command", "rank", "all")
 # Of what a run leaves, these have times of day, durations or paths in them.
 DIFFERS = ("metrics.jsonl", "arm.json", "job.json", "costs.csv", "costs.md")

@@ -55,9 +55,7 @@ def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_nodes_meet_on_the_network_between_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nodes_meet_on_the_network_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert Nodes().environment() == {}
     (lo,) = [n for n, found in psutil.net_if_addrs().items() if found[0].address == "127.0.0.1"]
@@ -70,9 +68,7 @@ def test_nodes_meet_on_the_network_between_them(
     assert "--rdzv-conf=is_host=0,join_timeout=1800" in second.torchrun_options()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert "GLOO_SOCKET_IFNAME" not in second.environment()
-    with pytest.raises(
-        ValueError, match=r"no way to nowhere\.invalid, the NodeAddr of another node"
-    ):
+    with pytest.raises(ValueError, match=r"way to nowhere.invalid, the NodeAddr of another node"):
         Nodes(2, 1, head="nowhere.invalid", port=5).address()
 
 

@@ -160,13 +160,9 @@ ENDINGS = {
     ),
     "killed": (["kill -KILL $$"], "FAILED", "137:0", 0),
     "stopped too often": (["exit 75", "exit 75", "exit 75", "exit 0"], "FAILED", "75:0", 2),
-    "near its time limit": (
-        ["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
-        "COMPLETED",
-        "0:0",
-        1,
-    ),
-}
+    "near its time limit": (["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
+                            "COMPLETED", "0:0", 1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -45,9 +45,7 @@ def check(metrics: dict[str, float | None], prefix: str, scores: np.ndarray, joi
         st.tuples(st.floats(-8, 8, width=32), st.integers(0, 2)), min_size=1, max_size=40
     ).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(1, len(rows))))
 )
-def test_every_figure_is_that_of_a_plain_count(
-    drawn: tuple[list[tuple[float, int]], int],
-) -> None:
+def test_every_figure_is_that_of_a_plain_count(drawn: tuple[list[tuple[float, int]], int]) -> None:
     rows, k = drawn
     choice, source_C = choice_of([score for score, _ in rows], [source for _, source in rows], k)
     metrics = selection_metrics(choice, source_C, NAMES)

@@ -29,16 +29,9 @@ from nemo_rod.selection.policies import Joint, TakeAll
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
 SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))
 HEADER = CurriculumHeader(
-    num_candidates=C,
-    num_chosen=K,
-    block_size=64,
-    store="store-1",
-    tokenizer="tokenizer-1",
-    references="references-1",
-    config="config-1",
-    seed=42,
-    sources=SOURCES,
-)
+    num_candidates=C, num_chosen=K, block_size=64, store="store-1", tokenizer="tokenizer-1",
+    references="references-1", config="config-1", seed=42, sources=SOURCES,
+)  # fmt: skip
 
 
 @dataclass

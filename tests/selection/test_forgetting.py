@@ -42,9 +42,7 @@ def test_a_source_of_weight_zero_does_not_count() -> None:
     rows=st.lists(st.tuples(losses, losses, st.integers(1, 10**9)), min_size=1, max_size=20),
     scale=st.sampled_from([0.5, 2.0, 1024.0]),
 )
-def test_f_val_against_the_sum_written_out(
-    rows: list[tuple[float, float, int]], scale: float
-) -> None:
+def test_f_val_is_the_sum_written_out(rows: list[tuple[float, float, int]], scale: float) -> None:
     trained = {str(i): row[0] for i, row in enumerate(rows)}
     base = {str(i): row[1] for i, row in enumerate(rows)}
     weights = {str(i): float(row[2]) for i, row in enumerate(rows)}

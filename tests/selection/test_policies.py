@@ -48,12 +48,9 @@ def test_joint_is_a_stable_sort(pool, k, kappa):
 
 
 @given(
-    pool=pools(),
-    k=st.integers(1, 40),
-    share=st.sampled_from([0.0, 0.1, 0.32, 0.5, 1.0]),
-    adaptation=st.sampled_from(["random", "rho"]),
-    replay=st.sampled_from(["random", "rho"]),
-)
+    pool=pools(), k=st.integers(1, 40), share=st.sampled_from([0.0, 0.1, 0.32, 0.5, 1.0]),
+    adaptation=st.sampled_from(["random", "rho"]), replay=st.sampled_from(["random", "rho"]),
+)  # fmt: skip
 def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
     score_C, is_replay_C = pool
     num_replay = round(share * k)

@@ -49,12 +49,8 @@ class ArrayStore:
 def manifest(start, stop, **values):
     default = {"model": "model-1", "tokenizer": "tokenizer-1", "store": "store-1"}
     default |= {
-        "block_size": S,
-        "lengths": LENGTHS,
-        "start": start,
-        "stop": stop,
-        "precision": "fp32",
-    }
+        "block_size": S, "lengths": LENGTHS, "start": start, "stop": stop, "precision": "fp32",
+    }  # fmt: skip
     return ReferenceManifest(**(default | values))
 
 

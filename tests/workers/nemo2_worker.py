@@ -66,15 +66,11 @@ def one_run(
     if kind != "stock":
         joint = kind == "joint"
         nemo_rod.install(
-            "nemo2",
-            *parts,
-            roles=ROLES,
+            "nemo2", *parts, roles=ROLES,
             references=[Path(root, f"refs_{name}") for name in corpora] if joint else (),
-            policy=nemo_rod.Joint() if joint else nemo_rod.TakeAll(),
-            multiplier=2 if joint else 1,
-            out=out / "rod",
-            validation_every=None if joint else 0,
-        )
+            policy=nemo_rod.Joint() if joint else nemo_rod.TakeAll(), multiplier=2 if joint else 1,
+            out=out / "rod", validation_every=None if joint else 0,
+        )  # fmt: skip
         job["trainer"].loggers = [Lines(out)]
     llm.pretrain(**job)
 

@@ -43,13 +43,9 @@ def scorer(model: list, store: Any, *, length: int | None = None) -> Any:
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     return MegatronScorer(
-        model,
-        store,
-        ProcessGroupCollection.use_mpu_process_groups(),
-        micro_batch_size=2,
-        length=length,
-        batches=lambda ids, size: micro_batches(store, ids, size),
-    )
+        model, store, ProcessGroupCollection.use_mpu_process_groups(), micro_batch_size=2,
+        length=length, batches=lambda ids, size: micro_batches(store, ids, size),
+    )  # fmt: skip
 
 
 def gpt(store: RandomBlocks, *, mtp_num_layers: int | None = None, **settings: Any) -> Any:
@@ -59,28 +55,18 @@ def gpt(store: RandomBlocks, *, mtp_num_layers: int | None = None, **settings: A
     from megatron.core.transformer import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        normalization="RMSNorm",
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        mtp_num_layers=mtp_num_layers,
-        **settings,
-    )
+        num_layers=2, hidden_size=32, num_attention_heads=4, normalization="RMSNorm",
+        bias_dropout_fusion=False, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
+        mtp_num_layers=mtp_num_layers, **settings,
+    )  # fmt: skip
     layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     head = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
     return GPTModel(
-        config=config,
-        transformer_layer_spec=layer,
-        mtp_block_spec=head,
-        vocab_size=store.vocabulary,
-        max_sequence_length=store.block_size,
-        position_embedding_type="rope",
-        pre_process=parallel_state.is_pipeline_first_stage(),
+        config=config, transformer_layer_spec=layer, mtp_block_spec=head,
+        vocab_size=store.vocabulary, max_sequence_length=store.block_size,
+        position_embedding_type="rope", pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-    )
+    )  # fmt: skip
 
 
 def initialize(**layout: int) -> None:
@@ -119,13 +105,10 @@ def prefix(tensor: int, pipeline: int, sequence: int) -> None:
             length = logits.slice_length(2, store.vocabulary // tensor)
             losses = scorer([model], store, length=tokens).losses(ids)
         report(
-            tokens=tokens,
-            slice=length,
-            shape=losses.shape,
-            read=read,
+            tokens=tokens, slice=length, shape=losses.shape, read=read,
             largest=float(np.abs(cut[tokens]).max()),
             difference=float(np.abs(losses - cut[tokens]).max()),
-        )
+        )  # fmt: skip
 
 
 class OnePositionAtATime(torch.nn.Module):

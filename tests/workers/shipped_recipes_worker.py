@@ -19,28 +19,16 @@ import transformers
 
 STEPS, LENGTH = 8, 64
 SIZES: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 PROVIDER = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "ffn_hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_query_groups": 2,
-    "kv_channels": 8,
-}
+    "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4,
+    "num_query_groups": 2, "kv_channels": 8,
+}  # fmt: skip
 MAMBA = {
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 16,
-    "mamba_state_dim": 16,
-    "mamba_num_groups": 2,
-}
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_state_dim": 16, "mamba_num_groups": 2,
+}  # fmt: skip
 # what Megatron's layers without TransformerEngine, or ours in place of kernels, cannot compute
 CPU: dict[str, dict[str, Any]] = {
     "nemotron_h": {"use_mamba_mem_eff_path": True},
@@ -49,56 +37,30 @@ CPU: dict[str, dict[str, Any]] = {
 }
 # family -> recipe, class of its Hugging Face configuration if it reads one from the hub, and sizes
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama32": (
-        "llama.h100.llama3:llama32_1b_pretrain_1gpu_h100_bf16_config",
-        "Llama",
-        {**SIZES, "tie_word_embeddings": True},
-    ),
-    "qwen3": (
-        "qwen.h100.qwen3:qwen3_600m_pretrain_1gpu_h100_bf16_config",
-        "Qwen3",
-        {**SIZES, "tie_word_embeddings": True},
-    ),
-    "gemma3": (
-        "gemma.h100.gemma3:gemma3_1b_pretrain_1gpu_h100_bf16_config",
-        "",
-        {**PROVIDER, "window_size": 16, "vocab_size": 256},
-    ),
-    "nemotron_h": (
-        "nemotronh.h100.nemotronh:nemotronh_4b_pretrain_1gpu_h100_bf16_config",
-        "",
-        {**PROVIDER, **MAMBA, "hybrid_layer_pattern": "M-M*-", "num_layers": 5},
-    ),
+    "llama32": ("llama.h100.llama3:llama32_1b_pretrain_1gpu_h100_bf16_config", "Llama",
+                {**SIZES, "tie_word_embeddings": True}),
+    "qwen3": ("qwen.h100.qwen3:qwen3_600m_pretrain_1gpu_h100_bf16_config", "Qwen3",
+              {**SIZES, "tie_word_embeddings": True}),
+    "gemma3": ("gemma.h100.gemma3:gemma3_1b_pretrain_1gpu_h100_bf16_config", "",
+               {**PROVIDER, "window_size": 16, "vocab_size": 256}),
+    "nemotron_h": ("nemotronh.h100.nemotronh:nemotronh_4b_pretrain_1gpu_h100_bf16_config", "",
+                   {**PROVIDER, **MAMBA, "hybrid_layer_pattern": "M-M*-", "num_layers": 5}),
     # without attention, which Megatron splits over positions only with TransformerEngine
-    "mamba": (
-        "nemotronh.h100.nemotronh:nemotronh_4b_pretrain_1gpu_h100_bf16_config",
-        "",
-        {**PROVIDER, **MAMBA, "hybrid_layer_pattern": "M-M-", "num_layers": 4},
-    ),
+    "mamba": ("nemotronh.h100.nemotronh:nemotronh_4b_pretrain_1gpu_h100_bf16_config", "",
+              {**PROVIDER, **MAMBA, "hybrid_layer_pattern": "M-M-", "num_layers": 4}),
     "deepseek_v2": (
         "deepseek.h100.deepseek_v2:deepseek_v2_lite_pretrain_8gpu_h100_bf16_config",
         "DeepseekV2",
         {
-            **SIZES,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": None,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
+            **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4,
+            "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+            "q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
             "v_head_dim": 8,
         },
     ),
-    "gpt_oss": (
-        "gpt_oss.h100.gpt_oss:gpt_oss_20b_pretrain_16gpu_h100_bf16_config",
-        "GptOss",
-        {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
-    ),
-}
+    "gpt_oss": ("gpt_oss.h100.gpt_oss:gpt_oss_20b_pretrain_16gpu_h100_bf16_config", "GptOss",
+                {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
+}  # fmt: skip
 
 
 def recipe(family: str) -> Any:

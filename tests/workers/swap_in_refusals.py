@@ -29,8 +29,7 @@ def several(*changes: Callable[[Any], None]) -> Callable[[Any], None]:
 
 # name -> what is changed in a job that is accepted, or other options of `install`
 JOBS: dict[str, Any] = {
-    "accepted": {},
-    "cuda graphs": setting("model.cuda_graph_impl", "local"),
+    "accepted": {}, "cuda graphs": setting("model.cuda_graph_impl", "local"),
     "megatron fsdp": setting("dist.use_megatron_fsdp", True),
     "ddp fsdp": setting("ddp.use_megatron_fsdp", True),
     "torch fsdp": setting("dist.use_torch_fsdp2", True),
@@ -45,14 +44,12 @@ JOBS: dict[str, Any] = {
     "rampup": setting("train.rampup_batch_size", [8, 8, 100]),
     "smaller batches": setting("train.decrease_batch_size_if_needed", True),
     "skipping": setting("train.iterations_to_skip", [3]),
-    "no blend": setting("dataset.blend", None),
-    "no role": {"roles": {"data/new": "adaptation"}},
+    "no blend": setting("dataset.blend", None), "no role": {"roles": {"data/new": "adaptation"}},
     "half a multiplier": {"multiplier": 0.5},
     "no references": {"policy": nemo_rod.Joint(), "multiplier": 2},
     "missing references": {"policy": nemo_rod.Joint(), "references": ["nowhere"], "multiplier": 2},
-    "drawn for nothing": {"multiplier": 2},
-    "no host": {"host": "megatron"},
-}
+    "drawn for nothing": {"multiplier": 2}, "no host": {"host": "megatron"},
+}  # fmt: skip
 
 
 def main() -> None:

@@ -101,29 +101,20 @@ def one_run(
     if kind == "score":
         with refusal:
             swap_in.reference(
-                "megatron_bridge",
-                cfg,
-                forward_step,
-                role=role,
-                roles=roles,
-                multiplier=multiplier,
-                checkpoint=root / str(base),
-                out=out,
-            )
+                "megatron_bridge", cfg, forward_step, role=role, roles=roles, multiplier=multiplier,
+                checkpoint=root / str(base), out=out,
+            )  # fmt: skip
         return
     watch = [steps_writer(out, die_at)]
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)
         return
     installed = nemo_rod.install(
-        "megatron_bridge",
-        cfg,
-        roles=roles,
+        "megatron_bridge", cfg, roles=roles,
         references=[root / reference for reference in references],
         policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
-        multiplier=1 if kind == "take_all" else multiplier,
-        validation_every=validation_every,
-    )
+        multiplier=1 if kind == "take_all" else multiplier, validation_every=validation_every,
+    )  # fmt: skip
     with installed, refusal:
         pretrain(cfg, forward_step, callbacks=watch)
     if refused:

@@ -167,26 +167,19 @@ class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
         dist.broadcast(loss, group=groups.pp, group_src=groups.pp.size() - 1)
         dist.all_reduce(loss, group=groups.dp)
         return {
-            "global_loss": loss,
-            "grad_norm": torch.tensor([grad_norm]),
-            "rank": dist.get_rank(),
-            "gpu_name": "cpu",
-            "model_dtype": torch.float32,
+            "global_loss": loss, "grad_norm": torch.tensor([grad_norm]), "rank": dist.get_rank(),
+            "gpu_name": "cpu", "model_dtype": torch.float32,
             "all_mb_metrics": {"lr": [lr] * count, "wd": [0.0] * count},
-        }
+        }  # fmt: skip
 
     def _schedule(self, forward_step, data, size):
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         return get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=data.make_microbatch_iterator(size),
-            model=[self.model],
-            num_microbatches=data.size // size,
-            seq_length=data["input_ids"].shape[1],
-            micro_batch_size=size,
-            forward_only=False,
-        )
+            forward_step_func=forward_step, data_iterator=data.make_microbatch_iterator(size),
+            model=[self.model], num_microbatches=data.size // size,
+            seq_length=data["input_ids"].shape[1], micro_batch_size=size, forward_only=False,
+        )  # fmt: skip
 
 
 def _positions(input_ids):
