@@ -14,7 +14,7 @@ from nemo_rod.commands.text import table
 _HELP_WIDTH = 76  # characters per line of help, beside the explained word
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Key:
     """A `name=value` word of a command."""
 

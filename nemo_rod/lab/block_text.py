@@ -29,10 +29,7 @@ def block_text(store: BlockStore, tokenizer: Tokenizer, block_id: int, *, length
 def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
     """Returns the tokenizer that made a store.
 
-    Args:
-        store: The store.
-        name: Name of the tokenizer; by default the one for bytes, that of the run's base, and the
-            recorded one are tried.
+    Without a name, the one for bytes, that of the run's base and the recorded one are tried.
 
     Raises:
         ValueError: It cannot be found, or did not make the store.

@@ -15,9 +15,7 @@ from nemo_rod.run.checks import declare_keys, to_config
 def composed(*overrides: str, folder: Path | None = None) -> Config:
     """Returns the checked configuration of overrides, as a command would compose it.
 
-    Args:
-        overrides: words in Hydra's grammar.
-        folder: a folder of the user's own groups, as of --config-dir.
+    `folder` holds groups of the user's own, as of --config-dir.
     """
     declare_keys()
     path = [] if folder is None else [f"hydra.searchpath=[file://{folder.absolute()}]"]

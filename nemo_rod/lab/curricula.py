@@ -8,7 +8,11 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import table
-from nemo_rod.lab.text import tenths
+from nemo_rod.corpus import BlockStore
+from nemo_rod.lab.curriculum_tools import diff, export, verify
+from nemo_rod.lab.text import add_verb, tenths
+from nemo_rod.progress import Progress
+from nemo_rod.selection import Curriculum
 
 FORMATS = ("parquet", "jsonl", "huggingface", "megatron")  # of materialise.py
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
@@ -18,18 +22,13 @@ def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod curriculum`."""
     names = "export|materialise|verify|diff"
     verbs = parser.add_subparsers(metavar=names, required=True, prog=parser.prog)
-    usages = []
 
     def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
-        usages.append(f"{parser.prog} {name} {usage}")
-        verb: Arguments = verbs.add_parser(name, usage=usages[-1], help=text, description=text)
+        verb = add_verb(parser, verbs, main, name, usage, text)
         verb.add_argument(
-            "curriculum",
-            metavar="CURRICULUM",
-            type=_curriculum,
-            help="a curriculum.rod, or the folder of its arm",
-        )
-        verb.set_defaults(main=main)
+            "curriculum", metavar="CURRICULUM", help="a curriculum.rod, or the folder of its arm",
+            type=lambda text: Path(text) / "curriculum.rod" if Path(text).is_dir() else Path(text),
+        )  # fmt: skip
         return verb
 
     text = "Writes one row per candidate as Parquet, or the authors' trace of the chosen blocks."
@@ -70,19 +69,14 @@ def declare(parser: Arguments) -> None:
     add(_diff, "diff", "CURRICULUM CURRICULUM", text).add_argument(
         "other", metavar="CURRICULUM", type=Path, help="the one to compare it with"
     )
-    parser.usage = "\n       ".join(usages)
     parser.description = "Exports, materialises, verifies or compares recorded curricula."
 
 
 def _export(options: Namespace) -> None:
-    from nemo_rod.lab.curriculum_tools import export
-    from nemo_rod.selection import Curriculum
-
     path, authors = options.curriculum, options.format == "authors"
     out = options.out or path.with_suffix(".jsonl" if authors else ".parquet")
     with Curriculum.open(path, read_only=True) as curriculum:
         if authors:
-            from nemo_rod.corpus import BlockStore
             from nemo_rod.lab.authors.trace import export_trace
 
             export_trace(curriculum, BlockStore(options.blocks or _blocks_of(path)), out)
@@ -94,10 +88,6 @@ def _export(options: Namespace) -> None:
 
 
 def _verify(options: Namespace) -> None:
-    from nemo_rod.corpus import BlockStore
-    from nemo_rod.lab.curriculum_tools import verify
-    from nemo_rod.selection import Curriculum
-
     path = options.curriculum
     root = options.store or _blocks_of(path)
     with Curriculum.open(path, read_only=True) as curriculum:
@@ -106,10 +96,7 @@ def _verify(options: Namespace) -> None:
 
 
 def _materialise(options: Namespace) -> None:
-    from nemo_rod.corpus import BlockStore
     from nemo_rod.lab.materialise import materialise
-    from nemo_rod.progress import Progress
-    from nemo_rod.selection import Curriculum
 
     path, out = options.curriculum, options.out
     with Curriculum.open(path, read_only=True) as curriculum:
@@ -126,21 +113,12 @@ def _materialise(options: Namespace) -> None:
         print(f"{out}: {blocks:,} blocks of {len(curriculum):,} steps, in order")
 
 
-def _curriculum(text: str) -> Path:
-    """Returns the curriculum at a path: the file itself, or that of an arm's folder."""
-    path = Path(text)
-    return path / "curriculum.rod" if path.is_dir() else path
-
-
 def _blocks_of(curriculum: Path) -> Path:
     """Returns <run>/blocks of the run that has a curriculum in <run>/arms/<arm>/."""
     return curriculum.absolute().parent.parent.parent / "blocks"
 
 
 def _diff(options: Namespace) -> None:
-    from nemo_rod.lab.curriculum_tools import diff
-    from nemo_rod.selection import Curriculum
-
     with (
         Curriculum.open(options.curriculum, read_only=True) as a,
         Curriculum.open(options.other, read_only=True) as b,

@@ -13,13 +13,8 @@ from nemo_rod.megatron.delta_net import INSTALL, fault
 def probe(rule: Callable[..., Any], size: tuple[int, int, int, int], device: str) -> str:
     """Calls the kernels forward and backward as a layer does.
 
-    Args:
-        rule: `chunk_gated_delta_rule` of flash-linear-attention, or a function like it.
-        size: blocks, tokens, heads, and the width of a head.
-        device: where.
-
-    Returns:
-        What was found right.
+    `rule` is `chunk_gated_delta_rule` of flash-linear-attention, or a function like it; `size` are
+    blocks, tokens, heads, and the width of a head.
 
     Raises:
         ValueError: if two equal calls differ, or a value or gradient is not finite.

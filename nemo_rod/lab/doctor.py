@@ -60,7 +60,7 @@ def declare(parser: Arguments) -> None:
     )
     roads = ("all", *ROADS)
     help = f"shows functions with their tested and installed parameters: {', '.join(roads)}"
-    parser.add_keys(Key(name="functions", value="ROAD", help=help, choices=roads))
+    parser.add_keys(Key("functions", "ROAD", help, choices=roads))
     parser.set_defaults(main=main)
 
 
@@ -91,9 +91,7 @@ def main(options: Namespace) -> None:
 def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
     """Checks one part after the other.
 
-    Args:
-        blocks: a block store to verify, too.
-        workers: a Python of another environment that trains; Megatron is not needed here then.
+    `workers` is a Python of another environment that trains; Megatron is not needed here then.
     """
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
@@ -112,7 +110,8 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     yield _attempt("devices", _devices, _TRAINING)
     if sees_gpu() and can_be_found("fla"):
         advice = "Qwen3.5 would train wrongly, or hang: see the reason"
-        yield _attempt("gated delta net", _delta_net, advice)
+        probe = [sys.executable, "-m", "nemo_rod.lab.delta_net_probe"]
+        yield _attempt("gated delta net", lambda: _run(probe).splitlines()[-1], advice)
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
         advice = "nemo-rod doctor functions=all shows all of them"
@@ -155,10 +154,6 @@ def _untested(finding: Finding) -> Finding:
     if [int(n) for n in re.findall(r"\d+", finding.result)[:3]] > [*map(int, newest.split("."))]:
         return finding._replace(result=f"{finding.result}, untested: the newest tested is {newest}")
     return finding
-
-
-def _delta_net() -> str:
-    return _run([sys.executable, "-m", "nemo_rod.lab.delta_net_probe"]).splitlines()[-1]
 
 
 def _devices() -> str:

@@ -32,7 +32,10 @@ def export_stages(stages: Stages) -> list[Stage]:
         folder = _training_folder(jobs, name)
         job = read_json(folder / "job.json", "config_digest", "config")
         own = {"arm": job["config_digest"], "seed": job["config"]["seed"], "step": step}
-        return own | {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
+        records = [folder / file for file in ("manifest.json", "inputs.json")]  # finished, or not
+        record = next((file for file in records if file.exists()), None)
+        recorded = read_record(record, "inputs") if record else {}
+        return own | {f"{name}.{key}": value for key, value in recorded.items()}
 
     def make(into: Path) -> dict[str, Any]:
         trained = _training_folder(jobs, name)
@@ -128,15 +131,3 @@ def _training_folder(jobs: ModelJobs, name: str) -> Path:
             return candidate
     command = jobs.results.command("train")
     raise ValueError(f"{folder} is not there yet: run `nemo-rod {command} arm={name}` first.")
-
-
-def recorded_inputs(folder: Path) -> Inputs:
-    """Returns the recorded inputs of a stage's folder, finished or not; empty without a record.
-
-    Raises:
-        ValueError: if the record is damaged.
-    """
-    for name in ("manifest.json", "inputs.json"):
-        if (folder / name).exists():
-            return read_record(folder / name, "inputs")
-    return {}

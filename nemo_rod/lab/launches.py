@@ -48,11 +48,8 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
 def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
     """Returns every stage's job number and job; None for jobs that Slurm no longer knows.
 
-    Queries squeue, then for jobs that it no longer lists sacct, then the controller.
-
-    Args:
-        run_dir: folder of the run.
-        launcher: that of the latest launch; of the others, only jobs in the queue count.
+    Queries squeue, then for jobs that it no longer lists sacct, then the controller. Of other
+    launchers than the latest, only jobs in the queue count.
 
     Raises:
         ValueError: if squeue does not respond.

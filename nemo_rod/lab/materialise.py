@@ -72,15 +72,12 @@ def materialise(
         "format": format,
         "store_only": store_only,
         "steps": len(curriculum),
-        "first_step": header.first_step,
         "blocks_per_step": header.num_chosen,
-        "block_size": header.block_size,
-        "eod_id": store.eod_id,
-        "vocab_size": store.vocab_size,
-        "tokenizer": header.tokenizer,
-        "store": header.store,
-        "config": header.config,
-        "seed": header.seed,
+        **{key: getattr(store, key) for key in ("eod_id", "vocab_size")},
+        **{
+            key: getattr(header, key)
+            for key in ("first_step", "block_size", "tokenizer", "store", "config", "seed")
+        },
         "last_step": digest(curriculum[-1].block_ids.tobytes()),
         "part_tokens": part_tokens,
     }
@@ -160,7 +157,7 @@ class _Parquet:
 
     def name(self, number: int, count: int) -> str:
         """Returns the name of one of `count` parts."""
-        return self.pattern.format(number)
+        return self.pattern.format(number, count)
 
     def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
         """Writes the part that begins with a row of all parts together."""
@@ -188,8 +185,7 @@ class _JsonLines(_Parquet):
 class _HuggingFace(_Parquet):
     """The folder that `datasets.load_from_disk` maps."""
 
-    def name(self, number: int, count: int) -> str:
-        return f"data-{number:05d}-of-{count:05d}.arrow"
+    pattern = "data-{:05d}-of-{:05d}.arrow"
 
     def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
         from datasets.arrow_writer import ArrowWriter

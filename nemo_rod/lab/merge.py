@@ -34,24 +34,14 @@ def declare(parser: Arguments) -> None:
     parser.add_argument("adapted", metavar="ADAPTED", help="checkpoint that lambda=1 gives")
     parser.add_argument("out", metavar="OUT", help="folder of the merged checkpoint")
     parser.add_keys(
-        Key(
-            name="lambda",
-            value="WEIGHT",
-            help="weight of ADAPTED, from 0 to 1",
-            expected="a number from 0 (BASE) to 1 (ADAPTED)",
-            read=float,
-            required=True,
-        )
-    )
+        Key("lambda", "WEIGHT", "weight of ADAPTED, from 0 to 1", required=True, read=float,
+            expected="a number from 0 (BASE) to 1 (ADAPTED)")
+    )  # fmt: skip
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
-    """Merges the two checkpoints.
-
-    Raises:
-        ValueError: if the checkpoints cannot be merged.
-    """
+    """Merges the two checkpoints."""
     weight = vars(options)["lambda"]
     merge_checkpoints(options.base, options.adapted, options.out, weight)
     print(f"{options.out}: {1 - weight:g} of {options.base} and {weight:g} of {options.adapted}")
@@ -66,7 +56,7 @@ def merge_stages(stages: Stages) -> list[Stage]:
 
 def _stage(stages: Stages, name: str) -> Stage:
     """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
-    weight, results = merge_weight(name), stages.results
+    weight, results = float(name.removeprefix("merge_")), stages.results
 
     def inputs() -> Inputs:
         return {
@@ -98,8 +88,3 @@ def _stage(stages: Stages, name: str) -> Stage:
         runs_model=False,
         extra="eval",
     )
-
-
-def merge_weight(name: str) -> float:
-    """Returns the weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
-    return float(name.removeprefix("merge_"))

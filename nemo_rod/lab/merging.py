@@ -120,8 +120,12 @@ def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
     Keys that only one side has are compared with the defaults of transformers; of a model that it
     does not know, they are left out.
     """
-    files = [folder / "config.json" for folder in (base_dir, adapted_dir)]
-    if all(file.is_file() for file in files):
+
+    def of_both(name: str) -> list[Path]:
+        files = [folder / name for folder in (base_dir, adapted_dir)]
+        return files if all(file.is_file() for file in files) else []
+
+    if files := of_both("config.json"):
         configs = [_interpreted(file) for file in files]
         ours, theirs = map(_settings, _completed(*configs))
         both = configs[0].keys() & configs[1].keys()
@@ -133,20 +137,17 @@ def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
                     f"{base_dir} has {ours[key]!r}, so that equal weights compute something else; "
                     "merge two checkpoints of the same architecture and settings"
                 )
-    files = [folder / "tokenizer.json" for folder in (base_dir, adapted_dir)]
-    if not all(file.is_file() for file in files):
-        for name in _OTHER_TOKENIZERS:
-            files = [folder / name for folder in (base_dir, adapted_dir)]
-            if all(file.is_file() for file in files):
-                one, other = (
-                    _interpreted(file) if name.endswith(".json") else file.read_bytes()
-                    for file in files
+    if not (files := of_both("tokenizer.json")):
+        for files in filter(None, map(of_both, _OTHER_TOKENIZERS)):
+            one, other = (
+                _interpreted(file) if file.suffix == ".json" else file.read_bytes()
+                for file in files
+            )
+            if one != other:
+                raise ValueError(
+                    f"{files[1]} differs from that of {base_dir}; merge two checkpoints with one "
+                    "tokenizer"
                 )
-                if one != other:
-                    raise ValueError(
-                        f"{files[1]} differs from that of {base_dir}; merge two checkpoints with "
-                        "one tokenizer"
-                    )
         return
     ids = [_ids(_interpreted(file)) for file in files]
     if ids[0] != ids[1]:
@@ -222,17 +223,23 @@ def _tokens(file: Path) -> list[int] | None:
 def _merge(
     base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
 ) -> None:
+    from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
+    def num_bytes(name: tuple[str]) -> int:
+        shape, dtype = base.kind(*name)
+        bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "BF16", "BOOL"
+        return math.prod(shape) * bits // 8
+
     with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
-        aliases = _check_tensors(base, adapted)
-        shards = _plan_shards(base, _merged_names(base, adapted), max_shard_bytes)
-        weight_map = {}
-        total_size = 0
-        for index, names in enumerate(shards, start=1):
-            file_name = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
-            if len(shards) == 1:
-                file_name = "model.safetensors"
+        aliases, total_size = _check_tensors(base, adapted), 0
+        split = split_state_dict_into_shards_factory(
+            {name: (name,) for name in _merged_names(base, adapted)},
+            get_storage_size=num_bytes,
+            filename_pattern="model{suffix}.safetensors",
+            max_shard_size=max_shard_bytes,
+        )
+        for file_name, names in split.filename_to_tensors.items():
             tensors = {
                 name: _interpolate(
                     name, base.tensor(name), adapted.tensor(aliases.get(name, name)), lam
@@ -241,10 +248,10 @@ def _merge(
             }
             # transformers refuses files whose metadata does not name the framework
             save_file(tensors, out_dir / file_name, {"format": "pt"})
-            weight_map.update(dict.fromkeys(names, file_name))
             total_size += sum(tensor.nbytes for tensor in tensors.values())
             del tensors
-    if len(shards) > 1:
+    if split.is_sharded:
+        weight_map = split.tensor_to_filename
         index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
     # configuration, tokenizer and licence, without weights and stage manifests
@@ -299,7 +306,7 @@ class _Checkpoint:
 
     def __init__(self, folder: Path, stored: dict[str, tuple[Any, str]]) -> None:
         self.folder = folder
-        self._stored = stored  # published name -> (open file, stored name)
+        self.stored = stored  # published name -> (open file, stored name)
 
     @classmethod
     @contextmanager
@@ -338,38 +345,31 @@ class _Checkpoint:
                 stored.update({published.get(name, name): (handle, name) for name in names})
             yield cls(folder, stored)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._stored)
-
     def tensor(self, name: str) -> torch.Tensor:
-        handle, stored = self._stored[name]
+        handle, stored = self.stored[name]
         tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        handle, stored = self._stored[name]
-        return tuple(handle.get_slice(stored).get_shape())
-
-    def dtype(self, name: str) -> str:
-        """Returns the dtype as spelled by safetensors, e.g. "BF16"."""
-        handle, stored = self._stored[name]
-        return str(handle.get_slice(stored).get_dtype())
+    def kind(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns a tensor's shape, and its dtype as safetensors spells it, e.g. "BF16"."""
+        handle, stored = self.stored[name]
+        piece = handle.get_slice(stored)
+        return tuple(piece.get_shape()), str(piece.get_dtype())
 
 
 def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
     for side in (base, adapted):
-        for name in filter(_LOW_RANK.search, side.names):
+        for name in filter(_LOW_RANK.search, side.stored):
             # the product of interpolated factors is not an interpolation
             raise ValueError(
                 f"tensor {name!r} in {side.folder} is a low-rank factor; merge the adapter into "
                 f"its model first, and then the models"
             )
-    ours, theirs = set(base.names), set(adapted.names)
-    common = [name for name in base.names if name in theirs]
+    ours, theirs = set(base.stored), set(adapted.stored)
+    common = [name for name in base.stored if name in theirs]
     only_base = [name for name in _merged_names(base, adapted) if name not in theirs]
-    only_adapted = [name for name in adapted.names if name not in ours]
+    only_adapted = [name for name in adapted.stored if name not in ours]
     aliases = {}
     for side, other, names in ((base, adapted, only_base), (adapted, base, only_adapted)):
         tied = {name: _tied_to(side, name, common) for name in names}
@@ -382,13 +382,13 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
         if side is base:
             aliases = {name: to for name, to in tied.items() if to is not None}
     for name in common:
-        if base.shape(name) != adapted.shape(name):
+        (shape, _), (other_shape, _) = kinds = [side.kind(name) for side in (base, adapted)]
+        if shape != other_shape:
             raise ValueError(
-                f"tensor {name!r} has shape {adapted.shape(name)} in {adapted.folder} but "
-                f"{base.shape(name)} in {base.folder}; merge two models of the same architecture"
+                f"tensor {name!r} has shape {other_shape} in {adapted.folder} but {shape} in "
+                f"{base.folder}; merge two models of the same architecture"
             )
-        for side in (base, adapted):
-            dtype = side.dtype(name)
+        for side, (_, dtype) in zip((base, adapted), kinds, strict=True):
             if dtype.startswith(("F4", "F6_", "F8_")):  # means nothing without its scales
                 raise ValueError(
                     f"tensor {name!r} in {side.folder} is quantised ({dtype}); merge the "
@@ -399,9 +399,9 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
 
 def _merged_names(base: _Checkpoint, adapted: _Checkpoint) -> list[str]:
     """Returns the base's tensors, without multi-token predictors if the adapted model has none."""
-    if any(name.startswith(_PREDICTORS) for name in adapted.names):
-        return [*base.names]
-    return [name for name in base.names if not name.startswith(_PREDICTORS)]
+    if any(name.startswith(_PREDICTORS) for name in adapted.stored):
+        return [*base.stored]
+    return [name for name in base.stored if not name.startswith(_PREDICTORS)]
 
 
 def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
@@ -411,29 +411,6 @@ def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str |
     """
     import torch
 
-    if len(checkpoint.shape(name)) < 2:
-        return None
-    kind = (checkpoint.shape(name), checkpoint.dtype(name))
-    for other in candidates:
-        if (checkpoint.shape(other), checkpoint.dtype(other)) == kind and torch.equal(
-            checkpoint.tensor(name), checkpoint.tensor(other)
-        ):
-            return other
-    return None
-
-
-def _plan_shards(
-    checkpoint: _Checkpoint, names: list[str], max_shard_bytes: int
-) -> list[list[str]]:
-    """Returns names per output shard, in the checkpoint's order, within the limit if possible."""
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name in names:
-        bits = int("".join(filter(str.isdigit, checkpoint.dtype(name))) or 8)  # "BF16", "BOOL"
-        num_bytes = math.prod(checkpoint.shape(name)) * bits // 8
-        if shards[-1] and size + num_bytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += num_bytes
-    return shards
+    kind, tensor = checkpoint.kind(name), checkpoint.tensor
+    alike = [n for n in candidates if checkpoint.kind(n) == kind] if len(kind[0]) > 1 else []
+    return next((n for n in alike if torch.equal(tensor(name), tensor(n))), None)

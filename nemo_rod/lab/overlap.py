@@ -25,19 +25,12 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2**64
 
 @dataclass(frozen=True)
 class Overlap:
-    """The text that the held-out blocks of a source share with the training blocks.
+    """The text that the held-out blocks of a source share with the training blocks."""
 
-    Attributes:
-        blocks: Number of held-out blocks checked.
-        sharing: Number of these blocks that share at least one window.
-        windows: Number of windows in these blocks.
-        shared: Number of these windows that also occur in a training block.
-    """
-
-    blocks: int
-    sharing: int
-    windows: int
-    shared: int
+    blocks: int  # held-out ones that were checked
+    sharing: int  # of these, that share at least one window
+    windows: int  # in these blocks
+    shared: int  # of these, that also occur in a training block
 
     @property
     def share(self) -> float:
@@ -46,22 +39,12 @@ class Overlap:
 
 
 def overlap_report(
-    root: str | os.PathLike[str],
-    *,
-    window: int = 64,
-    max_blocks: int = 256,
+    root: str | os.PathLike[str], *, window: int = 64, max_blocks: int = 256
 ) -> dict[str, Overlap]:
     """Searches all training blocks for windows of the held-out blocks.
 
-    Memory is bounded by `max_blocks`; the training blocks are streamed once.
-
-    Args:
-        root: The store's folder.
-        window: Number of consecutive tokens that count as the same text.
-        max_blocks: Maximum number of held-out blocks to check per source, evenly spaced.
-
-    Returns:
-        The overlap of each source, by name.
+    Memory is bounded by `max_blocks`; the training blocks are streamed once. At most `max_blocks`
+    held-out blocks of a source are checked, evenly spaced.
 
     Raises:
         ValueError: The window is longer than a block.

@@ -32,11 +32,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Prints a line for every recipe; what cannot be planned is said below.
-
-    Raises:
-        ValueError: if the folder has no recipes.
-    """
+    """Prints a line for every recipe; what cannot be planned is said below."""
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():

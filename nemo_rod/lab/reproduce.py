@@ -17,6 +17,7 @@ from nemo_rod.parts import did_you_mean
 _GERMAN_12B, _LEGAL_12B = "german_nemotron_nano_12b_v2", "legal_nemotron_nano_12b_v2"
 _GERMAN_9B, _LEGAL_9B, _GERMAN_4B = "german_qwen3_5_9b", "legal_qwen3_5_9b", "german_qwen3_5_4b"
 _SMALL = (f"{_GERMAN_4B} arms=[base,no_replay,rod]",)  # what transfers start from
+_OTHERS = (_LEGAL_12B, _GERMAN_4B, _GERMAN_9B, _LEGAL_9B)
 _GERMAN = (_GERMAN_12B, _GERMAN_4B, _GERMAN_9B)  # the 9B follows the 4B
 _MULTIPLIERS = (
     f"{_LEGAL_12B} arms=[base,no_replay,fixed_10,fixed_20,rod,rod_beyond,rod_m1.5,rod_m4,rod_m8]"
@@ -26,24 +27,16 @@ _LONG = "fixed_17,fixed_32,fixed_65,fixed_17_long,fixed_32_long,max_replay,rod"
 
 @dataclass(frozen=True)
 class Element:
-    """A figure, table or algorithm of the paper, and its making.
+    """A figure, table or algorithm of the paper, and its making."""
 
-    Attributes:
-        label: the paper's, such as "fig:frontier".
-        content: its subject, in a few words.
-        runs: recipes in the order of their dependence, each with the overrides that the element
-            needs; the page of the last one shows it, beside the others.
-        arms: those that a reader compares.
-        files: results, in the run folder of the last recipe or in this repository.
-        tasks: whether it needs the benchmarks, hours of evaluation beyond the held-out losses.
-    """
-
-    label: str
-    content: str
+    label: str  # the paper's, such as "fig:frontier"
+    content: str  # its subject, in a few words
+    # recipes in the order of their dependence, each with the overrides that the element needs; the
+    # page of the last one shows it, beside the others
     runs: tuple[str, ...]
-    arms: str
-    files: tuple[str, ...]
-    tasks: bool = False
+    arms: str  # those that a reader compares
+    files: tuple[str, ...]  # results, in the run folder of the last recipe or in this repository
+    tasks: bool = False  # whether it needs the benchmarks, hours beyond the held-out losses
 
     @property
     def recipes(self) -> list[str]:
@@ -81,14 +74,10 @@ ELEMENTS = (
         (_LEGAL_12B, _GERMAN_4B, _GERMAN_9B, _LEGAL_9B, _GERMAN_12B),
         "no_replay fixed_32 max_replay merge_0.6 rod", _figures("settings_frontier"), tasks=True,
     ),
-    Element(
-        "fig:forgetting_profile", "who is protected",
-        (_GERMAN_12B,), "no_replay fixed_17 fixed_32 rod", _figures("forgetting_profile"),
-    ),
-    Element(
-        "fig:oversampling", "who is replayed",
-        (_GERMAN_12B,), "no_replay fixed_32 rod", _figures("sampling_ratio"),
-    ),
+    Element("fig:forgetting_profile", "who is protected", (_GERMAN_12B,),
+            "no_replay fixed_17 fixed_32 rod", _figures("forgetting_profile")),
+    Element("fig:oversampling", "who is replayed", (_GERMAN_12B,), "no_replay fixed_32 rod",
+            _figures("sampling_ratio")),
     Element(
         "fig:curriculum", "what is replayed, how much and when",
         (*_SMALL, _GERMAN_9B, _GERMAN_12B), "rod", _figures("settings_replay_share"),
@@ -102,13 +91,13 @@ ELEMENTS = (
         "random_random random_rho rho_random rho_rho control_share control_source rod",
         _figures("components"),
     ),
-    Element(
-        "fig:ablation-multiplier", "candidate multiplier m",
-        (_MULTIPLIERS,), "rod_m1.5 rod_beyond rod_m4 rod_m8", _figures("pool_size"),
-    ),
-    Element(
-        "fig:ablation-replay-share", "replay share over training, by m",
-        (_MULTIPLIERS,), "rod_m1.5 rod_beyond rod_m4 rod_m8", _figures("pool_size"),
+    *(
+        Element(label, content, (_MULTIPLIERS,), "rod_m1.5 rod_beyond rod_m4 rod_m8",
+                _figures("pool_size"))
+        for label, content in (
+            ("fig:ablation-multiplier", "candidate multiplier m"),
+            ("fig:ablation-replay-share", "replay share over training, by m"),
+        )
     ),
     Element(
         "tab:cross_scale", "references and curricula of smaller models",
@@ -163,16 +152,10 @@ ELEMENTS = (
         (_GERMAN_4B, _GERMAN_9B, _LEGAL_9B, _LEGAL_12B), "rod",
         _figures("settings_scores", "settings_replay_share"),
     ),
-    Element(
-        "fig:forgetting_profiles_extended", "profiles, with and without the outlier",
-        (_LEGAL_12B, _GERMAN_4B, _GERMAN_9B, _LEGAL_9B), "no_replay fixed_20 rod",
-        _figures("settings_forgetting_profile"),
-    ),
-    Element(
-        "fig:oversampling_extended", "sampling ratios, other settings",
-        (_LEGAL_12B, _GERMAN_4B, _GERMAN_9B, _LEGAL_9B), "no_replay rod",
-        _figures("settings_sampling_ratio"),
-    ),
+    Element("fig:forgetting_profiles_extended", "profiles, with and without the outlier", _OTHERS,
+            "no_replay fixed_20 rod", _figures("settings_forgetting_profile")),
+    Element("fig:oversampling_extended", "sampling ratios, other settings", _OTHERS,
+            "no_replay rod", _figures("settings_sampling_ratio")),
 )  # fmt: skip
 
 

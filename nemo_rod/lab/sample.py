@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
 from nemo_rod.lab.launches import read_launch
-from nemo_rod.lab.text import whole_number
+from nemo_rod.lab.text import number_key, real_number
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.run_folder import RunFolder
 
@@ -33,38 +32,19 @@ def declare(parser: Arguments) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
     parser.add_keys(
-        Key(name="prompt", value="TEXT", help="text to continue", required=True),
-        Key(name="arm", value="ARM,...", help="arms, rod by default; base for the base model"),
-        Key(
-            name="tokens", value="N", help=f"tokens to write, {_TOKENS} by default",
-            expected="a whole number, 1 or more", read=partial(whole_number, least=1),
-        ),
-        Key(
-            name="temperature", value="T", help="0, the default, takes the likeliest token",
-            expected="a number, 0 or more", read=_temperature,
-        ),
-        Key(
-            name="seed", value="N", help=f"random seed, {_SEED} by default",
-            expected="a whole number", read=whole_number,
-        ),
+        Key("prompt", "TEXT", "text to continue", required=True),
+        Key("arm", "ARM,...", "arms, rod by default; base for the base model"),
+        number_key("tokens", "N", f"tokens to write, {_TOKENS} by default",
+                   "a whole number, 1 or more", least=1),
+        Key("temperature", "T", "0, the default, takes the likeliest token",
+            expected="a number, 0 or more", read=real_number),
+        number_key("seed", "N", f"random seed, {_SEED} by default", "a whole number"),
     )  # fmt: skip
     parser.set_defaults(main=main)
 
 
-def _temperature(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
 def main(options: Namespace) -> None:
-    """Prints the continuation of every arm.
-
-    Raises:
-        ValueError: if the folder is not that of a run, an arm has no checkpoint, or the prompt has
-            no token.
-    """
+    """Prints the continuation of every arm."""
     _, config = read_launch(options.run_dir)
     run = RunFolder(options.run_dir, config.recipe)
     made = {path.parent.name for path in options.run_dir.glob("arms/*/hf")} | {"base"}

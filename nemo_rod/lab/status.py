@@ -42,16 +42,12 @@ _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of one stage of a run.
+    """The state of one stage of a run."""
 
-    Attributes:
-        state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled", "died" or
-            "to do"; or Slurm's name for the end of a job that could not record one.
-        why: cause of waiting, or a sentence about the end.
-    """
-
+    # "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled", "died" or "to do";
+    # or Slurm's name for the end of a job that could not record one
     state: str
-    why: str = ""
+    why: str = ""  # cause of waiting, or a sentence about the end
 
 
 def declare(parser: Arguments) -> None:
@@ -79,12 +75,7 @@ def main(options: Namespace) -> None:
 
 
 def standing_text(run_dir: Path, *, bars: bool = False) -> str:
-    """Returns a table of the run's stages, and a sentence for each that did not end well.
-
-    Args:
-        run_dir: folder of the run.
-        bars: whether every stage has a bar of its progress.
-    """
+    """Returns a table of the run's stages, and a sentence for each that did not end well."""
     from nemo_rod.lab.launches import jobs_by_stage, read_launch
     from nemo_rod.run.handover import partial
     from nemo_rod.run.stage_log import StageLog
@@ -149,13 +140,7 @@ def stand(
 ) -> Standing:
     """Returns the state of a stage.
 
-    Args:
-        stage: stage of the run.
-        events: its log.
-        job: its job, if known to Slurm.
-        was_submitted: whether it has a job number.
-        is_held: whether a process of this machine is working on it.
-        others: states of the earlier stages.
+    `is_held` says whether a process of this machine works on it; `others` are the earlier stages.
     """
     last = events[-1] if events else {"event": "none"}
     if job is not None and job.alive:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.commands.arguments import Key
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import read_json
 
@@ -53,15 +54,39 @@ def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
     return int(text)
 
 
+def real_number(text: str, *, least: float = 0.0, most: float = math.inf) -> float:
+    """Converts a finite number in [least, most]; ValueError for any other text."""
+    value = float(text)
+    if not least <= value <= most or math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+def number_key(
+    name: str, value: str, help: str, expected: str = "a number", *, least: int = 0,
+    most: float = math.inf,
+) -> Key:  # fmt: skip
+    """Returns a key with a whole number in [least, most]."""
+    read = partial(whole_number, least=least, most=most)
+    return Key(name, value, help, expected=expected, read=read)
+
+
 def every_key(explanation: str) -> Key:
     """Returns the key for the time between two updates of a command, with its `explanation`."""
-    return Key(
-        name="every",
-        value="SECONDS",
-        help=explanation,
-        expected="a whole number of seconds, 1 or more",
-        read=partial(whole_number, least=1),
-    )
+    expected = "a whole number of seconds, 1 or more"
+    return number_key("every", "SECONDS", explanation, expected, least=1)
+
+
+def add_verb(
+    parser: Arguments, verbs: Any, main: Callable[[Namespace], None], name: str, usage: str,
+    text: str,
+) -> Arguments:  # fmt: skip
+    """Returns the parser of one of a command's `verbs`, whose usage is added to the command's."""
+    usage = f"{parser.prog} {name} {usage}"
+    parser.usage = f"{parser.usage}\n       {usage}" if parser.usage else usage
+    verb: Arguments = verbs.add_parser(name, usage=usage, help=text, description=text)
+    verb.set_defaults(main=main)
+    return verb
 
 
 def say_briefly(text: str) -> None:

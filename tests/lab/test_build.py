@@ -27,11 +27,10 @@ from nemo_rod.lab.report.figures.labels import Label, place_labels
 from nemo_rod.lab.report.figures.plane import frontier
 from nemo_rod.lab.report.figures.sources import forgetting_profile, sampling_ratio
 from nemo_rod.lab.report.page import summarise
-from nemo_rod.lab.report.paper_tables import cheaper_table
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import light
-from nemo_rod.lab.report.table import arms_table
+from nemo_rod.lab.report.table import arms_table, cheaper_table
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
@@ -555,7 +554,7 @@ def texts_of(axes: Any) -> set[str]:
     return {text.get_text() for text in axes.texts}
 
 
-def test_figures_mark_annealing_and_passes_and_show_merges_in_an_inset(tmp_path: Path) -> None:
+def test_figures_mark_annealing_and_passes_and_show_merges_in_a_panel(tmp_path: Path) -> None:
     arms = ("base", "no_replay", "fixed_10", "merge_0.4", "merge_0.8", "rod")
     fake = write_run(tmp_path / "run", arms=arms)
     rates = [
@@ -578,9 +577,8 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_an_inset(tmp_path:
     assert [line.get_xdata()[0] for line in below.lines[-1:]] == [17]
     figure = plane_module.settings_frontier([(run, {**shown[0][1], "replicates": []})])
     assert figure is not None
-    (inset,) = figure.axes[0].child_axes
-    assert texts_of(inset) == {"merge 0.4", "merge 0.8"}
-    assert "merge 0.4" not in texts_of(figure.axes[0])
+    assert {"merge 0.4", "merge 0.8", "run: all arms"} <= texts_of(figure.axes[0])
+    assert "merge 0.4" not in texts_of(figure.axes[1])
 
 
 def test_sources_of_the_paper_have_the_colours_of_their_categories(results: dict[str, Any]) -> None:
@@ -737,6 +735,13 @@ def test_everything_at_once(tmp_path: Path) -> None:
     pair = [r["arms"]["rod"]["adapt_loss"] for r in (results, results["replicates"][0])]
     assert float(read["seeds"]["rod"]["adapt_loss_mean"]) == pytest.approx(sum(pair) / 2)
     assert float(read["seeds"]["rod"]["adapt_loss_range"]) == pytest.approx(max(pair) - min(pair))
+    gaps = {name: row["gap_0"] for name, row in read["seeds"].items() if row["gap_0"]}
+    assert gaps == {
+        name: str(each["gap"])
+        for name, each in results["comparisons"].items()
+        if each["gap"] is not None and not each["extrapolated"]
+    }
+    assert gaps and "gap_1" not in read["seeds"]["rod"]  # the second seed has none
 
 
 def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:
@@ -811,8 +816,7 @@ def test_a_folder_that_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
 
 def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
     lines = format_checks(results).splitlines()
-    rule = lines[1]
-    for column in (match.start() for match in re.finditer(r"(?<= )-+", rule)):
+    for column in (match.start() for match in re.finditer(r"(?<=  )\S", lines[0])):
         assert all(line[column - 1] == " " for line in lines[:14] if len(line) > column)
 
 

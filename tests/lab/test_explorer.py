@@ -19,8 +19,8 @@ from nemo_rod.lab.report.explorer import (
     MAX_POOLED,
     MAX_RANGES,
     explore,
-    render_explorer,
 )
+from nemo_rod.lab.report.page import render
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 
@@ -126,7 +126,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert len(steps) == MAX_POOLED // 128 and (steps[0], steps[-1]) == (0, 399)
     assert {len(pool["candidates"]) for pool in data["pools"]} == {128}
     assert {len(text) for text in data["texts"].values()} == {MAX_CHARACTERS}
-    page = render_explorer(data, recipe="long", arm="RoD")
+    page = render("explorer.html", data=data, recipe="long", arm="RoD", note="", pages=[])
     size = (MAX_BLOCKS + MAX_POOLED) * (3 * MAX_CHARACTERS + 100) + 50_000
     assert len(page.encode()) < size < 3_000_000
 

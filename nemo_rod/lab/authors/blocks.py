@@ -109,7 +109,14 @@ def import_blocks(
     shutil.rmtree(work, ignore_errors=True)
     sources: dict[tuple[str, str], _Source] = {}
     done = seen = 0
-    is_drawn = _drawn(parts, pool_share) if pool_share < 1.0 else None
+    is_drawn = None
+    if pool_share < 1.0:  # the rows of replay, of both splits and in order, that their run draws
+        import pyarrow.parquet as pq
+
+        tags = (np.asarray(pq.read_table(p, columns=["origin_tag"])["origin_tag"]) for p in parts)
+        is_drawn = np.zeros(sum(int((tag == 1).sum()) for tag in tags), dtype=bool)
+        drawn = random.Random(42).sample(range(len(is_drawn)), round(len(is_drawn) * pool_share))
+        is_drawn[drawn] = True
     try:
         for rows in (rows for part in parts for rows in _read(part)):
             block_size = block_size or rows.tokens.shape[1]
@@ -153,17 +160,6 @@ def _parts(folder: Path) -> list[Path]:
             ".parquet: copy the folder again"
         )
     return parts
-
-
-def _drawn(parts: list[Path], share: float) -> NDArray[np.bool_]:
-    """Returns which rows of replay, of both splits and in order, their run draws, bool [N]."""
-    import pyarrow.parquet as pq
-
-    tags = (np.asarray(pq.read_table(part, columns=["origin_tag"])["origin_tag"]) for part in parts)
-    count = sum(int((tag == 1).sum()) for tag in tags)
-    is_drawn = np.zeros(count, dtype=bool)
-    is_drawn[random.Random(42).sample(range(count), round(count * share))] = True
-    return is_drawn
 
 
 def _read(part: Path) -> Iterator[_Rows]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key
-from nemo_rod.lab.text import whole_number
+from nemo_rod.lab.text import add_verb, number_key, real_number
 
 
 def declare(parser: Arguments) -> None:
@@ -16,48 +16,27 @@ def declare(parser: Arguments) -> None:
     verbs = parser.add_subparsers(
         metavar="blocks|references|curriculum|config", required=True, prog=parser.prog
     )
-    usages = []
-
-    def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
-        usages.append(f"{parser.prog} {name} {usage}")
-        verb: Arguments = verbs.add_parser(name, usage=usages[-1], help=text, description=text)
-        verb.set_defaults(main=main)
-        return verb
-
+    add = partial(add_verb, parser, verbs)
     text = "Makes a block store of a folder of the authors' blocks."
     usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N]"
     verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME [check=N]", text)
     verb.add_argument("folder", metavar="FOLDER", type=Path, help="folder of part_*.parquet")
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the new store, or of a run")
-    number = partial(whole_number, least=0)
+    compared = "compares one of N blocks with its content_hash, by default 64"
     verb.add_keys(
-        Key(name="tokenizer", value="NAME", help="made the blocks"),
-        Key(
-            name="eod",
-            value="ID",
-            help="ends documents; by default the tokenizer's EOS token",
-            expected="a token id",
-            read=number,
+        Key("tokenizer", "NAME", "made the blocks"),
+        number_key(
+            "eod", "ID", "ends documents; by default the tokenizer's EOS token", "a token id"
         ),
+        Key("recipe", "NAME", "takes them as its prepared blocks; has the tokenizer, too"),
         Key(
-            name="recipe",
-            value="NAME",
-            help="takes them as its prepared blocks; has the tokenizer, too",
-        ),
-        Key(
-            name="pool_share",
-            value="SHARE",
-            help="keeps this share of the replay to train on, as data_mixer.replay_share drew it",
+            "pool_share",
+            "SHARE",
+            "keeps this share of the replay to train on, as data_mixer.replay_share drew it",
             expected="a number in (0, 1]",
-            read=_share,
+            read=partial(real_number, least=math.ulp(0.0), most=1.0),
         ),
-        Key(
-            name="check",
-            value="N",
-            help="compares one of N blocks with its content_hash, by default 64",
-            expected="a number from 1 on",
-            read=partial(whole_number, least=1),
-        ),
+        number_key("check", "N", compared, "a number from 1 on", least=1),
     )
     roles = ("adaptation", "replay")
     text = "Makes references of a cache of losses, for the training blocks of one role."
@@ -66,36 +45,26 @@ def declare(parser: Arguments) -> None:
     verb.add_argument("cache", metavar="CACHE", type=Path, help="folder of refloss_train_*.parquet")
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the references")
     verb.add_keys(
-        Key(name="blocks", value="STORE", help="imported block store", required=True),
-        Key(name="role", value="ROLE", help="of the blocks", choices=roles, required=True),
-        Key(
-            name="model", value="MODEL", help="that scored: a checkpoint, or a name", required=True
-        ),
-        Key(name="precision", value="PRECISION", help="of the pass, such as bf16", required=True),
+        Key("blocks", "STORE", "imported block store", required=True),
+        Key("role", "ROLE", "of the blocks", choices=roles, required=True),
+        Key("model", "MODEL", "that scored: a checkpoint, or a name", required=True),
+        Key("precision", "PRECISION", "of the pass, such as bf16", required=True),
     )
     text = "Makes a curriculum of a selection trace: a folder per phase of the run, in order."
     verb = add(_curriculum, "curriculum", "TRACE ... OUT blocks=STORE", text)
     verb.add_argument("traces", metavar="TRACE", type=Path, nargs="+", help="folder, or a file")
     verb.add_argument("out", metavar="OUT", type=Path, help="file of the curriculum")
-    verb.add_keys(Key(name="blocks", value="STORE", help="imported block store", required=True))
+    verb.add_keys(Key("blocks", "STORE", "imported block store", required=True))
     text = "Makes a recipe of configurations of runs, an arm of each, that inherits one of ours."
     verb = add(_config, "config", "DEFAULT RUN ... OUT recipe=NAME [curriculum=FOLDER]", text)
     verb.add_argument("default", metavar="DEFAULT", type=Path, help="their configs/default.yaml")
     verb.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="files of one setting")
     verb.add_argument("out", metavar="OUT", type=Path, help="FOLDER/recipe/NAME.yaml")
     verb.add_keys(
-        Key(name="recipe", value="NAME", help="has model, data and machine", required=True),
-        Key(name="curriculum", value="FOLDER", help="of the arm that a transfer trains on"),
+        Key("recipe", "NAME", "has model, data and machine", required=True),
+        Key("curriculum", "FOLDER", "of the arm that a transfer trains on"),
     )
-    parser.usage = "\n       ".join(usages)
     parser.description = "Imports artifacts of bethgelab/replay-on-demand."
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0.0 < share <= 1.0:
-        raise ValueError(text)
-    return share
 
 
 def _blocks(options: Namespace) -> None:

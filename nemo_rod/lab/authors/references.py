@@ -29,13 +29,8 @@ def import_references(
 ) -> int:
     """Writes the losses of a cache for the training blocks of one role.
 
-    Args:
-        cache: Their folder of refloss_train_*.parquet.
-        store: Store of the imported blocks.
-        out: Folder of the references.
-        role: adaptation or replay.
-        model: Digest of the weights that scored the role.
-        precision: Arithmetic of their pass, such as bf16.
+    `cache` is their folder of refloss_train_*.parquet, `model` the digest of the weights that
+    scored.
 
     Returns:
         Number of blocks with a loss.

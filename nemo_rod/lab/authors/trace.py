@@ -49,11 +49,6 @@ def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curric
     continues a run repeats the steps since its checkpoint: the last record of a step counts.
     Further folders are later phases, which count their steps from 1 again.
 
-    Args:
-        traces: A folder per phase of the run.
-        store: Store of the imported blocks.
-        out: File of the curriculum.
-
     Raises:
         ValueError: There is no trace, it has gaps or steps of different sizes, or a block of it is
             not in the store; nothing is written.

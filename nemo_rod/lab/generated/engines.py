@@ -10,28 +10,11 @@ import itertools
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _SCORED_TOKENS = 2048  # whose logits are held at once
 
 Sampled = tuple[list[list[int]], list[list[float]]]
-
-
-class Engine(Protocol):
-    """Goes on from starts."""
-
-    def __init__(self, folder: Path, length: int) -> None:
-        """Loads the model of a checkpoint, for sequences of `length` tokens."""
-
-    def sample(self, starts: Sequence[list[int]], temperature: float, seed: int) -> Sampled:
-        """Returns token ids [N, length], and nats of all but the first of each [N, length - 1].
-
-        Args:
-            starts: token ids of the beginnings, each begun by an end of document.
-            temperature: above 0; 1 is the model's own distribution.
-            seed: of the whole batch, and no other batch's.
-        """
-        ...
 
 
 def choose(name: str | None) -> str:
@@ -51,9 +34,10 @@ def choose(name: str | None) -> str:
 
 
 class Transformers:
-    """Samples with transformers, on a GPU in bf16 or a CPU in fp32; see `Engine`."""
+    """Samples with transformers, on a GPU in bf16 or a CPU in fp32."""
 
     def __init__(self, folder: Path, length: int) -> None:
+        """Loads the model of a checkpoint, for sequences of `length` tokens."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -64,7 +48,13 @@ class Transformers:
         self.model = model.to(self.device).eval()
 
     def sample(self, starts: Sequence[list[int]], temperature: float, seed: int) -> Sampled:
-        """See `Engine.sample`."""
+        """Returns token ids [N, length], and nats of all but the first of each [N, length - 1].
+
+        Args:
+            starts: token ids of the beginnings, each begun by an end of document.
+            temperature: above 0; 1 is the model's own distribution.
+            seed: of the whole batch, and no other batch's.
+        """
         import torch
 
         sequences: list[list[int]] = []
@@ -91,7 +81,7 @@ class Transformers:
 
 
 class VLLM:
-    """Samples with vLLM, whose log-probabilities are those before the temperature; see `Engine`."""
+    """Samples with vLLM, whose log-probabilities are those before the temperature."""
 
     def __init__(self, folder: Path, length: int) -> None:
         from vllm import LLM
@@ -103,7 +93,7 @@ class VLLM:
         )  # fmt: skip
 
     def sample(self, starts: Sequence[list[int]], temperature: float, seed: int) -> Sampled:
-        """See `Engine.sample`; every sequence has a seed of its own."""
+        """See `Transformers.sample`; every sequence has a seed of its own."""
         from vllm import SamplingParams
 
         parameters = [
@@ -129,4 +119,4 @@ class VLLM:
         return sequences, losses
 
 
-ENGINES: dict[str, type[Engine]] = {"transformers": Transformers, "vllm": VLLM}
+ENGINES: dict[str, type[Transformers] | type[VLLM]] = {"transformers": Transformers, "vllm": VLLM}

@@ -203,9 +203,8 @@ class Sampler:
     ) -> dict[str, Any]:
         """Splits sequences into documents, and drops some by the rule that is stated above.
 
-        Args:
-            sequences: token ids; each sequence begins with an end of document.
-            losses: nats, of every token but the first.
+        Each sequence begins with an end of document; `losses` are nats, of every token but the
+        first.
         """
         eod = self.tokenizer.eod_id
         mean = sum(map(sum, losses)) / sum(map(len, losses))

@@ -21,9 +21,7 @@ _MICRO_BATCH = 64
 def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     """Returns `F_val` (nats; key "") and forgetting by source of the real text, for every arm.
 
-    Args:
-        run: run folder with the arms.
-        real: run folder with the blocks and the base.
+    `run` has the arms, and `real` the blocks and the base.
 
     Raises:
         ValueError: A folder lacks its part, or the arms have another tokenizer than the blocks.

@@ -17,12 +17,8 @@ from nemo_rod.lab.inspect.blocks import (
     describe_store,
     find_store,
 )
-from nemo_rod.lab.inspect.logs import (
-    describe_curriculum,
-    describe_metrics,
-    describe_references,
-)
-from nemo_rod.lab.text import facts, read_object, whole_number
+from nemo_rod.lab.inspect.logs import describe_curriculum, describe_metrics, describe_references
+from nemo_rod.lab.text import facts, number_key, read_object
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
@@ -38,41 +34,20 @@ def declare(parser: Arguments) -> None:
         "path", metavar="PATH", type=Path, help="one of nemo-rod's files or folders"
     )
     parser.add_keys(
-        Key(
-            name="block",
-            value="ID",
-            help="decodes this block: its id in a store, or its number in a source",
-            expected="a number",
-            read=whole_number,
-        ),
-        Key(
-            name="split",
-            value="SPLIT",
-            help="split of a store: train or holdout",
-            choices=("train", "holdout"),
-        ),
-        Key(
-            name="tokenizer",
-            value="NAME",
-            help="made the blocks; by default the one beside them",
-        ),
-        Key(
-            name="overlap",
-            value="TOKENS",
-            help="counts windows of TOKENS tokens that held-out blocks share with training",
-            expected="a number",
-            read=whole_number,
+        number_key("block", "ID", "decodes this block: its id in a store, or number in a source"),
+        Key("split", "SPLIT", "split of a store: train or holdout", choices=("train", "holdout")),
+        Key("tokenizer", "NAME", "made the blocks; by default the one beside them"),
+        number_key(
+            "overlap",
+            "TOKENS",
+            "counts windows of so many tokens that held-out blocks share with training",
         ),
     )
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
-    """Prints the content of a path.
-
-    Raises:
-        ValueError: if nemo-rod did not write it, or it is damaged.
-    """
+    """Prints the content of a path."""
     keys = {name: getattr(options, name) for name in ("block", "split", "tokenizer", "overlap")}
     with interpreting(options.path, besides=(ValueError,)):
         shown = inspect(options.path, **keys)
@@ -89,12 +64,7 @@ def inspect(
 ) -> str:
     """Returns the content of a path as text.
 
-    Args:
-        path: one of our files or folders.
-        block: block to decode: its id in a store, or its number in a source.
-        split: "train" or "holdout", for a store.
-        tokenizer: tokenizer of the blocks; by default the one beside them.
-        overlap: window size in tokens, to count shared windows of held-out and training blocks.
+    The options are those of the command.
 
     Raises:
         ValueError: if it is none of ours, or damaged.

@@ -10,7 +10,7 @@ from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.text import facts, tenths
-from nemo_rod.selection import Curriculum, ReferenceManifest
+from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.references.folder import Folder
 
@@ -30,7 +30,15 @@ def describe_references(path: Path) -> str:
     state = f"{present.sum():,} of {size:,} blocks ({present.mean():.1%})"
     if not (path / "manifest.json").exists():
         state += "; `nemo-rod reference` resumes"
-    about = [*_about_references(manifest), ("scored", state)]
+    blocks = f"blocks [{manifest.start}, {manifest.stop}) of {manifest.block_size} tokens"
+    about = [
+        ("references", blocks),
+        ("model", f"{manifest.model}, in {manifest.precision}"),
+        ("block store", manifest.store),
+        ("tokenizer", manifest.tokenizer),
+        ("loss", manifest.loss),
+        ("scored", state),
+    ]
     scored = manifest.start + np.flatnonzero(present)
     if not len(scored):
         return facts(about)
@@ -49,17 +57,6 @@ def describe_references(path: Path) -> str:
         (">least", ">25 %", ">median", ">75 %", ">most"), [[f"{q:.4f}" for q in quantiles]]
     )
     return f"{facts(about)}\n\n{spread}"
-
-
-def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:
-    blocks = f"blocks [{manifest.start}, {manifest.stop}) of {manifest.block_size} tokens"
-    return [
-        ("references", blocks),
-        ("model", f"{manifest.model}, in {manifest.precision}"),
-        ("block store", manifest.store),
-        ("tokenizer", manifest.tokenizer),
-        ("loss", manifest.loss),
-    ]
 
 
 def describe_curriculum(path: Path) -> str:

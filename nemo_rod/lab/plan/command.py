@@ -84,13 +84,10 @@ def check_before_submitting(config: Config) -> str:
         return ""
     for memory in _memories(config, shape).values():
         check_memory(config, memory)
-    with suppress(ValueError):
-        return _submission(config, make_plan(config))
-    return ""
-
-
-def _submission(config: Config, result: PlanResult) -> str:
-    """Returns nodes, GPU-hours, the longest chain of jobs and the image, in a line."""
+    try:
+        result = make_plan(config)
+    except ValueError:
+        return ""
     stages = Stages(config).all()
     done = {stage.name for stage in stages if stage.is_there() and stage.name not in config.rebuild}
     left = [stage for stage in result.stages if stage.name not in done]
@@ -166,10 +163,7 @@ def make_plan(config: Config) -> PlanResult:
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
         savings=_savings(planned, costs, shape),
-        notes=[
-            *_notes(config, planned, blocks),
-            *_measured(config, costs, profile.utilisation),
-        ],
+        notes=[*_notes(config, planned, blocks), *_measured(config, costs, profile.utilisation)],
     )
 
 
@@ -354,7 +348,20 @@ def _notes(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
             "model.precision: its saving has not been measured."
         )
-    if keys := _unpinned(config):
+    hub = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
+    named = {
+        key: name_and_revision(name) for key, name in hub.items() if name not in (None, "byte")
+    }
+    for spec in config.domain.specs:
+        if spec.path is not None:
+            named[f"domain.sources.{spec.name}"] = (spec.path, spec.revision)
+    keys = [  # of repositories of the hub, without a commit
+        key
+        for key, (name, revision) in named.items()
+        if not is_commit(revision) and not name.startswith(("/", ".", "~"))
+        and not Path(name).exists()
+    ]  # fmt: skip
+    if keys:
         notes.append(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
@@ -393,22 +400,3 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
             f"{utilisation * planned.update_seconds / update:.2g} would plan that."
         )
     return notes
-
-
-def _unpinned(config: Config) -> list[str]:
-    """Returns the keys that name a repository of the hub without its commit."""
-    names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
-    keys = [
-        key
-        for key, name in names.items()
-        if name not in (None, "byte") and not _is_pinned(str(name), name_and_revision(str(name))[1])
-    ]
-    return keys + [
-        f"domain.sources.{spec.name}"
-        for spec in config.domain.specs
-        if spec.path is not None and not _is_pinned(spec.path, spec.revision)
-    ]
-
-
-def _is_pinned(name: str, revision: str | None) -> bool:
-    return is_commit(revision) or name.startswith(("/", ".", "~")) or Path(name).exists()

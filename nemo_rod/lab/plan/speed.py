@@ -56,13 +56,7 @@ PROCESSORS = {
     )
 }
 CPU = Processor(
-    "CPU",
-    0.08,
-    "fp32",
-    0.35,
-    0.35,
-    1.5,
-    1.0,
+    *("CPU", 0.08, "fp32", 0.35, 0.35, 1.5, 1.0),
     "one AVX2 core at 2.5 GHz; utilisation and backward measured with the toy's model, whose small "
     "tensors cost a forward pass almost what they cost a backward pass; so is the start-up",
     startup_seconds=8.0,

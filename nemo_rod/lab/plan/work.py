@@ -86,7 +86,20 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         if command == "prepare":
             count = blocks["num_adaptation"] + blocks["num_replay"] + held
             disk = count * (4 * config.domain.block_size + BLOCK_BYTES)
-            works.append(Work(name=name, cpu_seconds=_preparing(config, blocks), disk=disk))
+            tokens = read = 0.0
+            for role in ROLES:
+                in_role = (
+                    blocks[f"num_{role}"] + blocks[f"held_{role}"]
+                ) * config.domain.block_size
+                shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
+                tokens += in_role
+                if shares:  # assumes sources of equal size
+                    read += (
+                        in_role * _bytes_per_token(config) * fmean(1 / share for share in shares)
+                    )
+            plan = section(config, Plan)  # of reading and of tokenising, the slower takes its time
+            seconds = tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate
+            works.append(Work(name=name, cpu_seconds=max(seconds), disk=disk))
         elif command == "reference":
             is_replay = REFERENCES[name.removeprefix("references_")].role == "replay"
             count = int(by_role[is_replay].sum())
@@ -112,19 +125,6 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             )
     models = 1 + sum(name != "base" for name in config.arms)
     return [*works, Work(name="evaluate", read=held * models)]
-
-
-def _preparing(config: Config, blocks: dict[str, Any]) -> float:
-    """Returns the seconds of reading or of tokenising text, whichever is slower."""
-    tokens = read = 0.0
-    for role in ROLES:
-        count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
-        shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
-        tokens += count
-        if shares:  # assumes sources of equal size
-            read += count * _bytes_per_token(config) * fmean(1 / share for share in shares)
-    plan = section(config, Plan)
-    return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
 
 
 def _bytes_per_token(config: Config) -> float:

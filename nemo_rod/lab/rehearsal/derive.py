@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,14 @@ _HELD_OUT_QUESTIONS = 8
 _REDUCED = ("data", "context", "pipeline", "tensor")
 
 
-@dataclass(frozen=True)
 class Places:
     """Paths of a rehearsal's own files in its run folder."""
 
-    folder: Path  # run folder of the rehearsal
-
-    @property
-    def made(self) -> Path:
-        """Folder of the made documents, tokenizers and checkpoint."""
-        return self.folder / "made"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The small base model."""
-        return self.made / "checkpoint"
-
-    @property
-    def tasks(self) -> Path:
-        """Folder of the definitions that replace benchmark tasks."""
-        return self.made / "tasks"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder  # run folder of the rehearsal
+        self.made = folder / "made"  # made documents, tokenizers and checkpoint
+        self.checkpoint = self.made / "checkpoint"  # the small base model
+        self.tasks = self.made / "tasks"  # definitions that replace benchmark tasks
 
     def tokenizer(self, name: str) -> Path:
         """Returns the folder of another model's tokenizer."""
@@ -59,11 +46,7 @@ class Places:
 def scaled_down(config: Config, folder: Path, *, parallel: Parallel, scale: float) -> Config:
     """Returns the configuration of a recipe's rehearsal.
 
-    Args:
-        config: the checked configuration of the recipe.
-        folder: run folder of the rehearsal.
-        parallel: its layout.
-        scale: its steps over those of the recipe.
+    `scale` is its steps over those of the recipe.
     """
     places, small, domain = Places(folder.absolute()), copy.deepcopy(config), config.domain
     specs, tasks, report = domain.specs, section(small, Tasks), section(small, Report)
@@ -167,9 +150,7 @@ def _run_and_arm(folder: str) -> tuple[str, str]:
 def small_layout(parallel: Parallel, processes: int | None) -> tuple[Parallel, list[str]]:
     """Returns a layout with every axis above 1 reduced to 2, and the axes that had to become 1.
 
-    Args:
-        parallel: layout of the real run.
-        processes: largest number of processes that can run; None for no limit.
+    `processes` is the largest number that can run; None for no limit.
     """
     axes = ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert")
     small = dataclasses.replace(parallel)

@@ -21,59 +21,32 @@ VOCABULARY = 384
 # The sizes of every small model, by key. A published value that is smaller stays, and so does
 # a key that the published model lacks.
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": BLOCK_SIZE // 2,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "sliding_window": BLOCK_SIZE // 2,
     # latent attention
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 16,
     # Gated DeltaNet; Triton multiplies no smaller matrices
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     # Mamba, by the names of Nemotron-H and of Falcon-H1
-    "mamba_num_heads": 8,
-    "mamba_n_heads": 8,
-    "mamba_head_dim": 16,
-    "mamba_d_head": 16,
-    "mamba_d_ssm": 128,
-    "n_groups": 2,
-    "mamba_n_groups": 2,
-    "ssm_state_size": 16,
+    "mamba_num_heads": 8, "mamba_n_heads": 8, "mamba_head_dim": 16, "mamba_d_head": 16,
+    "mamba_d_ssm": 128, "n_groups": 2, "mamba_n_groups": 2, "ssm_state_size": 16,
     "mamba_d_state": 16,
     # transformers' torch code pads every text to a multiple of it, and adds up the states of
     # several chunks along the wrong axis: as long as a block, and longer than any question
-    "chunk_size": BLOCK_SIZE,
-    "mamba_chunk_size": BLOCK_SIZE,
+    "chunk_size": BLOCK_SIZE, "mamba_chunk_size": BLOCK_SIZE,
     # transformers' torch code cuts smaller steps off, and the kernels that train do not
-    "time_step_min": 1e-6,
-    "use_mamba_kernels": False,
+    "time_step_min": 1e-6, "use_mamba_kernels": False,
     # embeddings of each layer, and heads of full attention, in Gemma 4
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,
     "global_head_dim": 32,
     # experts, by the names of several families
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_k": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "moe_shared_expert_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_k": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
 # Of Qwen3.5, whose positions have three directions that share half of a small head.
 QWEN3_5: dict[str, Any] = {
     "rope_parameters": {
@@ -82,20 +55,13 @@ QWEN3_5: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1],
         "mrope_interleaved": True,
-    },
+    }
 }
 IMAGES = {
-    "depth": 2,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [],
-}
+    "depth": 2, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
+    "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [],
+}  # fmt: skip
 # Places of these tokens among the special ones, which the small tokenizer has after 256 bytes.
 _IMAGE_TOKENS = {
     "vision_start_token_id": 9,
@@ -124,10 +90,8 @@ class SmallModel:
 def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> SmallModel:
     """Returns the small form of a published model.
 
-    Args:
-        described: content of its config.json, or of its text part (a recipe's `model.shape`).
-        where: name of the model, for errors.
-        stages: model chunks that share the layers; each gets every kind of layer.
+    `described` is its config.json, or its text part (a recipe's `model.shape`); `stages` are model
+    chunks that share the layers: each gets every kind of layer.
 
     Raises:
         ValueError: if transformers does not build it, or it has images and is not Qwen3.5.

@@ -37,108 +37,73 @@ class HubLayout:
         return self.file.format(subset=subset, split=split, number="*", count="*")
 
 
-_CRAWLED: dict[str, Any] = {
-    "id": "<urn:uuid:0>",
-    "dump": "CC-MAIN-2024-10",
-    "url": "https://example.org/",
-    "date": "2024-02-21T00:00:00Z",
-    "file_path": "s3://commoncrawl/0.warc.gz",
-    "language": "deu",
-    "language_score": 0.99,
+def _row(*, texts: str = "id", numbers: str = "", **others: Any) -> dict[str, Any]:
+    """Returns a row with columns of text and numbers, and others by their value."""
+    return dict.fromkeys(texts.split(), "made") | dict.fromkeys(numbers.split(), 0.99) | others
+
+
+_FINE: dict[str, Any] = {
+    "file": "data/{subset}/{split}/000_{number}.parquet",
+    "beside": (("{subset}", "test", "data/{subset}/test/000_00000.parquet"),),
 }
-
-
-def _fine(columns: Mapping[str, Any]) -> HubLayout:
-    beside = (("{subset}", "test", "data/{subset}/test/000_00000.parquet"),)
-    file = "data/{subset}/{split}/000_{number}.parquet"
-    return HubLayout(file=file, columns=columns, beside=beside)
-
-
-def _numbered(columns: Mapping[str, Any], *beside: tuple[str, str, str]) -> HubLayout:
-    file = "{subset}/part_{number}.parquet"
-    return HubLayout(file=file, width=6, columns=columns, beside=beside)
-
-
-_MADE_BY_A_MODEL = {
-    "uuid": "00000000-0000-0000-0000-000000000000",
-    "license": "cc-by-4.0",
-    "metadata": {"category": "made", "models_used": "Qwen3-30B-A3B"},
-}
+_NUMBERED: dict[str, Any] = {"file": "{subset}/part_{number}.parquet", "width": 6}
+_CRAWLED = "id dump url date language"
+_MADE_BY_A_MODEL = HubLayout(
+    **_NUMBERED, columns=_row(texts="uuid license", metadata=_row(texts="category models_used"))
+)
 _LAYOUTS = {
-    "HuggingFaceFW/finepdfs": _fine(
-        {
-            **{key: _CRAWLED[key] for key in ("id", "dump", "url", "date", "language")},
-            "token_count": 540,
-            "full_doc_lid": "deu_Latn",
-            "full_doc_lid_score": 0.99,
-            "per_page_languages": ["deu_Latn", "unknown"],
-            "is_truncated": False,
-            "extractor": "docling",
-            "page_ends": [100, 200],
-        }
+    "HuggingFaceFW/finepdfs": HubLayout(
+        **_FINE,
+        columns=_row(
+            texts=f"{_CRAWLED} full_doc_lid extractor", numbers="full_doc_lid_score",
+            token_count=540, per_page_languages=["deu_Latn", "unknown"], is_truncated=False,
+            page_ends=[100, 200],
+        ),
     ),
-    "HuggingFaceFW/fineweb-2": _fine(
-        {
-            **_CRAWLED,
-            "language_script": "Latn",
-            "minhash_cluster_size": 1,
-            "top_langs": '{"deu_Latn_score": 0.99}',
-        }
+    "HuggingFaceFW/fineweb-2": HubLayout(
+        **_FINE,
+        columns=_row(
+            texts=f"{_CRAWLED} file_path language_script top_langs", numbers="language_score",
+            minhash_cluster_size=1,
+        ),
     ),
     "HuggingFaceFW/finewiki": HubLayout(
         file="data/{subset}wiki/000_{number}.parquet",
-        columns={
-            "id": "dewiki/1",
-            "title": "Made",
-            "url": "https://de.wikipedia.org/wiki/Made",
-            "version": 1,
-            "in_language": "de",
-        },
+        columns=_row(texts="id title url in_language", version=1),
     ),
-    "coral-nlp/german-commons": HubLayout(columns={"source": "made", "ocr_score": None}),
-    "nvidia/Nemotron-CC-v2": _numbered({"id": "0"}),
-    "nvidia/Nemotron-CC-Math-v1": _numbered(
-        {
-            "id": "0",
-            "metadata": {
-                "category": "Nemotron-CC-MATH",
-                "models_used": ["phi-4"],
-                "warc_filename": "0.warc.gz",
-                "warc_id": "<urn:uuid:0>",
-                "finemath_scores": 4.1,
-                "finemath_int_scores": 4,
-                "nemocurator_scores": 3.2,
-                "nemocurator_int_scores": 3,
-            },
-        },
+    "coral-nlp/german-commons": HubLayout(columns=_row(texts="source", ocr_score=None)),
+    "nvidia/Nemotron-CC-v2": HubLayout(**_NUMBERED, columns=_row()),
+    "nvidia/Nemotron-CC-Math-v1": HubLayout(
+        **_NUMBERED,
+        columns=_row(
+            metadata=_row(
+                texts="category warc_filename warc_id", models_used=["phi-4"],
+                numbers="finemath_scores nemocurator_scores", finemath_int_scores=4,
+                nemocurator_int_scores=3,
+            )
+        ),
         # the same pages, written anew
-        ("{subset}_MIND", "train", "{subset}_MIND/part_000000.parquet"),
+        beside=(("{subset}_MIND", "train", "{subset}_MIND/part_000000.parquet"),),
     ),
-    "nvidia/Nemotron-Pretraining-SFT-v1": _numbered({"id": "0"}),
-    "nvidia/Nemotron-Pretraining-Specialized-v1": _numbered(_MADE_BY_A_MODEL),
-    "nvidia/Nemotron-Pretraining-Legal-v1": _numbered(_MADE_BY_A_MODEL),
+    "nvidia/Nemotron-Pretraining-SFT-v1": HubLayout(**_NUMBERED, columns=_row()),
+    "nvidia/Nemotron-Pretraining-Specialized-v1": _MADE_BY_A_MODEL,
+    "nvidia/Nemotron-Pretraining-Legal-v1": _MADE_BY_A_MODEL,
     "HuggingFaceTB/smollm-corpus/fineweb-edu-dedup": HubLayout(
-        columns={"id": "<urn:uuid:0>", "metadata": {**_CRAWLED, "score": 3.1, "int_score": 3}}
+        columns=_row(
+            metadata=_row(
+                texts=f"{_CRAWLED} file_path", numbers="language_score score", int_score=3
+            )
+        )
     ),
     "HuggingFaceTB/smollm-corpus/cosmopedia-v2": HubLayout(
-        columns={
-            "prompt": "Write a textbook.",
-            "token_length": 540,
-            "audience": "general",
-            "format": "textbook",
-            "seed_data": "made",
-        }
+        columns=_row(texts="prompt audience format seed_data", token_length=540)
     ),
-    "HuggingFaceTB/finemath": HubLayout(
-        columns={"url": "https://example.org/", "score": 4.1, "int_score": 4}
-    ),
+    "HuggingFaceTB/finemath": HubLayout(columns=_row(texts="url", numbers="score", int_score=4)),
     "codeparrot/codeparrot-clean": HubLayout(
-        file="file-{number}.json.gz",
-        width=12,
-        columns={"repo_name": "made/made", "path": "made.py", "size": "540", "license": "mit"},
-        listed=False,
+        file="file-{number}.json.gz", width=12, listed=False,
+        columns=_row(texts="repo_name path size license"),
     ),
-}
+}  # fmt: skip
 
 
 def layout_for(spec: SourceSpec) -> HubLayout:

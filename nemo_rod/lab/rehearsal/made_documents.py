@@ -17,7 +17,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.filters import Comparison, parse_filter
+from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.rehearsal.hub_layouts import layout_for
 from nemo_rod.lab.toy.synthetic import synthetic_documents
@@ -31,13 +31,7 @@ _SPLITS = ("one", "two")  # of a configuration of which all splits are read
 
 
 def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str, Any]:
-    """Returns the keys that differ in the rehearsal's source: its input and its caps.
-
-    Args:
-        spec: a source of the recipe.
-        folder: folder of the made files.
-        block_size: tokens per block of the rehearsal.
-    """
+    """Returns the keys that differ in the rehearsal's source: its input and its caps."""
     most = BLOCKS[spec.role] * block_size
     changed: dict[str, Any] = {"max_tokens": min(spec.max_tokens or most, most)}
     if spec.kind == "huggingface":
@@ -105,22 +99,18 @@ def _records(spec: SourceSpec, number: int) -> Iterator[dict[str, Any]]:
         row = copy.deepcopy(dict(layout_for(spec).columns))
         # every text is unique, and has characters that tokenizers treat differently
         _set(row, spec.text_field, f"{spec.name} {index}: Größe § 1, «naïf» <|im_end|> {text}")
-        for comparison in comparisons:
+        for comparison in comparisons:  # a value that passes it
+            passing, operator = comparison.value, comparison.operator
+            if operator not in ("==", ">=", "<="):
+                if isinstance(passing, bool) or passing is None:
+                    passing = passing is not True
+                elif isinstance(passing, str):
+                    passing = f"{passing}a" if operator != "<" else ""
+                else:
+                    passing += -1 if operator == "<" else 1
             if comparison.field != spec.text_field:
-                _set(row, comparison.field, _passing(comparison))
+                _set(row, comparison.field, passing)
         yield row
-
-
-def _passing(comparison: Comparison) -> Any:
-    """Returns a value that passes a comparison."""
-    value, operator = comparison.value, comparison.operator
-    if operator in ("==", ">=", "<="):
-        return value
-    if isinstance(value, bool) or value is None:
-        return value is not True
-    if isinstance(value, str):
-        return f"{value}a" if operator != "<" else ""
-    return value - 1 if operator == "<" else value + 1
 
 
 def _set(row: dict[str, Any], field: str, value: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from nemo_rod.config import Config, section
@@ -25,13 +24,7 @@ _QUESTIONS, _CHOICES, _LETTERS = 8, 4, 16  # of a made task; letters of a text
 
 
 def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
-    """Writes the input of `make_materials`; it also marks the folder as a rehearsal.
-
-    Args:
-        config: configuration of the recipe.
-        folder: run folder of the rehearsal.
-        model: its small model; None for a base that the recipe trains.
-    """
+    """Writes the input of `make_materials`; it also marks the folder as a rehearsal."""
     places, tokenizers = Places(folder.absolute()), {}
     if config.model.hf is not None:
         tokenizers[str(places.checkpoint)] = config.model.hf
@@ -57,6 +50,8 @@ def make_materials(folder: Path) -> None:
     """Makes documents, tokenizers, tasks and the base checkpoint of a described rehearsal."""
     from nemo_rod.lab.rehearsal.made_documents import write_sources
     from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
+    from nemo_rod.lab.tasks.held_out_questions import write_task
+    from nemo_rod.lab.toy.synthetic import synthetic_documents
 
     places = Places(folder.absolute())
     keys = ("model", "sources", "tasks", "tokenizers", "precision")
@@ -64,7 +59,14 @@ def make_materials(folder: Path) -> None:
     tokenizers = {name: SpecialTokens(**keys) for name, keys in described["tokenizers"].items()}
     shutil.rmtree(places.made, ignore_errors=True)
     write_sources([SourceSpec(**values) for values in described["sources"]], places.made)
-    _write_tasks(described["tasks"], places.tasks)
+    for number, name in enumerate(described["tasks"]):  # an lm-eval task or group
+        rows = []  # made-up questions, whose answers mean nothing
+        for question, text in zip(range(_QUESTIONS), synthetic_documents(number), strict=False):
+            context, *choices = (
+                text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
+            )
+            rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
+        write_task(name, rows, places.tasks)
     if described["model"] is not None:
         tokens = tokenizers[str(places.checkpoint)]
         is_trained = tokens.separator in (None, tokens.eos)
@@ -76,24 +78,6 @@ def make_materials(folder: Path) -> None:
         )
     for target, tokens in tokenizers.items():
         write_tokenizer(tokens, Path(target))
-
-
-def _write_tasks(names: Sequence[str], folder: Path) -> None:
-    """Writes a definition and made-up questions for every name of an lm-eval task or group.
-
-    They need no network, and lm-eval runs them on every arm; the answers mean nothing.
-    """
-    from nemo_rod.lab.tasks.held_out_questions import write_task
-    from nemo_rod.lab.toy.synthetic import synthetic_documents
-
-    for number, name in enumerate(names):
-        rows = []
-        for question, text in zip(range(_QUESTIONS), synthetic_documents(number), strict=False):
-            context, *choices = (
-                text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
-            )
-            rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
-        write_task(name, rows, folder)
 
 
 def is_rehearsal(folder: Path) -> bool:

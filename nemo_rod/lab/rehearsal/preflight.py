@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -237,9 +237,7 @@ def _check_repository(name: str, kind: str) -> None:
 def first_documents(specs: Sequence[SourceSpec], *, seconds: float) -> dict[str, str]:
     """Reads the first document of every source.
 
-    Args:
-        specs: sources of kind huggingface; they are streamed.
-        seconds: time for all of them.
+    They are of kind huggingface, and streamed; `seconds` are for all of them.
 
     Returns:
         The reason by source, for sources that could not be read although the recipe is right.
@@ -282,17 +280,13 @@ def _reason_unread(spec: SourceSpec) -> str | None:
     except Exception as error:  # the library's loaders raise many kinds
         line = " ".join(str(error).split()).removeprefix(f"source {spec.name}: ")[:400]
         line = line or type(error).__name__
-        kinds = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
-        if kinds & _NETWORK:
-            return f"the network failed ({line})"
+        cause: BaseException | None = error
+        while cause is not None:
+            if _NETWORK & {kind.__name__ for kind in type(cause).__mro__}:
+                return f"the network failed ({line})"
+            cause = cause.__cause__ or cause.__context__
         raise ValueError(f"source {spec.name}: {line}") from None
     raise ValueError(
         f"source {spec.name}: no record of {spec.path} is a document: correct its subset, split or "
         "filter"
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -48,15 +48,10 @@ def write_checkpoint(
     with torch.no_grad():
         model.get_input_embeddings().weight[list(untrained)] = 0
     save_published(model, folder)
-    if small.predictors:
-        _add_predictors(folder)
-
-
-def _add_predictors(folder: Path) -> None:
-    """Adds the multi-token-prediction head of published checkpoints, which transformers leaves out.
-
-    Its layer has full attention; its experts, if there are any, are stored one by one.
-    """
+    if not small.predictors:
+        return
+    # The multi-token-prediction head of published checkpoints, which transformers leaves out. Its
+    # layer has full attention; its experts, if there are any, are stored one by one.
     from safetensors.torch import load_file, save_file
 
     file = folder / "model.safetensors"
@@ -66,8 +61,8 @@ def _add_predictors(folder: Path) -> None:
     head: dict[str, torch.Tensor] = {}
     for name in texts:
         if f".layers.{last}." in name:
-            parts = _single(name.split(f".layers.{last}.")[1], tensors[name])
-            head |= {f"mtp.layers.0.{key}": value for key, value in parts.items()}
+            key, tensor = name.split(f".layers.{last}.")[1], tensors[name]
+            head |= {f"mtp.layers.0.{k}": value for k, value in _single(key, tensor).items()}
     size = head["mtp.layers.0.input_layernorm.weight"].shape[0]
     norm = head["mtp.layers.0.input_layernorm.weight"]
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):

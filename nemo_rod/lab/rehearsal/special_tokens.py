@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_rod.files import read_json
+from nemo_rod.lab.toy.byte_tokenizer import write_byte_level
 from nemo_rod.trust import name_and_revision
 
 NUM_LOW = 64  # ids reserved for special tokens that precede the text's tokens
@@ -144,28 +145,14 @@ def _read(folder: Path) -> SpecialTokens:
 
 def write_tokenizer(tokens: SpecialTokens, folder: Path) -> None:
     """Writes the small tokenizer, as `AutoTokenizer.from_pretrained` reads it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers.pre_tokenizers import ByteLevel
 
     special = tokens.small_ids()
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = sorted(ByteLevel.alphabet())
     vocabulary = {letter: place for place, letter in enumerate(letters)}
     if tokens.come_first:
         vocabulary = {letter: NUM_LOW + place for letter, place in vocabulary.items()}
         unused = set(range(NUM_LOW)) - set(special.values())
         special |= {f"<unused_{number}>": number for number in unused}
-    backend = Tokenizer(models.BPE(vocab={**vocabulary, **special}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
     ordered = sorted(special, key=lambda name: special[name])
-    backend.add_special_tokens(
-        [AddedToken(name, normalized=False, special=True) for name in ordered]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=tokens.eos,
-        pad_token=tokens.eos,
-        clean_up_tokenization_spaces=False,
-        model_max_length=10**9,
-        model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(str(folder))
+    write_byte_level({**vocabulary, **special}, ordered, tokens.eos, folder)

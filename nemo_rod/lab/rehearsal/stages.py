@@ -34,11 +34,7 @@ _POLL_SECONDS = 5.0  # between two queries of a queue
 
 
 class RehearsalStages:
-    """Builds the stages of a rehearsal.
-
-    Args:
-        config: the rehearsal's own configuration (`derive.scaled_down`).
-    """
+    """Builds the stages of a rehearsal."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.folder = config, Path(config.run_dir)

@@ -28,19 +28,12 @@ _WHOLE: dict[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class ArmName:
-    """A parsed name of an arm.
+    """A parsed name of an arm."""
 
-    Attributes:
-        name: Name in the files.
-        kind: Kind of the arm.
-        value: Replay share in percent (`fixed`), lambda (`merge`), else 0.
-        label: Readable name.
-    """
-
-    name: str
+    name: str  # in the files
     kind: Kind
-    value: float
-    label: str
+    value: float  # replay share in percent (`fixed`), lambda (`merge`), else 0
+    label: str  # readable name
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -53,12 +46,10 @@ def parse_arm(name: str) -> ArmName:
     if name in _WHOLE:
         kind, label = _WHOLE[name]
         return ArmName(name, kind, 0.0, label)
-    if match := re.fullmatch(r"fixed_(\d+(?:[._]\d+)?)", name):
-        value = float(match[1].replace("_", "."))
-        return ArmName(name, "fixed", value, f"fixed {value:g} %")
-    if match := re.fullmatch(r"merge_(\d*[._]?\d+)", name):
-        value = float(match[1].replace("_", "."))
-        return ArmName(name, "merge", value, f"merge {value:g}")
+    if match := re.fullmatch(r"fixed_(\d+(?:[._]\d+)?)|merge_(\d*[._]?\d+)", name):
+        value, is_fixed = float((match[1] or match[2]).replace("_", ".")), match[1] is not None
+        label = f"fixed {value:g} %" if is_fixed else f"merge {value:g}"
+        return ArmName(name, "fixed" if is_fixed else "merge", value, label)
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
         return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")

@@ -12,9 +12,8 @@ from typing import Any
 from nemo_rod.files import interpreting, write_whole
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.curves import charts_of
-from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
-from nemo_rod.lab.report.page import render_page
-from nemo_rod.lab.report.paper_tables import PAPER_TABLES
+from nemo_rod.lab.report.explorer import Texts, explore
+from nemo_rod.lab.report.page import render, render_page
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import Shown, results_of
 from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
@@ -99,11 +98,7 @@ def write_page(
 ) -> None:
     """Writes the results of the first run, with its tables, figures and page.
 
-    Args:
-        out: Folder of the report.
-        shown: The run, and runs of other recipes beside it.
-        parts: Parts of the run.
-        explorers: Files of its curricula and labels of their arms.
+    `shown` is the run, and runs of other recipes beside it.
     """
     from nemo_rod.lab.report.figures import FIGURES, draw
     from nemo_rod.lab.report.figures.canvas import inline_svg, save
@@ -113,7 +108,7 @@ def write_page(
         shutil.rmtree(out / name, ignore_errors=True)  # may hold files of removed arms
         (out / name).mkdir(parents=True)
     tables = {}
-    for make in (*TABLES, *PAPER_TABLES):
+    for make in TABLES:
         table = make(results)
         tables[table.name] = table
         if table.rows:
@@ -140,14 +135,7 @@ def write_explorers(
 ) -> list[tuple[str, str]]:
     """Writes a page for every curriculum with scores: `curriculum.html` for RoD, or the first arm.
 
-    Args:
-        curricula: `curriculum.rod` by the name of its arm; some may be missing.
-        out: Folder of the report.
-        recipe: Name in the heading.
-        texts: As for `build_report`.
-
-    Returns:
-        Files and labels of their arms.
+    Of the curricula, by the names of their arms, some may be missing. Returns files and labels.
     """
     found: list[tuple[str, str, dict[str, Any], str]] = []
     for name in sorted(curricula, key=lambda name: ("rod" not in name, len(name), name)):
@@ -166,8 +154,8 @@ def write_explorers(
         old.unlink()
     pages = [(file, label) for file, label, _, _ in found]
     for file, label, data, note in found:
-        page = render_explorer(data, recipe=recipe, arm=label, note=note, pages=pages)
-        write_whole(out / file, page.encode())
+        values = {"data": data, "recipe": recipe, "arm": label, "note": note, "pages": pages}
+        write_whole(out / file, render("explorer.html", **values).encode())
     return pages
 
 

@@ -35,13 +35,9 @@ class ChordValue:
 
 @dataclass(frozen=True)
 class Chord:
-    """Adaptation loss of fixed replay as a piecewise linear function of `ln F`.
+    """Adaptation loss of fixed replay as a piecewise linear function of `ln F`."""
 
-    Attributes:
-        points: At least two, by ascending, positive and distinct forgetting.
-    """
-
-    points: tuple[ChordPoint, ...]
+    points: tuple[ChordPoint, ...]  # two or more, by ascending, positive and distinct forgetting
 
     @classmethod
     def through(cls, points: Sequence[ChordPoint]) -> Chord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,8 +49,14 @@ def complete(stages: Stages, results: Results) -> list[dict[str, Any]]:
     tokenizer = find_tokenizer(store)
     prompts: list[tuple[str | None, str]] = [(None, text) for text in shown.prompts or []]
     if shown.prompts is None:
-        prompts = [(source, block_text(store, tokenizer, block_id, length=_GIVEN))
-                   for source, block_id in _first_blocks(store)]  # fmt: skip
+        for role in ROLES:  # the first block of a source that begins within a document
+            source = next((s for s in store.sources if s.role == role and s.count), None)
+            if source is not None:
+                ids = np.arange(source.start, source.start + min(source.count, 64))
+                whole = (store.tokens(ids)[:, :_GIVEN] != store.eod_id).all(axis=1)
+                block_id = int(ids[whole.argmax()])
+                text = block_text(store, tokenizer, block_id, length=_GIVEN)
+                prompts.append((source.name, text))
     rows = []
     for arm, folder in made.items():
         weights = run.weights(arm)
@@ -62,18 +67,9 @@ def complete(stages: Stages, results: Results) -> list[dict[str, Any]]:
                 trust_remote_code=stages.config.model.trust_remote_code,
             )  # fmt: skip
             known |= {(weights, prompt): text for prompt, text in zip(missing, texts, strict=True)}
-        for source, prompt in prompts:
-            text = known[weights, prompt]
-            row = {"prompt": prompt, "source": source, "arm": arm, "weights": weights, "text": text}
-            rows.append(row)
+        rows += [
+            {"prompt": prompt, "source": name, "arm": arm, "weights": weights,
+             "text": known[weights, prompt]}
+            for name, prompt in prompts
+        ]  # fmt: skip
     return rows
-
-
-def _first_blocks(store: BlockStore) -> Iterator[tuple[str, int]]:
-    """Yields the first source of each role, and its first block that begins within a document."""
-    for role in ROLES:
-        source = next((s for s in store.sources if s.role == role and s.count), None)
-        if source is not None:
-            ids = np.arange(source.start, source.start + min(source.count, 64))
-            whole = (store.tokens(ids)[:, :_GIVEN] != store.eod_id).all(axis=1)
-            yield source.name, int(ids[whole.argmax()])

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import CurriculumArrays
-from nemo_rod.lab.report.page import render
 from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -35,10 +34,8 @@ Numbers = dict[str, Any]
 def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
     """Returns a curriculum's data for the page; None if it has no scored step.
 
-    Args:
-        path: `curriculum.rod`, also of a run under way.
-        texts: Returns the texts of blocks, given the digest of their store and their ids; None for
-            no texts.
+    The curriculum may be of a run under way; `texts` gives those of blocks, by the digest of their
+    store and their ids.
 
     Raises:
         ValueError: If the file is not a curriculum, or the texts cannot be read.
@@ -58,7 +55,17 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
         num_pools = min(num_steps, max(1, MAX_POOLED // header.num_candidates))
         shown = np.linspace(0, num_steps - 1, num_pools).round().astype(int)
-        pools = [_pool(header, arrays, row) for row in shown.tolist()]
+        pools: list[Numbers] = []
+        for row in shown.tolist():  # a step's scored candidates, best first
+            source_C, tau = header.source_index(arrays.block_ids[row]), float(arrays.threshold[row])
+            order_C = np.argsort(-arrays.score[row], kind="stable")
+            scored = order_C[(np.isfinite(arrays.score[row]) & (source_C >= 0))[order_C]]
+            candidates = [  # each with its source, and whether it was chosen
+                [*_block(header, arrays, row, i), int(source_C[i]), int(arrays.chosen[row, i])]
+                for i in scored.tolist()
+            ]
+            known = round(tau, 4) if math.isfinite(tau) else None
+            pools.append({"step": int(arrays.step[row]), "tau": known, "candidates": candidates})
     groups = [cell[kind]["blocks"] for cell in cells for kind in ("chosen", "dropped")]
     groups += [pool["candidates"] for pool in pools]
     ids = sorted({block[1] for group in groups for block in group})
@@ -90,22 +97,6 @@ def _block(
     ]
 
 
-def _pool(header: CurriculumHeader, arrays: CurriculumArrays, row: int) -> Numbers:
-    """Returns one step's scored candidates, best first, each with its source and whether chosen."""
-    source_C = header.source_index(arrays.block_ids[row])
-    order_C = np.argsort(-arrays.score[row], kind="stable")
-    scored = order_C[(np.isfinite(arrays.score[row]) & (source_C >= 0))[order_C]]
-    tau = float(arrays.threshold[row])
-    return {
-        "step": int(arrays.step[row]),
-        "tau": round(tau, 4) if math.isfinite(tau) else None,
-        "candidates": [
-            [*_block(header, arrays, row, i), int(source_C[i]), int(arrays.chosen[row, i])]
-            for i in scored.tolist()
-        ],
-    }
-
-
 def _cells(
     header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
 ) -> Iterator[Numbers]:
@@ -133,23 +124,3 @@ def _cells(
         if len(mine):
             won, lost = mine[chosen_C[mine]], mine[~chosen_C[mine]]
             yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
-
-
-def render_explorer(
-    data: dict[str, Any],
-    *,
-    recipe: str,
-    arm: str,
-    note: str = "",
-    pages: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Returns the page for the data of `explore`; the note is the reason for missing texts.
-
-    Args:
-        data: What the page shows.
-        recipe: Name of the recipe.
-        arm: Label of the arm.
-        note: The reason for missing texts.
-        pages: Files and labels of all arms that have such a page.
-    """
-    return render("explorer.html", data=data, recipe=recipe, arm=arm, note=note, pages=pages)

@@ -28,29 +28,17 @@ NUM_DECILES = 10
 
 @dataclass(frozen=True)
 class History:
-    """Blocks drawn and chosen over a run.
+    """Blocks drawn and chosen over a run."""
 
-    Attributes:
-        step_T: Optimizer steps, int64 [T].
-        batch_size: Blocks trained on per step (K).
-        source_names: Name per source [O].
-        is_replay_O: Whether the source is replay, bool [O].
-        candidates_TO: Candidates per step and source, int64 [T, O].
-        chosen_TO: Blocks trained on per step and source, int64 [T, O].
-        threshold_T: tau, in nats, float64 [T]; NaN without scores.
-        rho_adaptation_T: Mean score of the adaptation candidates, float64 [T]; NaN without any.
-        rho_replay_T: Mean score of the replay candidates, float64 [T]; NaN without any.
-    """
-
-    step_T: Counts
-    batch_size: int
+    step_T: Counts  # optimizer steps
+    batch_size: int  # blocks trained on per step (K)
     source_names: tuple[str, ...]
     is_replay_O: npt.NDArray[np.bool_]
     candidates_TO: Counts
-    chosen_TO: Counts
-    threshold_T: Floats
-    rho_adaptation_T: Floats
-    rho_replay_T: Floats
+    chosen_TO: Counts  # blocks trained on
+    threshold_T: Floats  # tau, in nats; NaN without scores
+    rho_adaptation_T: Floats  # mean score of the adaptation candidates; NaN without any
+    rho_replay_T: Floats  # of the replay candidates
 
     @property
     def share_T(self) -> Floats:

@@ -9,7 +9,6 @@ Shape suffixes: B = draws, N = held-out blocks of a source, A = arms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,6 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
 
     A value that some draw leaves undefined has no interval, and an arm no entry if the losses of
     its blocks were not kept or are of other blocks than those of the first arm.
-
-    Args:
-        run: The run.
-        on_chord: Arms that the chord of fixed replay goes through.
-        draws: Number of draws.
     """
     sizes = {
         name: [(r, s, len(n)) for r in ROLES for s, n in arm.block_losses.get(r, {}).items()]
@@ -51,7 +45,17 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
         total_BA[role] = total_BA.get(role, 0) + weight * mean_BA
     measures = {"adapt_loss": total_BA.get("adaptation"), "val_forgetting": total_BA.get("replay")}
     if len(total_BA) == len(ROLES) and set(on_chord) <= set(names):
-        measures["gap"] = _gaps(names, on_chord, total_BA)
+        # to the draw's own chord; NaN on it and without one
+        measures["gap"] = gap_BA = np.full_like(total_BA["adaptation"], np.nan)
+        for loss_A, forgetting_A, gap_A in zip(
+            *(total_BA[role] for role in ROLES), gap_BA, strict=True
+        ):
+            points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))
+            chord = Chord.through([points[name] for name in on_chord])
+            for place, name in enumerate(names):
+                value = chord.at(float(forgetting_A[place])) if chord else None
+                if value is not None and name not in on_chord:
+                    gap_A[place] = loss_A[place] - value.adapt_loss
     return {
         name: {
             measure: np.percentile(value_BA[:, place], PERCENTILES).tolist()
@@ -60,18 +64,3 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
         }
         for place, name in enumerate(names)
     }
-
-
-def _gaps(names: list[str], on_chord: list[str], total_BA: Mapping[str, Losses]) -> Losses:
-    """Returns adaptation losses less those of the draw's own chord; NaN on it and without one."""
-    gap_BA = np.full_like(total_BA["adaptation"], np.nan)
-    for loss_A, forgetting_A, gap_A in zip(
-        *(total_BA[role] for role in ROLES), gap_BA, strict=True
-    ):
-        points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))
-        chord = Chord.through([points[name] for name in on_chord])
-        for place, name in enumerate(names):
-            value = chord.at(float(forgetting_A[place])) if chord else None
-            if value is not None and name not in on_chord:
-                gap_A[place] = loss_A[place] - value.adapt_loss
-    return gap_BA

@@ -52,11 +52,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Writes the report, and prints where its page is.
-
-    Raises:
-        ValueError: If the folder has no record, or a file is damaged.
-    """
+    """Writes the report, and prints where its page is."""
     folder = options.folder
     if not (folder / "curriculum.rod").exists() and (folder / "rod").is_dir():
         folder = folder / "rod"

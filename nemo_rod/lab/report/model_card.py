@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_whole
@@ -15,7 +14,11 @@ from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import name_and_revision
 
 _MARK = "<!-- written by nemo_rod with every report: remove this line to keep your changes -->"
-_TEXT = """{mark}
+_TEXT = """---
+{data}
+---
+
+{mark}
 
 # {recipe}, {label}
 
@@ -58,58 +61,46 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
     A card that a user has changed stays. Nothing is written where huggingface_hub is not installed.
     """
     run, written = RunFolder(Path(config.run_dir), config.recipe), list[Path]()
-    with suppress(ImportError):
-        from huggingface_hub import ModelCardData
-
-        for name, arm in results["arms"].items():
-            folder = run.arm(name) / "hf"
-            card = folder / "README.md"
-            changed = card.exists() and _MARK not in card.read_text()
-            if name == "base" or not folder.is_dir() or changed:
-                continue
-            base = config.model.hf
-            hub = [name_and_revision(base)[0]] if base and not Path(base).is_dir() else None
-            datasets = sorted({str(spec.path) for spec in config.domain.specs if spec.path})
-            data = ModelCardData(
-                base_model=hub,
-                datasets=datasets or None,
-                library_name="transformers",
-                pipeline_tag="text-generation",
-                tags=["continued-pretraining", "replay-on-demand", "nemo_rod"],
-            )
-            text = f"---\n{data.to_yaml()}\n---\n\n{_body(config, run, name, arm)}"
-            write_whole(card, text.encode())
-            written.append(card)
-    return written
-
-
-def _body(config: Config, run: RunFolder, name: str, arm: Results) -> str:
-    """Returns the text of an arm's card."""
-    base = config.model.hf or "a base that was trained from nothing"
-    counts: dict[str, Any] = {}
-    for spec in config.domain.specs:
-        manifest = run.blocks / spec.role / spec.name / "manifest.json"
-        counts[spec.name] = read_json(manifest).get("count") if manifest.exists() else None
 
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    sources = "\n".join(
-        f"| {spec.name} | {spec.role} | {number(counts[spec.name], ',')} | "
-        f"{spec.path or f'{spec.kind}, files of the owner'} |"
-        for spec in config.domain.specs
-    )
-    return _TEXT.format(
-        mark=_MARK,
-        recipe=config.recipe,
-        label=parse_arm(name).label,
-        made=f"Made of {base} by nemo_rod {sys.modules['nemo_rod'].__version__}: recipe "
-        f"`{config.recipe}`, arm `{name}`.",
-        adapt_loss=number(arm["adapt_loss"], ".4f"),
-        forgetting=number(arm["val_forgetting"], ".4f"),
-        share=number(arm["replay_share"], ".1%"),
-        tokens=number(arm["trained_tokens"], ","),
-        seed=arm["seed"] if arm["seed"] is not None else "-",
-        block_size=f"{config.domain.block_size:,}",
-        sources=sources,
-    )
+    with suppress(ImportError):
+        from huggingface_hub import ModelCardData
+
+        base, specs, sources = config.model.hf, config.domain.specs, []
+        for spec in specs:
+            manifest = run.blocks / spec.role / spec.name / "manifest.json"
+            count = read_json(manifest).get("count") if manifest.exists() else None
+            origin = spec.path or f"{spec.kind}, files of the owner"
+            sources.append(f"| {spec.name} | {spec.role} | {number(count, ',')} | {origin} |")
+        data = ModelCardData(
+            base_model=[name_and_revision(base)[0]] if base and not Path(base).is_dir() else None,
+            datasets=sorted({str(spec.path) for spec in specs if spec.path}) or None,
+            library_name="transformers",
+            pipeline_tag="text-generation",
+            tags=["continued-pretraining", "replay-on-demand", "nemo_rod"],
+        )
+        for name, arm in results["arms"].items():
+            card = run.arm(name) / "hf" / "README.md"
+            changed = card.exists() and _MARK not in card.read_text()
+            if name == "base" or not card.parent.is_dir() or changed:
+                continue
+            text = _TEXT.format(
+                data=data.to_yaml(),
+                mark=_MARK,
+                recipe=config.recipe,
+                label=parse_arm(name).label,
+                made=f"Made of {base or 'a base that was trained from nothing'} by nemo_rod "
+                f"{sys.modules['nemo_rod'].__version__}: recipe `{config.recipe}`, arm `{name}`.",
+                adapt_loss=number(arm["adapt_loss"], ".4f"),
+                forgetting=number(arm["val_forgetting"], ".4f"),
+                share=number(arm["replay_share"], ".1%"),
+                tokens=number(arm["trained_tokens"], ","),
+                seed=number(arm["seed"], ""),
+                block_size=f"{config.domain.block_size:,}",
+                sources="\n".join(sources),
+            )
+            write_whole(card, text.encode())
+            written.append(card)
+    return written

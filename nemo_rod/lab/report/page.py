@@ -40,19 +40,13 @@ def render(template: str, **values: Any) -> str:
     )
     subscript = Markup("F<sub>val</sub>")
     environment.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
-    environment.filters["script"] = _script
+    # JSON for a `<script>`, which no text in it can close
+    closing = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<\u2028\u2029"})
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    environment.filters["script"] = lambda data: Markup(encoder.encode(data).translate(closing))
     for theme, name in enumerate(("light", "dark")):
         values[name] = " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
     return environment.get_template(template).render(values)
-
-
-def _script(data: Any) -> Any:
-    """Returns data as JSON for a `<script>`, which no text in it can close."""
-    from markupsafe import Markup
-
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return Markup(safe)
 
 
 def render_page(
@@ -68,15 +62,8 @@ def render_page(
 ) -> str:
     """Returns the whole page, with what is there so far.
 
-    Args:
-        recipe: Name in the heading.
-        results: Content of `results.json`, with checks and replicates; None before any evaluation.
-        tables: Tables by name; empty ones are left out.
-        pictures: Inline SVGs by figure name; missing figures are left out.
-        charts: Curves of training.
-        parts: Parts of the run; shown if one is missing.
-        explorers: Files and arms of the curriculum explorers to link to.
-        provenance: Where the run comes from; may be empty.
+    Without results, before any evaluation; tables without rows and missing pictures are left out,
+    and parts are shown if one is missing.
     """
     missing = [part.label for part in parts if part.is_missing]
     page = render(

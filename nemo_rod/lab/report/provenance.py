@@ -26,10 +26,6 @@ _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-
 def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     """Returns the key `provenance` of `results.json`; what is unknown is null or empty.
 
-    Args:
-        run_dir: Folder of the run; its latest launch has the resolved configuration.
-        results: Measurements of its arms.
-
     Returns:
         Dates are of the stages' logs, in UTC. `hours` sums the arms' training on its machine;
         `gpu_hours` is null on a CPU, and `cost` without report.gpu_hour_price.
@@ -41,10 +37,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     if text:
         from omegaconf import OmegaConf
 
-        loaded = OmegaConf.to_container(OmegaConf.create(text))
-        config = (
-            {str(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
-        )
+        loaded: Any = OmegaConf.to_container(OmegaConf.create(text))
+        config = loaded if isinstance(loaded, dict) else {}
     arms = results["arms"]
     trained, scored, seconds = (
         sum(arm[key] or 0 for arm in arms.values())
@@ -63,6 +57,15 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         names = ",".join(config.get("arms") or [])
         seed = f" seed={config['seed']}" if "seed" in config else ""
         command = f"nemo-rod run recipe={config.get('recipe')} 'arms=[{names}]'{seed}"
+    versions, data = {"python": platform.python_version()}, []
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    for role in ROLES:
+        for source in sorted((run_dir / "blocks" / role).glob("*/manifest.json")):
+            content = read_json(source)
+            row = {"role": role, "source": source.parent.name, "blocks": content.get("count")}
+            data.append(row | {key: content.get(key) for key in ("commit", "digest")})
     return {
         "version": sys.modules["nemo_rod"].__version__,
         "commit": _commit(),
@@ -73,8 +76,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         "hosts": sorted({event["host"] for event in events if "host" in event}),
         "hardware": known
         | {"machine": platform.machine(), "system": platform.platform(terse=True)},
-        "versions": {"python": platform.python_version()} | _versions(),
-        "data": _data(run_dir),
+        "versions": versions,
+        "data": data,
         "trained_tokens": trained,
         "scored_tokens": scored,
         "hours": seconds / 3600,
@@ -99,25 +102,6 @@ def _commit() -> str | None:
             words, cwd=root, capture_output=True, text=True, timeout=20, check=True
         ).stdout.strip()
     return None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _data(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns role, name, blocks, commit and digest of every source."""
-    rows = []
-    for role in ROLES:
-        for file in sorted((run_dir / "blocks" / role).glob("*/manifest.json")):
-            content = read_json(file)
-            source = {"role": role, "source": file.parent.name, "blocks": content.get("count")}
-            rows.append(source | {key: content.get(key) for key in ("commit", "digest")})
-    return rows
 
 
 def _date(time: float | None) -> str | None:

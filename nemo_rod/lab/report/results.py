@@ -120,10 +120,7 @@ def profiles_of(arms: Mapping[str, Results], reference: str | None) -> dict[str,
 
     A single source with far more forgetting than the others can determine all of them. Each is
     therefore repeated `_without` the source whose no-replay forgetting is farthest from the mean.
-
-    Args:
-        arms: Arms of a results dictionary.
-        reference: The fixed-replay arm that defines residual forgetting.
+    `reference` is the fixed-replay arm that defines residual forgetting.
     """
     vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
     residual = arms[reference]["forgetting_by_source"] or {} if reference else {}
@@ -186,10 +183,8 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     return {
         "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.block_counts["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
-        "mean_adapt_loss": _weighted_mean(
-            losses := arm.loss["adaptation"], dict.fromkeys(losses, 1)
-        ),
-        "mean_forgetting": _weighted_mean(capped, dict.fromkeys(capped, 1)),
+        "mean_adapt_loss": _weighted_mean(arm.loss["adaptation"], None),
+        "mean_forgetting": _weighted_mean(capped, None),
         "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
         "capability_change": change,
         "forgetting_by_source": forgetting,
@@ -203,9 +198,10 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     }
 
 
-def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float | None:
+def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int] | None) -> float | None:
     if not values:
         return None
+    counts = dict.fromkeys(values, 1) if counts is None else counts
     total = sum(counts[name] for name in values)
     if total <= 0:
         raise ValueError(

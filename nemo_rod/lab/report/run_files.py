@@ -66,27 +66,20 @@ def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
 class Arm:
     """One arm of a run.
 
-    Attributes:
-        name: Parsed name of the arm.
-        seed: Seed of its evaluation or training.
-        loss: Held-out loss per source of each role, in nats per token.
-        tasks: Configuration and results of the tasks; None if none were run.
-        blocks: Digest of the blocks that it was evaluated on; None if unknown.
-        facts: Design and costs by the keys of `arm.json`: updates, tokens, plain steps (a forward
-            pass of one trained batch counts 1/3), seconds. Zero costs for the base.
-            Also `seconds_per_step`, the median over the run, and `anneals_at`, the step from which
-            the learning rate falls to the end; None if unknown.
-        history: Blocks drawn and chosen; None for arms that do not train.
-        block_losses: Held-out loss of every block by role and source; empty if not kept.
+    `facts` are design and costs by the keys of `arm.json`: updates, tokens, plain steps (a forward
+    pass of one trained batch counts 1/3), seconds; zero costs for the base. Also
+    `seconds_per_step`, the median over the run, and `anneals_at`, the step from which the learning
+    rate falls to the end; None if unknown.
     """
 
     name: ArmName
-    seed: int | None
-    loss: dict[str, dict[str, float]]
-    tasks: dict[str, Any] | None
-    blocks: str | None
+    seed: int | None  # of its evaluation or training
+    loss: dict[str, dict[str, float]]  # held out, per source of each role, in nats per token
+    tasks: dict[str, Any] | None  # configuration and results; None if none were run
+    blocks: str | None  # digest of those that it was evaluated on; None if unknown
     facts: Mapping[str, Any]
-    history: History | None
+    history: History | None  # None for arms that do not train
+    # held-out loss of every block by role and source; empty if not kept
     block_losses: dict[str, dict[str, Losses]] = field(default_factory=dict)
 
     @property
@@ -103,23 +96,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Run:
-    """The files of one run of a recipe.
-
-    Attributes:
-        folder: The run's folder.
-        recipe: Name of the run's folder.
-        arms: Evaluated arms by name, from the base through the baselines to RoD.
-        block_counts: Training blocks by role and source.
-        left_out: Names of arms that have files but no evaluation.
-        disagreements: One sentence on each evaluated arm that cannot be compared and is left out.
-    """
+    """The files of one run of a recipe."""
 
     folder: Path
-    recipe: str
-    arms: dict[str, Arm]
-    block_counts: dict[str, dict[str, int]]
-    left_out: tuple[str, ...]
-    disagreements: list[str]
+    recipe: str  # name of the folder
+    arms: dict[str, Arm]  # evaluated ones by name, from the base through the baselines to RoD
+    block_counts: dict[str, dict[str, int]]  # training blocks by role and source
+    left_out: tuple[str, ...]  # names of arms that have files but no evaluation
+    disagreements: list[str]  # a sentence on each evaluated arm that cannot be compared
 
     @property
     def seed(self) -> int | None:
@@ -132,9 +116,7 @@ class Run:
 def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     """Reads a run folder.
 
-    Args:
-        run_dir: Folder of the run.
-        shared_dir: Folder of a run whose blocks and base model replace missing ones.
+    Blocks and base that it lacks are those of the run in `shared_dir`.
 
     Raises:
         ValueError: If no arm has been evaluated, or a file is damaged.

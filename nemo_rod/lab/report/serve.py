@@ -11,11 +11,11 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import say
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.report.stage import build
-from nemo_rod.lab.text import every_key, whole_number
+from nemo_rod.lab.text import every_key, number_key
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
@@ -32,12 +32,12 @@ def declare(parser: Arguments) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
     parser.add_keys(
-        Key(
-            name="port",
-            value="PORT",
-            help=f"port on 127.0.0.1, {_PORT} by default; 0 for any free port",
-            expected="a number from 0 to 65535",
-            read=partial(whole_number, most=65535),
+        number_key(
+            "port",
+            "PORT",
+            f"port on 127.0.0.1, {_PORT} by default; 0 for any free port",
+            "a number from 0 to 65535",
+            most=65535,
         ),
         every_key(f"seconds between two checks of the run, {_EVERY} by default"),
     )

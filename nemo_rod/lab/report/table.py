@@ -1,14 +1,20 @@
-"""The report's tables, each described once for CSV (unrounded), Markdown and the page."""
+"""The report's tables, each described once for CSV (unrounded), Markdown and the page.
+
+The paper's tables with our numbers come last, and the arms that score less.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
+from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
+from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.verdicts import check_rows, run_labels
 
@@ -59,6 +65,39 @@ class Table:
         lines = [[column.title for column in self.columns], rule]
         lines += [[column.cell(row) for column in self.columns] for row in self.rows]
         return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def decimals(places: int) -> Format:
+    """Returns a format with this number of decimals and a true minus sign."""
+    return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(places: int) -> Format:
+    """Returns a format with this number of decimals and an explicit sign."""
+    return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    """Formats a share as a percentage."""
+    return f"{100 * value:.1f} %"
+
+
+def times(value: float) -> str:
+    """Formats a ratio, e.g. "1.67x" with a true multiplication sign."""
+    return f"{value:.2f}\N{MULTIPLICATION SIGN}"
+
+
+def magnitude(value: float) -> str:
+    """Formats a large count in thousands, millions or billions."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
+def gap(value: float | str) -> str:
+    """Formats a signed gap; text is returned unchanged."""
+    return value if isinstance(value, str) else signed(3)(value)
 
 
 def arms_table(results: Results) -> Table:
@@ -191,29 +230,39 @@ def checks_table(results: Results) -> Table:
 
 
 def seeds_table(results: Results) -> Table:
-    """Returns adaptation loss and forgetting of every arm over seeds; no rows for a single run."""
+    """Returns an arm's losses, share and gap to the chord over seeds; no rows for a single run."""
     runs = [results, *results["replicates"]]
-    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val"}
-    columns = [ARM]
-    for i, label in enumerate(run_labels(results)):
-        columns += [
-            Column(f"{key}_{i}", f"{title}, {label}", decimals(3))
-            for key, title in measures.items()
-        ]
-    for key, title in measures.items():
-        columns.append(Column(f"{key}_mean", f"{title}, mean", decimals(3)))
-        columns.append(Column(f"{key}_range", f"{title}, range", decimals(3)))
+    measures = {
+        "adapt_loss": "Adaptation loss", "val_forgetting": "F_val",
+        "replay_share": "Share of replay", "gap": "Gap to chord",
+    }  # fmt: skip
+    parts: dict[object, str] = {"mean": "mean", "range": "range"}
+    parts |= dict(enumerate(run_labels(results)))
+    titles = {f"{key}_{part}": f"{title}, {label}" for part, label in parts.items()
+              for key, title in measures.items()}  # fmt: skip
     rows = []
     for name in in_order(name for run in runs for name in run["arms"]) if len(runs) > 1 else []:
         row: dict[str, Any] = {"arm": name}
         for key in measures:
             values = [run["arms"].get(name, {}).get(key) for run in runs]
+            if key == "gap":  # beyond the ends of the chord there is none
+                compared = [run["comparisons"].get(name, {}) for run in runs]
+                values = [
+                    None if each.get("extrapolated") else each.get("gap") for each in compared
+                ]
             row |= {f"{key}_{i}": value for i, value in enumerate(values)}
             mean, spread = mean_and_range(values)
             if spread is not None:
                 row |= {f"{key}_mean": mean, f"{key}_range": spread}
         rows.append(row)
-    return Table("seeds", tuple(columns), tuple(rows))
+    # shares and gaps of single seeds are in the files alone
+    details = {f"{key}_{i}" for key in ("replay_share", "gap") for i in range(len(runs))}
+    columns = [
+        Column(key, title, decimals(3), is_detail=key in details)
+        for key, title in titles.items()
+        if any(row.get(key) is not None for row in rows)
+    ]
+    return Table("seeds", (ARM, *columns), tuple(rows))
 
 
 def costs_table(results: Results) -> Table:
@@ -242,39 +291,158 @@ def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float 
     return mean, max(known) - min(known) if len(known) > 1 else None
 
 
+_MEASURES = {
+    "adapt_loss": ("adaptation loss", decimals(3)),
+    "val_forgetting": ("F_val", decimals(3)),
+    "task_forgetting": ("task forgetting", decimals(3)),
+    "replay_share": ("replay share", percent),
+}
+
+
+# gap: an arm's adaptation loss less that of the chord of fixed replay at equal F_val;
+# kept: its gap over RoD's, for equal trained tokens
+_CHEAPER = (
+    Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
+    Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
+    Column("replay_share", "Replay share", percent),
+    Column("gap", "Against fixed replay of equal F_val (nats)", signed(4)),
+    Column("kept", "Kept of RoD's gain", percent),
+)
+
+
+def paper_table(results: Results) -> Table:
+    """Returns every arm that the paper reports for this setting: our numbers and the paper's."""
+    theirs = paper_arms(results["recipe"])
+    columns = [ARM]
+    for key, (title, show) in _MEASURES.items():
+        columns.append(Column(key, f"{title[:1].upper()}{title[1:]}", show))
+        columns.append(Column(f"paper_{key}", f"Paper: {title}", show))
+    rows = []
+    for name in in_order(theirs):
+        ours = results["arms"].get(name, {})
+        row = {"arm": name, **{key: ours.get(key) for key in _MEASURES}}
+        rows.append(row | {f"paper_{key}": theirs[name].get(key) for key in _MEASURES})
+    return Table("paper", tuple(columns), tuple(rows))
+
+
+def budgets_table(results: Results) -> Table:
+    """Returns arms that were also trained with other budgets, with their variants, by budget."""
+    arms = results["arms"]
+    names = [name for path in continued(arms) for name in path]
+    columns = (
+        ARM,
+        Column("budget", "Budget", times),
+        Column("adapt_loss", "Adaptation loss (nats)", decimals(4)),
+        Column("val_forgetting", "Forgetting F_val (nats)", decimals(4)),
+    )
+    rows = [{**arms[name], "arm": name, "budget": arms[name]["design"]["budget"]} for name in names]
+    return Table("budgets", columns, tuple(rows))
+
+
+def transfer_table(results: Results) -> Table:
+    """Returns arms with another model's curriculum or references, beside the main arms."""
+    arms = results["arms"]
+    names = helped(arms)
+    beside = filter_kinds(arms, "no_replay", "fixed", "rod")
+    columns = (
+        ARM,
+        Column("curriculum", "Curriculum of", is_text=True),
+        Column("references", "References", is_text=True),
+        *(Column(key, _MEASURES[key][0], _MEASURES[key][1]) for key in list(_MEASURES)[:3]),
+    )
+    rows = []
+    for name in [*beside, *names] if names else []:
+        design = arms[name]["design"] or {}
+        references = ", ".join(design.get("references") or []) or None
+        borrowed = {"curriculum": design.get("curriculum"), "references": references}
+        rows.append({**arms[name], "arm": name, **borrowed})
+    return Table("transfer", columns, tuple(rows))
+
+
+def base_loss_table(results: Results) -> Table:
+    """Returns the base model's loss on replay data, by category or source, and overall."""
+    loss = results["base_loss_by_source"] or {}
+    counts = results["sources"]["replay"]
+    groups: dict[str, list[str]] = {}
+    for source in loss:
+        groups.setdefault(category_of(source) or source, []).append(source)
+    groups["overall"] = list(loss)
+    theirs = paper()["tab:proxy_replay_base_loss"].get(results["recipe"], {})
+    rows = []
+    for group, sources in groups.items():
+        total = sum(counts[source] for source in sources)
+        if total:
+            mean = math.fsum(counts[source] * loss[source] for source in sources) / total
+            rows.append({"group": group, "loss": mean, "paper_loss": theirs.get(group)})
+    columns = [
+        Column("group", "Replay data", is_text=True),
+        Column("loss", "Loss of the base (nats)", decimals(3)),
+    ]
+    if theirs:
+        columns.append(Column("paper_loss", "Paper: loss of the base", decimals(2)))
+    return Table("base_loss", tuple(columns), tuple(rows))
+
+
+def capabilities_table(results: Results) -> Table:
+    """Returns the change of accuracy against the base model, by capability and arm."""
+    arms = {name: arm for name, arm in results["arms"].items() if arm["capability_change"]}
+    names = [name for name in arms if name != "base"]
+    groups = arms[names[0]]["capability_change"] if names else {}
+    columns = [Column("capability", "Capability", is_text=True)]
+    columns += [Column(name, parse_arm(name).label, signed(3)) for name in names]
+    rows = [
+        {"capability": group, **{name: arms[name]["capability_change"][group] for name in names}}
+        for group in groups
+    ]
+    return Table("capabilities", tuple(columns), tuple(rows))
+
+
+def cheaper_table(results: Results) -> Table:
+    """Returns RoD and every arm that scores less: means over seeds, and their range.
+
+    Shows the cost of each, and the share of RoD's gain that it keeps.
+    """
+    runs = [results, *results["replicates"]]
+    by_run: list[dict[str, dict[str, Any]]] = []
+    for run in runs:
+        arms, comparisons = run["arms"], run["comparisons"]
+        rod = arms.get("rod")
+        by_run.append({})
+        for name in cheaper(arms):
+            arm, gap = arms[name], comparisons[name]["gap"]
+            keys = ("compute", "adapt_loss", "val_forgetting", "replay_share")
+            row = {key: arm[key] for key in keys}
+            row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
+            if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
+                whole = comparisons["rod"]["gap"]
+                if whole is not None and whole < 0:  # None: RoD lies beyond the chord
+                    row["kept"] = gap / whole
+            by_run[-1][name] = row
+    rows = []
+    for name in in_order(name for run in by_run for name in run):
+        values = [run[name] for run in by_run if name in run]
+        row = {"arm": name, "scored": values[0]["scored"], "compute": values[0]["compute"]}
+        for key in (column.key for column in _CHEAPER):
+            row[key], row[f"{key}_range"] = mean_and_range(value.get(key) for value in values)
+        rows.append(row)
+    columns = [
+        ARM,
+        Column("scored", "Of the candidates is scored", percent),
+        Column("compute", "Work (plain steps)", decimals(0)),
+    ]
+    for measure in _CHEAPER:
+        title = measure.title + (", mean" if len(runs) > 1 else "")
+        columns.append(replace(measure, title=title))
+        spread = f"{measure.key}_range"
+        if any(row.get(spread) is not None for row in rows):
+            is_detail = measure.key not in ("gap", "kept")
+            unsigned = lambda value, show=measure.show: show(value).lstrip("+")  # noqa: E731
+            columns.append(Column(spread, "Range", unsigned, is_detail=is_detail))
+    return Table("cheaper", tuple(columns), tuple(rows))
+
+
 TABLES = (
-    arms_table, intervals_table, sources_table, epochs_table, checks_table, costs_table, seeds_table
+    arms_table, intervals_table, sources_table, epochs_table, checks_table, costs_table,
+    seeds_table, paper_table, budgets_table, transfer_table, base_loss_table, capabilities_table,
+    cheaper_table,
 )  # fmt: skip
-
-
-def decimals(places: int) -> Format:
-    """Returns a format with this number of decimals and a true minus sign."""
-    return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def signed(places: int) -> Format:
-    """Returns a format with this number of decimals and an explicit sign."""
-    return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def percent(value: float) -> str:
-    """Formats a share as a percentage."""
-    return f"{100 * value:.1f} %"
-
-
-def times(value: float) -> str:
-    """Formats a ratio, e.g. "1.67x" with a true multiplication sign."""
-    return f"{value:.2f}\N{MULTIPLICATION SIGN}"
-
-
-def magnitude(value: float) -> str:
-    """Formats a large count in thousands, millions or billions."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
-
-
-def gap(value: float | str) -> str:
-    """Formats a signed gap; text is returned unchanged."""
-    return value if isinstance(value, str) else signed(3)(value)

@@ -20,25 +20,17 @@ from nemo_rod.run.stage_log import StageLog
 
 @dataclass(frozen=True)
 class Part:
-    """One product of a run.
+    """One product of a run."""
 
-    Attributes:
-        name: Name of the arm, "base", or that of its folder.
-        label: Its name for readers.
-        state: As of `nemo-rod status`: "done", "running", "stopped", "failed" or "to do"; "trained"
-            for a model whose evaluation is to do.
-        done: Steps done; None if it has no training, or that has not begun.
-        steps: Steps in all; None if unknown.
-        rows: Metrics of the steps done.
-        start: Held-out losses before the first step; empty if unknown.
-    """
-
-    name: str
-    label: str
+    name: str  # of the arm, "base", or that of its folder
+    label: str  # its name for readers
+    # as of `nemo-rod status`: "done", "running", "stopped", "failed" or "to do"; "trained" for a
+    # model whose evaluation is to do
     state: str
-    done: int | None = None
-    steps: int | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    done: int | None = None  # steps done; None if it has no training, or that has not begun
+    steps: int | None = None  # in all; None if unknown
+    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics of the steps done
+    # held-out losses before the first step; empty if unknown
     start: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -66,53 +58,46 @@ class Part:
 def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
     """Returns blocks, base, references and arms of a run, in the order in which they are made.
 
-    Args:
-        run_dir: Folder of the run.
-        arms: Names of the recipe's arms; other arms in the folder are added. If any is given, the
-            others serve only these, and are done without an evaluation.
+    Arms of the folder are added to those of the recipe, `arms`; if any is given, the others serve
+    only these, and are done without an evaluation.
     """
     begun, references = (
         {folder.name.removesuffix(".partial") for folder in folders}
         for folders in (arm_folders(run_dir), run_dir.glob("references/*"))
     )
     names = [parse_arm(name) for name in {*arms, *begun} - {"base"}]
-    parts: list[tuple[str, str, Path | None]] = [
-        ("blocks", "blocks", None),
-        ("base", "base", run_dir / "arms" / "base"),
-    ]
-    parts += [(f"references/{n}", f"reference losses, {n}", None) for n in sorted(references)]
-    for arm in sorted(names, key=lambda arm: arm.order):
-        parts.append((f"arms/{arm.name}", arm.label, run_dir / "arms" / arm.name))
-    evaluated = {"base", *(arms or begun)}
-    return [_part(run_dir, folder, label, arm, evaluated) for folder, label, arm in parts]
+    places: list[tuple[str, str, Path | None]]  # folder, label, and that of the evaluation
+    places = [("blocks", "blocks", None), ("base", "base", run_dir / "arms" / "base")]
+    places += [(f"references/{n}", f"reference losses, {n}", None) for n in sorted(references)]
+    for each in sorted(names, key=lambda arm: arm.order):
+        places.append((f"arms/{each.name}", each.label, run_dir / "arms" / each.name))
+    evaluated, parts = {"base", *(arms or begun)}, []
+    for place, label, arm in places:
+        folder, name = run_dir / place, Path(place).name
+        partial = folder.with_name(folder.name + ".partial")
+        if arm and is_evaluated(arm):
+            state = "done"
+        elif folder.is_dir():
+            state = "trained" if arm and name in evaluated else "done"
+        elif partial.is_dir():
+            stage = "prepare" if place == "blocks" else place.removeprefix("arms/")
+            log, folder = StageLog(run_dir, stage.replace("/", "_")), partial
+            ends = [] if log.is_held() else [event["event"] for event in log.events()[-1:]]
+            state = ends[0] if ends in (["stopped"], ["failed"]) else "running"
+        else:
+            state = "to do"
+        files = ("metrics.jsonl", "job.json", "validation_start.json")
+        metrics, job, start = (folder / file for file in files)
+        rows, steps, before, done = [], None, {}, None
+        if metrics.is_file():
+            rows = read_lines(metrics)
+            config = read_json(job).get("config", {}) if job.is_file() else {}
+            steps, done = config.get("train", {}).get("steps"), len(rows)
+            before = read_json(start) if start.is_file() else {}
+        parts.append(Part(name, label, state, done, steps, rows, before))
+    return parts
 
 
 def has_begun(run_dir: Path) -> bool:
     """Returns whether a run's folder has any part, finished or not."""
     return any(part.state != "to do" for part in parts_of(run_dir))
-
-
-def _part(run_dir: Path, place: str, label: str, arm: Path | None, evaluated: set[str]) -> Part:
-    """Reads the part in a folder of a run; `arm` is that of its evaluation, for a model."""
-    folder, name = run_dir / place, Path(place).name
-    stage = "prepare" if place == "blocks" else place.removeprefix("arms/").replace("/", "_")
-    partial = folder.with_name(folder.name + ".partial")
-    if arm and is_evaluated(arm):
-        state = "done"
-    elif folder.is_dir():
-        state = "trained" if arm and name in evaluated else "done"
-    elif partial.is_dir():
-        log, folder = StageLog(run_dir, stage), partial
-        ends = [] if log.is_held() else [event["event"] for event in log.events()[-1:]]
-        state = ends[0] if ends in (["stopped"], ["failed"]) else "running"
-    else:
-        state = "to do"
-    names = ("metrics.jsonl", "job.json", "validation_start.json")
-    metrics, job, start = (folder / name for name in names)
-    if not metrics.is_file():
-        return Part(name, label, state)
-    rows = read_lines(metrics)
-    config = read_json(job).get("config", {}) if job.is_file() else {}
-    steps = config.get("train", {}).get("steps")
-    before = read_json(start) if start.is_file() else {}
-    return Part(name, label, state, len(rows), steps, rows, before)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+from nemo_rod.commands.text import table
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.run_files import Run
@@ -59,10 +60,9 @@ class View:
     results: Results
 
     @property
-    def reference(self) -> str | None:
+    def reference(self) -> Any:
         """Name of the fixed-replay arm with which RoD is compared; None without any."""
-        name: str | None = self.results["reference_arm"]
-        return name
+        return self.results["reference_arm"]
 
     def arms(self, *names: str | None) -> list[Results]:
         """Returns the results of arms whose forgetting can be compared."""
@@ -257,12 +257,9 @@ def judge(run: Run, results: Results, *, is_smoke_test: bool = False) -> list[di
     """
     view = View(run, results)
     reference = parse_arm(view.reference or "fixed_32").label
-    rules = [rule._replace(measure=_unmeasured) for rule in RULES] if is_smoke_test else RULES
-    return [_judged(rule, view, reference) for rule in rules]
-
-
-def _unmeasured(_: View) -> Measurement:
-    raise NotJudged("this recipe checks the installation; it is too small to judge the method by")
+    too_small = "this recipe checks the installation; it is too small to judge the method by"
+    reason = too_small if is_smoke_test else ""
+    return [_judged(rule, view, reference, reason) for rule in RULES]
 
 
 def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
@@ -304,33 +301,28 @@ def run_labels(results: Results) -> list[str]:
 
 def format_checks(results: Results) -> str:
     """Returns the checks as a text table, with one column of measurements per run."""
-    labels, rows = run_labels(results), check_rows(results)
-    header = ["check", "bound", *labels, "verdict"]
-    table = [header]
+    labels, rows, shown = run_labels(results), check_rows(results), []
     for row in rows:
         values = ["-" if value is None else f"{value:.3f}" for value in row["measured"]]
         values += [""] * (len(labels) - len(values))
         kind = "" if row["kind"] == "claim" else f" ({row['kind']})"
-        table.append([row["claim"], row["bound"], *values, row["verdict"] + kind])
-    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
-    table.insert(1, ["-" * width for width in widths])
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
+        shown.append([row["claim"], row["bound"], *values, row["verdict"] + kind])
     per_run = rows[: len(results["checks"])]
     notes = [f"  {row['id']}: {note}" for row in per_run for note in row["notes"]]
+    lines = [table(("check", "bound", *labels, "verdict"), shown)]
     return "\n".join(lines + (["", "notes", *notes] if notes else []))
 
 
-def _judged(rule: Rule, subject: Any, reference: str = "") -> dict[str, Any]:
+def _judged(rule: Rule, subject: Any, reference: str = "", reason: str = "") -> dict[str, Any]:
     value: float | None
     verdict: Verdict
     try:
+        if reason:
+            raise NotJudged(reason)
         value, note = rule.measure(subject)
         verdict = "holds" if rule.bounds.hold(value) else "fails"
-    except NotJudged as reason:
-        value, note, verdict = None, str(reason), "not judged"
+    except NotJudged as error:
+        value, note, verdict = None, str(error), "not judged"
     return {
         "id": rule.id,
         "kind": rule.kind,

@@ -25,10 +25,7 @@ STEPS, PIECE, HELD_OUT, MOST = 100, 64, 32, 1 / 4
 def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
     """Returns the loss before training, and by how much training lowers it, in nats a token.
 
-    Args:
-        folder: the model's checkpoint.
-        pieces: token ids, int64 [HELD_OUT + STEPS, PIECE]; the first are held out.
-        lr: learning rate of AdamW, constant.
+    `pieces` are token ids, int64 [HELD_OUT + STEPS, PIECE]; the first are held out.
     """
     import torch
     from transformers import AutoModelForCausalLM

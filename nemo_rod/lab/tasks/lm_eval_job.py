@@ -163,9 +163,7 @@ def main() -> int:
 def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     """Runs all tasks of one model and writes `job.out`; resumes an earlier attempt.
 
-    Args:
-        job: the job.
-        show: called with the number of finished entries and the name of the next.
+    `show` is called with the number of finished entries and the name of the next.
 
     Raises:
         ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
@@ -234,22 +232,20 @@ def refuse_forgotten_chunks(model: Any) -> None:
 
     A forward pass of a transformers model then raises ValueError instead of returning wrong scores.
     """
+
+    def checked(layer: Any, forward: Any, states: Any, *args: Any, **options: Any) -> Any:
+        if states.shape[1] > layer.chunk_size:
+            raise ValueError(
+                "tasks.backend=hf runs Mamba-2 in transformers' torch code here, which is wrong "
+                f"for texts longer than chunk_size={layer.chunk_size} tokens, and one has "
+                f"{states.shape[1]}: install mamba-ssm and causal-conv1d and evaluate on a GPU, or "
+                "set tasks.backend=vllm."
+            )
+        return forward(states, *args, **options)
+
     for layer in model.modules():
         if type(layer).__name__ in _CHUNKS_FORGOTTEN:
-            layer.torch_forward = functools.partial(_within_one_chunk, layer, layer.torch_forward)
-
-
-def _within_one_chunk(
-    layer: Any, forward: Callable[..., Any], states: Any, *args: Any, **options: Any
-) -> Any:
-    if states.shape[1] > layer.chunk_size:
-        raise ValueError(
-            "tasks.backend=hf runs Mamba-2 in transformers' torch code here, which is wrong for "
-            f"texts longer than chunk_size={layer.chunk_size} tokens, and one has "
-            f"{states.shape[1]}: install mamba-ssm and causal-conv1d and evaluate on a GPU, or set "
-            "tasks.backend=vllm."
-        )
-    return forward(states, *args, **options)
+            layer.torch_forward = functools.partial(checked, layer, layer.torch_forward)
 
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:

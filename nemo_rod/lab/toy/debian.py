@@ -46,10 +46,6 @@ def read_packages(spec: SourceSpec) -> list[Input]:
 def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> TextList:
     """Returns the documents of packages as one input.
 
-    Args:
-        packages: Debian package names, or ``python-stdlib``.
-        cache_dir: Folder for downloaded packages; by default in the user's cache folder.
-
     Raises:
         ValueError: The packages cannot be downloaded.
     """
@@ -137,6 +133,8 @@ def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
     return sorted((scratch / "debs").glob("*.deb"))
 
 
+# at the beginning of C headers, which mostly repeat the same licence
+_COMMENTS = re.compile(r"\A(\s*/\*.*?\*/|\s*//[^\n]*\n)+\s*", flags=re.DOTALL)
 _Named = tuple[str, Callable[[], str]]  # a document's name, and a function that returns its text
 
 
@@ -145,7 +143,13 @@ def _texts(packages: Sequence[str], trees: Iterable[Path]) -> Iterator[str]:
     for tree in trees:
         documents += _package_texts(tree / "tree")
     if PYTHON in packages:
-        documents += _python_texts(Path(sysconfig.get_path("stdlib")))
+        skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+        skipped |= {"encodings", "pydoc_data", "lib2to3", "__phello__"}  # tables, grammars, stubs
+        stdlib = Path(sysconfig.get_path("stdlib"))
+        for path in sorted(stdlib.rglob("*.py")):
+            parts = path.relative_to(stdlib).parts
+            if skipped.isdisjoint(parts) and path.stat().st_size <= _MAX_FILE_BYTES:
+                documents.append(("/".join(parts), partial(_read, path)))
     documents.sort(key=lambda item: hashlib.blake2b(item[0].encode()).digest())
     for _, read in documents:
         text = read()
@@ -159,35 +163,22 @@ def _package_texts(tree: Path) -> Iterator[_Named]:
         if path.is_symlink() or not path.is_file():
             continue
         if name.startswith("usr/share/man/"):
-            yield name, partial(_manual_page, path)
+            yield name, partial(_text, path, strip_roff)
         elif name.endswith(".dict.dz"):
-            yield from _dictionary(gzip.decompress(path.read_bytes()))
+            # entries: a headword in the first column, followed by indented lines
+            entries = re.split(rb"\n(?=[^\s])", gzip.decompress(path.read_bytes()))
+            yield from ((f"{n:07d}", partial(_entry, entry)) for n, entry in enumerate(entries))
         elif name.endswith(".h") and path.stat().st_size <= _MAX_FILE_BYTES:
-            yield name, partial(_header, path)
+            yield name, partial(_text, path, partial(_COMMENTS.sub, ""))
         elif name.startswith("usr/share/games/fortunes/") and not path.suffix:
             for number, saying in enumerate(_read(path).split("\n%\n")):
                 yield f"{name}:{number:05d}", partial(str, saying.strip("%\n"))
         elif name.endswith(".html"):
-            yield name, partial(_web_page, path)
+            yield name, partial(_text, path, _web_page)
         elif name.startswith("usr/share/common-licenses/") or (
             name.startswith("usr/share/doc/") and name.endswith(".txt")
         ):
-            yield name, partial(_plain, path)
-
-
-def _python_texts(stdlib: Path) -> Iterator[_Named]:
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    skipped |= {"encodings", "pydoc_data", "lib2to3", "__phello__"}  # tables, grammars, stubs
-    for path in sorted(stdlib.rglob("*.py")):
-        parts = path.relative_to(stdlib).parts
-        if skipped.isdisjoint(parts) and path.stat().st_size <= _MAX_FILE_BYTES:
-            yield "/".join(parts), partial(_read, path)
-
-
-def _dictionary(data: bytes) -> Iterator[_Named]:
-    """Yields entries: a headword in the first column, followed by indented lines."""
-    for number, entry in enumerate(re.split(rb"\n(?=[^\s])", data)):
-        yield f"{number:07d}", partial(_entry, entry)
+            yield name, partial(_text, path)
 
 
 def _entry(data: bytes) -> str:
@@ -202,16 +193,12 @@ def _entry(data: bytes) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _manual_page(path: Path) -> str:
-    return strip_roff(_read(path))[:_MAX_FILE_BYTES]
-
-
-def _web_page(path: Path) -> str:
+def _web_page(text: str) -> str:
     """Returns the paragraphs, headings, list items and listings of an HTML page, one a line."""
     page = _Paragraphs()
-    page.feed(_read(path))
+    page.feed(text)
     page.close()
-    return "\n\n".join(page.paragraphs)[:_MAX_FILE_BYTES]
+    return "\n\n".join(page.paragraphs)
 
 
 class _Paragraphs(HTMLParser):
@@ -254,14 +241,8 @@ class _Paragraphs(HTMLParser):
         self._open, self._text = None, []
 
 
-def _plain(path: Path) -> str:
-    return _read(path)[:_MAX_FILE_BYTES]
-
-
-def _header(path: Path) -> str:
-    """Returns a C header without its leading comments, which mostly repeat the same licence."""
-    comments = r"\A(\s*/\*.*?\*/|\s*//[^\n]*\n)+\s*"
-    return re.sub(comments, "", _read(path), flags=re.DOTALL)
+def _text(path: Path, interpret: Callable[[str], str] = str) -> str:
+    return interpret(_read(path))[:_MAX_FILE_BYTES]
 
 
 def _read(path: Path) -> str:

@@ -9,7 +9,6 @@ language.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 # Sections that are identical on every page of a language and teach a model only themselves.
 _BOILERPLATE = {
@@ -60,9 +59,22 @@ def strip_roff(source: str) -> str:
     """
     if re.search(r"^\.(so|Dd|Sh)\b", source, flags=re.MULTILINE):
         return ""
-    page = _Page()
-    for line in _visible(source.split("\n")):
-        page.add(line)
+    page, until, depth = _Page(), None, 0
+    for line in source.split("\n"):  # outside comments, definitions, tables and conditional blocks
+        if until is not None:
+            if line.rstrip() in ("." + until, "'" + until):
+                until = None
+            continue
+        if depth or re.match(r"[.']\s*(do\s+)?(if|ie|el|while)\b", line):
+            # Drop blocks in braces regardless of their conditions, which test the output device.
+            depth = max(0, depth + line.count("\\{") - line.count("\\}"))
+            continue
+        line = re.sub(r"(?<!\\)((?:\\\\)*)\\[\"#].*", r"\1", line)
+        request = re.match(r"[.']\s*(\w+)", line)
+        if request and request[1] in _SKIPPED:
+            until = _SKIPPED[request[1]]
+        elif request or (line.strip() and line[0] not in ".'") or line == "":
+            page.add(line)
     return page.text()
 
 
@@ -140,27 +152,6 @@ class _Page:
             if not (self._literal and _PROMPT.search(paragraph)):
                 self._paragraphs.append(paragraph.strip("\n"))
         self._lines = []
-
-
-def _visible(lines: list[str]) -> Iterator[str]:
-    """Yields lines outside comments, definitions, tables and conditional blocks."""
-    until: str | None = None
-    depth = 0
-    for line in lines:
-        if until is not None:
-            if line.rstrip() in ("." + until, "'" + until):
-                until = None
-            continue
-        if depth or re.match(r"[.']\s*(do\s+)?(if|ie|el|while)\b", line):
-            # Drop blocks in braces regardless of their conditions, which test the output device.
-            depth = max(0, depth + line.count("\\{") - line.count("\\}"))
-            continue
-        line = re.sub(r"(?<!\\)((?:\\\\)*)\\[\"#].*", r"\1", line)
-        request = re.match(r"[.']\s*(\w+)", line)
-        if request and request[1] in _SKIPPED:
-            until = _SKIPPED[request[1]]
-        elif request or (line.strip() and line[0] not in ".'") or line == "":
-            yield line
 
 
 def _plain(text: str) -> str:

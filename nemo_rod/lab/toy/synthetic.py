@@ -66,14 +66,18 @@ def synthetic_input(generator: str) -> TextList:
 def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
     """Generates the documents of a Markov chain.
 
-    Args:
-        chain: Number of the chain, which determines its letters and its transition table.
-        dialect: Fraction of the letters whose successors differ from the chain's.
+    A dialect has other successors for that share of the letters.
 
     Yields:
         Texts of `DOCUMENT_LENGTH` characters, the same on every machine.
     """
-    letters, table_VT = _letters(chain), _transitions(chain, dialect)
+    # chains share some characters, as languages do
+    order = np.argsort(np.random.Philox(key=_key("letters", chain, 0)).random_raw(len(ALPHABET)))
+    letters = np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)[order[:NUM_LETTERS]]
+    table_VT = _table(chain, "chain")
+    order = np.argsort(np.random.Philox(key=_key("order", chain, 0)).random_raw(NUM_LETTERS))
+    changed = order[: round(dialect * NUM_LETTERS)]
+    table_VT[changed] = _table(chain, "dialect")[changed]
     raw = np.random.Philox(key=_key("text", chain, round(dialect * 10**6)))
     for _ in range(0, NUM_DOCUMENTS, _BATCH):
         state_D = raw.random_raw(_BATCH) % np.uint64(NUM_LETTERS)
@@ -86,22 +90,8 @@ def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
             yield row.tobytes().decode("ascii")
 
 
-def _letters(chain: int) -> NDArray[np.uint8]:
-    """Returns the characters of a chain, uint8 [V]; chains share some, as languages do."""
-    order = np.argsort(np.random.Philox(key=_key("letters", chain, 0)).random_raw(len(ALPHABET)))
-    return np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)[order[:NUM_LETTERS]]
-
-
-def _transitions(chain: int, dialect: float) -> NDArray[np.uint64]:
-    """Returns the next states [V, T]; a state's probability is its share of a row's slots."""
-    table = _table(chain, "chain")
-    order = np.argsort(np.random.Philox(key=_key("order", chain, 0)).random_raw(NUM_LETTERS))
-    changed = order[: round(dialect * NUM_LETTERS)]
-    table[changed] = _table(chain, "dialect")[changed]
-    return table
-
-
 def _table(chain: int, purpose: str) -> NDArray[np.uint64]:
+    """Returns the next states [V, T]; a state's probability is its share of a row's slots."""
     profile = _PROFILES[chain % len(_PROFILES)]
     raw = np.random.Philox(key=_key(purpose, chain, 0)).random_raw((NUM_LETTERS, NUM_LETTERS))
     successors = np.argsort(raw, axis=1)[:, : len(profile)].astype(np.uint64)

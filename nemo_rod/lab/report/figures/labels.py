@@ -47,13 +47,8 @@ def place_labels(
 
     Of directions and distances around the point, the cheapest is chosen: covering another label or
     leaving the axes costs most, covering a mark or the thin leader between a mark and its label
-    less, covering a line least. The limits of the axes must be final.
-
-    Args:
-        axes: The axes of the marks.
-        labels: The labels and marks.
-        avoid: Points on lines, in data coordinates.
-        size: Font size in points.
+    less, covering a line least. The limits of the axes must be final. `avoid` are points on lines,
+    in data coordinates.
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     to_pixels = axes.transData.transform
@@ -131,25 +126,13 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     Their order stays the same. If they do not fit, they are spaced evenly over the whole range.
     """
     count = len(positions)
-    order = sorted(range(count), key=lambda i: positions[i])
-    if gap * (count - 1) >= high - low:
-        step = (high - low) / max(count - 1, 1)
-        return [low + step * order.index(i) for i in range(count)]
-    # Clusters of touching labels move as one block around the mean of their targets.
-    clusters: list[tuple[list[int], float]] = []
-    for i in order:
-        members, start = [i], min(max(positions[i], low), high)
-        while clusters and clusters[-1][1] + gap * len(clusters[-1][0]) > start:
-            members = clusters.pop()[0] + members
-            starts = [positions[m] - gap * rank for rank, m in enumerate(members)]
-            start = sum(starts) / len(members)
-            start = min(max(start, low), high - gap * (len(members) - 1))
-        clusters.append((members, start))
-    result = [0.0] * count
-    for members, start in clusters:
-        for rank, member in enumerate(members):
-            result[member] = start + gap * rank
-    return result
+    order = np.argsort(positions, kind="stable")
+    gap = min(gap, (high - low) / max(count - 1, 1))
+    free = np.sort(positions) - gap * np.arange(count)  # must not fall: isotonic regression
+    best = [max(min(free[i : k + 1].mean() for k in range(j, count)) for i in range(j + 1))
+            for j in range(count)]  # fmt: skip
+    placed = np.clip(best, low, high - gap * (count - 1)) + gap * np.arange(count)
+    return [float(place) for place in placed[np.argsort(order)]]
 
 
 def shorten(text: str, more: int = 0) -> str:
@@ -165,11 +148,7 @@ def label_width(texts: Sequence[str]) -> float:
 
 
 def label_right(
-    axes: Axes,
-    texts: Sequence[str],
-    ends: Sequence[float],
-    colours: Sequence[str],
-    lines: int = 1,
+    axes: Axes, texts: Sequence[str], ends: Sequence[float], colours: Sequence[str], lines: int = 1
 ) -> None:
     """Writes texts right of the axes at the heights `ends`, moved apart to avoid overlaps."""
     low, high = axes.get_ylim()

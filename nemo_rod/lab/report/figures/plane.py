@@ -46,81 +46,62 @@ _TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1
 
 @dataclass(frozen=True)
 class Plane:
-    """The arms to draw, and how.
-
-    Attributes:
-        results: Results of the run.
-        names: Names of the arms.
-        measure: Measure of forgetting, on the vertical axis.
-        heading: Heading that distinguishes these axes from others.
-        texts: Labels of arms other than their own name; "" for no label.
-        paths: Arms to join by a line, in order.
-        replicates: Runs with other seeds, drawn faintly and without labels.
-        show_gap: Whether to show RoD's gap to the chord.
-        inset: Arms that are joined by a line in an inset of the whole plane.
-    """
+    """The arms of a run to draw, and how."""
 
     results: Results
     names: Sequence[str]
-    measure: Measure = "val_forgetting"
-    heading: str = ""
+    measure: Measure = "val_forgetting"  # on the vertical axis
+    heading: str = ""  # distinguishes these axes from others
+    # labels of arms other than their own name; "" for none
     texts: Mapping[str, str] = field(default_factory=dict)
-    paths: Sequence[Sequence[str]] = ()
-    replicates: Sequence[Results] = ()
-    show_gap: bool = False
-    inset: Sequence[str] = ()
+    paths: Sequence[Sequence[str]] = ()  # arms to join by a line, in order
+    replicates: Sequence[Results] = ()  # other seeds, drawn faintly and without labels
+    show_gap: bool = False  # whether to show RoD's distance from the chord
 
 
 def frontier(results: Results) -> Figure | None:
     """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
 
-    If merges or other arms stretch the figure, a second panel shows the region of the chord; if
+    If arms lie far from the chord, such as merges, a second panel shows the region of the chord; if
     there are task results, another one shows their forgetting.
     """
-    arms = results["arms"]
-    names = frontier_arms(arms)
-    points = points_of(arms, names, "val_forgetting")
-    if not points:
-        return None
-    near = {name: point for name, point in points.items() if _is_near(results, name)}
-    zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
-    merges = sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value)
-    heading = "all arms" if zooms else ""
-    # arms labelled in the second panel have no label here, except two that connect the panels
-    texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
-    others = results["replicates"]
-    planes = [
-        Plane(
-            results, list(points), heading=heading, texts=texts, paths=[merges],
-            replicates=[] if zooms else others, show_gap=not zooms,
-        )
-    ]  # fmt: skip
-    if zooms:
-        heading = "around the fixed-replay chord"
-        planes.append(Plane(results, list(near), heading=heading, replicates=others, show_gap=True))
-    planes.append(Plane(results, list(near), "task_forgetting", "tasks", replicates=others))
-    return draw_planes(planes)
+    return draw_planes(_frontier(results))
 
 
 def settings_frontier(shown: Sequence[Shown]) -> Figure | None:
-    """Draws the frontier of several settings: F_val, and the forgetting of tasks if known.
+    """Draws the frontiers of several settings."""
+    return draw_planes(
+        [plane for _, one in shown for plane in _frontier(one, title_of(one["recipe"]))]
+    )
 
-    Merges, which lie far from the other arms, are in an inset of the whole plane.
-    """
-    planes = []
-    for _, results in shown:
-        arms = results["arms"]
-        names = frontier_arms(arms)
-        near = [name for name in names if _is_near(results, name)] or names
-        merges = sorted(filter_kinds(arms, "merge"), key=lambda name: parse_arm(name).value)
-        title = title_of(results["recipe"])
-        planes += [
-            Plane(
-                results, near, measure, title, inset=merges if measure == "val_forgetting" else ()
-            )
-            for measure in _TITLES
-        ]
-    return draw_planes(planes)
+
+def _frontier(results: Results, title: str = "") -> list[Plane]:
+    arms = results["arms"]
+    names = frontier_arms(arms)
+    points = points_of(arms, names, "val_forgetting")
+    near = {name: point for name, point in points.items() if _is_near(results, name)}
+    zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
+    merges = sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value)
+    # arms labelled in the second panel have no label here, except two that connect the panels
+    texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
+    others = results.get("replicates", [])
+
+    def heading(text: str) -> str:
+        return ": ".join(filter(None, (title, text)))
+
+    planes = [
+        Plane(
+            results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
+            paths=[merges], replicates=[] if zooms else others, show_gap=not zooms,
+        )
+    ]  # fmt: skip
+    if zooms:
+        zoomed = heading("around the fixed-replay chord")
+        planes.append(Plane(results, list(near), heading=zoomed, replicates=others, show_gap=True))
+    return [
+        *planes,
+        Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others),
+    ]
 
 
 def _is_near(results: Results, name: str) -> bool:
@@ -243,8 +224,6 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
     points = points_of(results["arms"], plane.names, plane.measure)
     paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
     _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
-    if points_of(results["arms"], plane.inset, plane.measure):
-        _draw_inset(axes, plane)
     is_log = plane.measure == "val_forgetting"
     for replicate in plane.replicates:
         if is_log:
@@ -301,42 +280,6 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
         labels.append(Label(end, forgetting, f"{signed(3)(gap)} {how}", colour))
         lines += _along(ends)
     place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
-
-
-def _draw_inset(axes: Axes, plane: Plane) -> None:
-    """Draws all arms of a plane and of its inset, and the region of the axes, above the points."""
-    names = [*plane.names, *(name for name in plane.inset if name not in plane.names)]
-    points = points_of(plane.results["arms"], names, plane.measure)
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.6)  # room for it
-    inset = axes.inset_axes((0.52, 0.64, 0.48, 0.36))
-    inset.set_facecolor(light("surface"))
-    path = [points[name] for name in plane.inset if name in points]
-    inset.plot(*zip(*path, strict=True), color=light("merge"), linewidth=1, alpha=0.6)
-    for name, point in points.items():
-        arm, _ = _as_drawn(plane.results, name)
-        marker, size = _MARKERS.get(arm.kind, _CIRCLE)
-        inset.plot(
-            *point, marker, color=arm_colour(arm.name, list(plane.results["arms"])),
-            markersize=0.55 * size, markeredgewidth=0,
-        )  # fmt: skip
-    # labels of both ends lie inside: to the right of the upper left one, to the left of the other
-    for name, shift, side in (
-        (plane.inset[0], (6, 1), "left"),
-        (plane.inset[-1], (-6, -9), "right"),
-    ):
-        if name in points:
-            inset.annotate(
-                parse_arm(name).label, points[name], shift, textcoords="offset points", ha=side,
-                color=light("merge"), fontsize=FONT_SIZE - 1,
-            )  # fmt: skip
-    _set_limits(inset, list(points.values()), plane.measure)
-    box = [(left, low), (right, low), (right, high), (left, high), (left, low)]
-    inset.plot(*zip(*box, strict=True), color=light("muted"), linewidth=0.8)
-    inset.grid(visible=False)
-    inset.tick_params(which="both", labelsize=7, labelcolor=light("muted"), length=0)
-    for spine in inset.spines.values():
-        spine.set_color(light("rule"))
 
 
 def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:

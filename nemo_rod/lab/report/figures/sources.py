@@ -46,7 +46,16 @@ def forgetting_profile(settings: Sequence[Shown]) -> Figure | None:
         names = [name for name in names if arms[name]["forgetting_by_source"]]
         vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
         if names and vulnerability:
-            texts = [_slope_text(results, name) for name in names]
+            label, of = "fig:forgetting_profiles_extended", results["recipe"]
+            theirs, texts = paper_value(label, "slope", of) or {}, []
+            for name in names:  # with its slope, the paper's, and the one without the outlier
+                profile, lines = results["profile"][name], [parse_arm(name).label]
+                values = {"slope": profile["slope"], "paper": theirs.get(name)}
+                values["broken"] = profile["slope_without"]
+                if profile["slope"] is not None:
+                    known_values = known(values).items()
+                    lines += [f"{word} {value:.2f}" for word, value in known_values]
+                texts.append("\n".join(lines).replace("-", "\N{MINUS SIGN}"))
             shown.append((results, vulnerability, names, texts))
     if not shown:
         return None
@@ -63,22 +72,27 @@ def forgetting_profile(settings: Sequence[Shown]) -> Figure | None:
             heading=title_of(results["recipe"]) if heading else "",
         )  # fmt: skip
         ends, colours = _draw_profiles(axes, results, vulnerability, names)
-        lines = max(text.count("\n") for text in texts) + 1
-        label_right(axes, texts, ends, colours, lines=lines)
-        _label_top(axes, vulnerability)
+        most = max(text.count("\n") for text in texts) + 1
+        label_right(axes, texts, ends, colours, lines=most)
+        # slanted names of sources above the axes, with lines to their positions
+        position = sorted(vulnerability.items(), key=lambda item: item[1])
+        low, high = axes.get_xlim()
+        inches = axes.get_window_extent().width / axes.figure.dpi
+        gap = (high - low) * (FONT_SIZE * 1.45 / 72) / inches
+        places = spread([at for _, at in position], gap, low, high)
+        for (name, at), place in zip(position, places, strict=True):
+            axes.plot([at] * 2, axes.get_ylim(), color=light("grid"), linewidth=0.8, zorder=0.5)
+            axes.annotate(
+                "", (at, 1), (place, 1.045), xycoords=("data", "axes fraction"),
+                arrowprops={"arrowstyle": "-", "color": light("rule"), "linewidth": 0.8},
+                annotation_clip=False,
+            )  # fmt: skip
+            axes.annotate(
+                shorten(name), (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
+                rotation_mode="anchor", ha="left", va="center", color=light("ink"),
+                fontsize=FONT_SIZE, annotation_clip=False,
+            )  # fmt: skip
     return figure
-
-
-def _slope_text(results: Results, name: str) -> str:
-    """Returns an arm's label with its slope, the paper's, and the one without the outlier."""
-    profile, label = results["profile"][name], parse_arm(name).label
-    slope, without = profile["slope"], profile["slope_without"]
-    if slope is None:
-        return label
-    theirs = paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}
-    values = {"slope": slope, "paper": theirs.get(name), "broken": without}
-    lines = [f"{word} {value:.2f}" for word, value in values.items() if value is not None]
-    return "\n".join([label, *lines]).replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_profiles(
@@ -129,30 +143,6 @@ def _draw_profiles(
         heights.append(ends[0] if ends else max(by_source.values()))
         colours.append(colour)
     return heights, colours
-
-
-def _label_top(axes: Axes, position: Mapping[str, float]) -> None:
-    """Writes slanted names of sources above the axes, with lines to their positions."""
-    names = sorted(position, key=lambda name: position[name])
-    low, high = axes.get_xlim()
-    inches = axes.get_window_extent().width / axes.figure.dpi
-    gap = (high - low) * (FONT_SIZE * 1.45 / 72) / inches
-    places = spread([position[name] for name in names], gap, low, high)
-    y_low, y_high = axes.get_ylim()
-    for name, place in zip(names, places, strict=True):
-        axes.plot(
-            [position[name]] * 2, [y_low, y_high], color=light("grid"), linewidth=0.8, zorder=0.5
-        )
-        axes.annotate(
-            "", (position[name], 1), (place, 1.045), xycoords=("data", "axes fraction"),
-            arrowprops={"arrowstyle": "-", "color": light("rule"), "linewidth": 0.8},
-            annotation_clip=False,
-        )  # fmt: skip
-        axes.annotate(
-            shorten(name), (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
-            rotation_mode="anchor", ha="left", va="center", color=light("ink"),
-            fontsize=FONT_SIZE, annotation_clip=False,
-        )  # fmt: skip
 
 
 def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
@@ -215,21 +205,15 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
         ]
         avoid += [(px, 1.0) for px in np.linspace(*axes.get_xlim(), 60).tolist()]
         place_labels(axes, labels, avoid=avoid, size=FONT_SIZE)
+        profile = results["profile"]["rod"]
+        r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
+        theirs = paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
+        text = "r not defined" if r is None else f"r = {r:.2f}"
+        if r is not None:
+            text += f" (paper {theirs:.2f})" if theirs is not None and not key else ""
+            text += "" if without is None else f"\n{without:.2f} without {profile['without']}"
         axes.annotate(
-            _r_text(results, key), (0, 1), (6, -4), xycoords="axes fraction",
+            text.replace("-", "\N{MINUS SIGN}"), (0, 1), (6, -4), xycoords="axes fraction",
             textcoords="offset points", ha="left", va="top", color=light("rod"), fontweight="bold",
         )  # fmt: skip
     return figure
-
-
-def _r_text(results: Results, key: str) -> str:
-    """Returns Pearson's r, the paper's, and the one without the outlier."""
-    profile = results["profile"]["rod"]
-    r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
-    if r is None:
-        return "r not defined"
-    paper = paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
-    text = f"r = {r:.2f}" + (f" (paper {paper:.2f})" if paper is not None and not key else "")
-    if without is not None:
-        text += f"\n{without:.2f} without {profile['without']}"
-    return text.replace("-", "\N{MINUS SIGN}")
