@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from places import WORKERS
 
 from nemo_rod.config import Parallel, config_folder
+from nemo_rod.lab.plan import memory
 from nemo_rod.lab.plan.memory import Load, check_layout, memory_per_gpu
 from nemo_rod.lab.plan.shapes import Shape, read_shape
 
@@ -237,6 +238,10 @@ LAYOUTS = {
     ),
 }
 BLOCK = 32
+
+
+def test_the_plan_tells_which_types_were_measured() -> None:
+    assert sorted({name.partition(",")[0] for name in CLASSES}) == list(memory.MEASURED)
 
 
 def described(name: str) -> dict[str, Any]:

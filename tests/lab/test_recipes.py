@@ -188,6 +188,16 @@ def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
     assert "evaluate is planned without the questions of tasks." in with_tasks.notes
 
 
+def test_a_type_whose_activations_were_not_measured_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unmeasured = "planned like those of other types, and were never measured"
+    assert not any(unmeasured in note for note in as_it_is("german_qwen3_5_9b")[1].notes)
+    monkeypatch.setattr("nemo_rod.lab.plan.command.MEASURED", ())
+    plan = plan_of("german_qwen3_5_9b", run_dir=tmp_path)
+    assert f"activations of 'qwen3_5_text' models are {unmeasured}" in plan.notes[0]
+
+
 # recipe, arm: steps, warm-up, decay, of the authors' table of runs
 RUNS = {
     ("legal_nemotron_nano_12b_v2", "rod"): (2958, 50, 616),

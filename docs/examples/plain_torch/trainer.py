@@ -58,6 +58,7 @@ def train(model_folder: str, blocks: str, references: list[str], out: Path, step
         save_steps=max(1, steps // 2),
         ignore_data_skip=True,  # the batches begin at the right step themselves
         report_to="none",
+        use_cpu=not torch.cuda.is_available(),  # or processes without a GPU would train alone
     )
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     store = BlockStore(blocks)

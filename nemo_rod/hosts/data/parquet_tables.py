@@ -29,7 +29,14 @@ class ParquetTable(InputFile):
 
         try:
             source = self.path if isinstance(self.path, Path) else self.path.open("rb")
-            with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
+            usual = pyarrow.default_memory_pool()
+            # gives the memory of long rows back as soon as they are freed
+            pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+            try:
+                file = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+            finally:
+                pyarrow.set_memory_pool(usual)
+            with file:
                 self._rows = file.metadata.num_rows
                 names = file.schema_arrow.names
                 columns = set()
@@ -44,15 +51,20 @@ class ParquetTable(InputFile):
                         )
                     columns.add(column)
                 groups = range(file.metadata.num_row_groups)
-                sizes = [file.metadata.row_group(group).num_rows for group in groups]
+                facts = [file.metadata.row_group(group) for group in groups]
+                sizes = [group.num_rows for group in facts]
                 first = sum(end <= start for end in itertools.accumulate(sizes))
                 number = sum(sizes[:first])
                 # Few rows at a time: a dictionary of kilobytes can unpack to gigabytes.
-                for batch in file.iter_batches(16, [*groups[first:]], sorted(columns)):
+                longest = max((g.total_byte_size // max(1, g.num_rows) for g in facts), default=0)
+                size = max(1, min(16, LONG_BYTES // max(1, longest)))
+                for batch in file.iter_batches(size, [*groups[first:]], sorted(columns)):
                     skipped = min(max(0, start - number), batch.num_rows)
                     for row, record in enumerate(self._records(batch.slice(skipped)), skipped):
                         yield self._extract(record, f"{self.path}, row {number + row + 1}")
+                        del record  # which may be long, as the batch, while the next is made
                     number += batch.num_rows
+                    del batch
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise

@@ -17,7 +17,15 @@ from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
-from nemo_rod.lab.plan.memory import GIB, Load, Memory, check_layout, check_memory, memory_per_gpu
+from nemo_rod.lab.plan.memory import (
+    GIB,
+    MEASURED,
+    Load,
+    Memory,
+    check_layout,
+    check_memory,
+    memory_per_gpu,
+)
 from nemo_rod.lab.plan.plan_text import format_plan, wall
 from nemo_rod.lab.plan.plan_text import hours as format_hours
 from nemo_rod.lab.plan.section import Plan
@@ -163,7 +171,10 @@ def make_plan(config: Config) -> PlanResult:
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
         savings=_savings(planned, costs, shape),
-        notes=[*_notes(config, planned, blocks), *_measured(config, costs, profile.utilisation)],
+        notes=[
+            *_notes(config, planned, blocks, shape.kind),
+            *_measured(config, costs, profile.utilisation),
+        ],
     )
 
 
@@ -322,9 +333,14 @@ def _savings(
 
 
 def _notes(
-    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any]
+    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
 ) -> list[str]:
     notes, replicas = [], config.parallel.data
+    if kind not in MEASURED:
+        notes.append(
+            f"activations of '{kind}' models are planned like those of other types, and were never "
+            "measured; models of Gemma 4 keep more than twice as much."
+        )
     pools = {
         (work.pool_size, setup.scoring_micro_batch_size, setup.padded(work.pool_size)[0])
         for work, setup in planned

@@ -22,6 +22,13 @@ from nemo_rod.config import MAX_LOGITS_BYTES, Config, Parallel
 from nemo_rod.lab.plan.shapes import Block, Shape
 from nemo_rod.layout import check_nodes, check_parallel
 
+# Types whose activations were compared with those of models that Megatron-Bridge builds.
+MEASURED = (
+    "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "gemma",
+    "gemma2", "gemma3_text", "glm4_moe", "glm4_moe_lite", "gpt_oss", "hy_v3", "llama", "minimax_m2",
+    "mistral", "nemotron", "nemotron_h", "olmoe", "qwen2", "qwen3", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next",
+)  # fmt: skip
 GIB = 2.0**30
 BYTES = {"bf16": 2, "fp32": 4}
 # In the loss, the logits in bf16 and their exponentials in fp32; in its backward pass the latter,

@@ -60,6 +60,7 @@ class Shape:
     vocab_size: int  # number of rows of the embedding
     tied: bool  # whether the output layer is the embedding
     capped: bool = False  # whether the logits are capped by a tanh
+    kind: str = ""  # Hugging Face's model type
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -144,7 +145,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
             f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
         )
     ends = {"hidden_size": hidden, "vocab_size": vocab}
-    return Shape(layers=tuple(layers), tied=tied, capped=capped, **ends)
+    return Shape(layers=tuple(layers), tied=tied, capped=capped, kind=kind, **ends)
 
 
 Layers = list[tuple[Block, ...]]
