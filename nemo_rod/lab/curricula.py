@@ -8,11 +8,8 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import table
-from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.curriculum_tools import diff, export, verify
 from nemo_rod.lab.text import add_verb, tenths
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Curriculum
 
 FORMATS = ("parquet", "jsonl", "huggingface", "megatron")  # of materialise.py
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
@@ -73,10 +70,14 @@ def declare(parser: Arguments) -> None:
 
 
 def _export(options: Namespace) -> None:
+    from nemo_rod.lab.curriculum_tools import export
+    from nemo_rod.selection import Curriculum
+
     path, authors = options.curriculum, options.format == "authors"
     out = options.out or path.with_suffix(".jsonl" if authors else ".parquet")
     with Curriculum.open(path, read_only=True) as curriculum:
         if authors:
+            from nemo_rod.corpus import BlockStore
             from nemo_rod.lab.authors.trace import export_trace
 
             export_trace(curriculum, BlockStore(options.blocks or _blocks_of(path)), out)
@@ -88,6 +89,10 @@ def _export(options: Namespace) -> None:
 
 
 def _verify(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.lab.curriculum_tools import verify
+    from nemo_rod.selection import Curriculum
+
     path = options.curriculum
     root = options.store or _blocks_of(path)
     with Curriculum.open(path, read_only=True) as curriculum:
@@ -96,7 +101,9 @@ def _verify(options: Namespace) -> None:
 
 
 def _materialise(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
     from nemo_rod.lab.materialise import materialise
+    from nemo_rod.selection import Curriculum
 
     path, out = options.curriculum, options.out
     with Curriculum.open(path, read_only=True) as curriculum:
@@ -119,6 +126,9 @@ def _blocks_of(curriculum: Path) -> Path:
 
 
 def _diff(options: Namespace) -> None:
+    from nemo_rod.lab.curriculum_tools import diff
+    from nemo_rod.selection import Curriculum
+
     with (
         Curriculum.open(options.curriculum, read_only=True) as a,
         Curriculum.open(options.other, read_only=True) as b,
