@@ -22,11 +22,14 @@ def declare(parser: Arguments) -> None:
 
     def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
         verb = add_verb(parser, verbs, main, name, usage, text)
+        add_curriculum(verb, "curriculum", "a curriculum.rod, or the folder of its arm")
+        return verb
+
+    def add_curriculum(verb: Arguments, name: str, text: str) -> None:
         verb.add_argument(
-            "curriculum", metavar="CURRICULUM", help="a curriculum.rod, or the folder of its arm",
+            name, metavar="CURRICULUM", help=text,
             type=lambda text: Path(text) / "curriculum.rod" if Path(text).is_dir() else Path(text),
         )  # fmt: skip
-        return verb
 
     text = "Writes one row per candidate as Parquet, or the authors' trace of the chosen blocks."
     verb = add(_export, "export", "CURRICULUM [OUT] [--format FORMAT] [--blocks STORE]", text)
@@ -63,9 +66,8 @@ def declare(parser: Arguments) -> None:
         help="block store; by default blocks/ of the run that the curriculum lies in",
     )
     text = "Compares the blocks and the replay share of two curricula, step by step."
-    add(_diff, "diff", "CURRICULUM CURRICULUM", text).add_argument(
-        "other", metavar="CURRICULUM", type=Path, help="the one to compare it with"
-    )
+    verb = add(_diff, "diff", "CURRICULUM CURRICULUM", text)
+    add_curriculum(verb, "other", "the one to compare it with")
     parser.description = "Exports, materialises, verifies or compares recorded curricula."
 
 

@@ -280,7 +280,7 @@ def test_metrics_by_tenths(tmp_path: Path) -> None:
 
 def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run_dir / "arms" / arm / "curriculum.rod") for arm in ("rod", "rod_again")]
-    command("curriculum", "diff", paths[0], paths[0])
+    command("curriculum", "diff", paths[0], str(run_dir / "arms" / "rod"))
     shown = lines(capsys.readouterr().out)
     assert shown[-1][:3] == ["all", "25", "100.0%"] and shown[-1][-2:] == ["+0.0", "100%"]
     assert len([row for row in shown if row and row[0].isdecimal()]) == 10
