@@ -177,7 +177,8 @@ def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
         before, after = packages(nemo_rl_base, python), packages(gpu_image, python)
         assert before < after
         added = {re.split("==| @ ", line)[0].lower() for line in after - before}
-        assert added == {"nemo-rod", "nvidia-modelopt", "pulp"} | lacking
+        kernels = {"fla-core", "flash-linear-attention"}  # before 0.6, at fault on Blackwell
+        assert added == {"nemo-rod", "nvidia-modelopt", "pulp"} | kernels | lacking
 
 
 @pytest.mark.images
