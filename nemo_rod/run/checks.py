@@ -93,8 +93,8 @@ def check(config: Config) -> None:
     domain, parallel = config.domain, config.parallel
     check_parallel(parallel, ())
     roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
-    name = domain.tokenizer
-    if name != "byte" and parts.did_you_mean(name, ["byte"]) and not Path(name).exists():
+    known = (name := domain.tokenizer) in parts.names("tokenizers") or Path(name).exists()
+    if not known and parts.did_you_mean(name, ["byte"]):
         raise ValueError(f"domain.tokenizer={name} is no tokenizer: did you mean byte?")
     if not (domain.holdout_fraction or domain.holdout_floor):
         raise ValueError(

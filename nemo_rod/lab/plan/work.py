@@ -86,17 +86,13 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         if command == "prepare":
             count = blocks["num_adaptation"] + blocks["num_replay"] + held
             disk = count * (4 * config.domain.block_size + BLOCK_BYTES)
-            tokens = read = 0.0
+            tokens, read = count * config.domain.block_size, 0.0
             for role in ROLES:
-                in_role = (
-                    blocks[f"num_{role}"] + blocks[f"held_{role}"]
-                ) * config.domain.block_size
+                in_role = blocks[f"num_{role}"] + blocks[f"held_{role}"]
                 shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
-                tokens += in_role
                 if shares:  # assumes sources of equal size
-                    read += (
-                        in_role * _bytes_per_token(config) * fmean(1 / share for share in shares)
-                    )
+                    read += in_role * fmean(1 / share for share in shares)
+            read *= config.domain.block_size * _bytes_per_token(config)
             plan = section(config, Plan)  # of reading and of tokenising, the slower takes its time
             seconds = tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate
             works.append(Work(name=name, cpu_seconds=max(seconds), disk=disk))
