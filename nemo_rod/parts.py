@@ -125,7 +125,7 @@ OURS: dict[str, dict[str, str]] = {
 
 def names(kind: str) -> list[str]:
     """Returns the names that are registered for a kind of part, ours first."""
-    return [*OURS[kind], *(name for name in _others(kind) if name not in OURS[kind])]
+    return [*OURS[kind], *(name for name in installed(kind) if name not in OURS[kind])]
 
 
 def load(kind: str, name: str, *, key: str = "") -> Any:
@@ -140,7 +140,7 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
         home, _, attribute = OURS[kind][name].partition(":")
         module = importlib.import_module(home)
         return getattr(module, attribute) if attribute else module
-    others = _others(kind)
+    others = installed(kind)
     where = f"{key}={name}" if key else f"'{name}'"
     if name not in others:
         raise ValueError(
@@ -172,5 +172,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def _others(kind: str) -> dict[str, EntryPoint]:
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Returns what installed packages register for a kind of part, by name; read once a process."""
     return {point.name: point for point in entry_points(group=f"nemo_rod.{kind}")}

@@ -46,7 +46,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", f"{__name__}:read_options", "nemo_rod.readers")
     others: Callable[[str], dict[str, EntryPoint]]
     others = lambda kind: {"mine": point} if kind == "readers" else {}  # noqa: E731
-    monkeypatch.setattr(parts, "_others", others)
+    monkeypatch.setattr(parts, "installed", others)
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,12 @@ class CurriculumHeader:
 
     def check(self) -> None:
         """Refuses values of other types or sizes than a run writes; the error names the field."""
-        for name in ("num_candidates", "num_chosen", "block_size", "first_step"):
+        for name in ("num_candidates", "num_chosen", "block_size", "seed", "first_step"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < MOST:
                 raise ValueError(f"{name} is {value!r}, expected a number")
+        if not isinstance(self.scored, bool):
+            raise ValueError(f"scored is {self.scored!r}, expected true or false")
         for name in ("store", "tokenizer", "references", "config", "score"):
             if not isinstance(value := getattr(self, name), str):
                 raise ValueError(f"{name} is {value!r}, expected a text")
