@@ -40,15 +40,7 @@ class Builder:
     def bootstrap(self, tag: str) -> None:
         """A base image of Debian's Python."""
         archive = self.root / "base.tar"
-        command = [  # in a mount namespace of its own: killed, it leaves none of its mounts behind
-            *("unshare", "--mount", "mmdebstrap"),
-            "--variant=minbase",
-            "--dpkgopt=force-unsafe-io",
-            f"--include={PACKAGES}",
-            "bookworm",
-        ]
-        done = subprocess.run([*command, str(archive)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
+        debian(archive, PACKAGES)
         container = self("from", "scratch").strip()
         self("add", "--quiet", container, str(archive), "/")
         self("commit", "--quiet", "--format", "docker", container, tag)
@@ -84,6 +76,15 @@ class Builder:
             return self(*words)
         finally:
             self("rm", container)
+
+
+def debian(target: Path, packages: str) -> None:
+    """A small Debian with some packages, as an archive or in a folder."""
+    # in a mount namespace of its own: killed, it leaves none of its mounts behind
+    command = ["unshare", "--mount", "mmdebstrap", "--variant=minbase", f"--include={packages}"]
+    command += ["--dpkgopt=force-unsafe-io", "bookworm", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def pip_configuration(folder: Path) -> tuple[Path, list[Path], bool]:

@@ -1,13 +1,17 @@
 """A recipe as a chain of jobs of a real Slurm: how tests start it, and follow its jobs."""
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_cluster import Cluster, wait_for
 
+from nemo_rod.config import Config
+from nemo_rod.run.launch.slurm import render_stage
 from nemo_rod.run.stage_log import StageLog
 
 RECIPE = [
@@ -24,15 +28,28 @@ ON_SLURM = [
 ]  # fmt: skip
 
 
-def nemo_rod(*arguments: str, cluster: Cluster | None = None) -> str:
+def nemo_rod(*arguments: str, cluster: Cluster | None = None, status: int = 0) -> str:
+    """Runs a command, which ends with `status`; returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "nemo_rod.cli", *arguments],
         env=cluster.environment if cluster else None,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
+
+
+def write_job(folder: Path, config: Config, *command: str, time: str = "00:30:00") -> str:
+    """A job as `launcher=slurm` writes it, with a command of the test's; returns its script."""
+    (folder / "stage.sh").write_text(render_stage(config))
+    (folder / "job.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --time={time} --signal=B:USR1@60 --requeue --open-mode=append\n"
+        f"#SBATCH --cpus-per-task=1 --output={folder}/out\n"
+        f"export RECORD={folder}/record\nrecord=$RECORD\n"
+        f"command=({shlex.join(command)})\nsource {folder}/stage.sh\n"
+    )
+    return str(folder / "job.sbatch")
 
 
 @dataclass
@@ -72,17 +89,21 @@ class Chain:
         wait_for(is_there, 2400, f"{arm} did not come to step {step}", every=0.1)
 
     def preempt(self, arm: str) -> None:
-        """A job of a higher partition takes both nodes."""
-        urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
-        self.cluster.ask("sbatch", *urgent, "--wrap=sleep 5")
+        self.cluster.preempt(5)
         self.wait_until_stopped(arm)
 
     def wait_until_stopped(self, arm: str) -> None:
         """Waits until an arm that was asked to stop says that it did."""
         wait_for(lambda: "stopped" in self.kinds(arm), 120, f"{arm} was not asked to stop")
 
-    def wait(self, seconds: float = 3000) -> None:
-        wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
+    def trained_the_same_here(self, folder: Path, arms: Sequence[str], *recipe: str) -> None:
+        """Trains arms on this machine in one go, and compares them, to the byte."""
+        copy(self.run_dir, "blocks", "base", "references", to=folder)
+        for arm in arms:
+            print(nemo_rod("train", *recipe, f"arm={arm}", f"run_dir={folder}"))
+            ours, theirs = (run / "arms" / arm for run in (self.run_dir, folder))
+            for name in ("curriculum.rod", "hf/model.safetensors"):
+                assert (ours / name).read_bytes() == (theirs / name).read_bytes()
 
 
 def copy(run_dir: Path, *folders: str, to: Path) -> None:

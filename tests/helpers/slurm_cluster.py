@@ -6,8 +6,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 # Each of the two nodes pretends to have one GPU, so that two processes take two nodes.
@@ -93,16 +96,15 @@ class Cluster:
         )  # fmt: skip
 
     def start(self) -> None:
-        key, sock = self.root / "munge" / "key", self.root / "munge" / "socket"
-        key.write_bytes(os.urandom(1024))
-        key.chmod(0o600)
-        (self.root / "munge").chmod(0o755)
         folder = self.root / "munge"
+        (folder / "key").touch(mode=0o600)
+        (folder / "key").write_bytes(os.urandom(1024))
+        folder.chmod(0o755)
         files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
         if self.apart:
             subprocess.run(["sh", "-ec", NETWORK.format(bridge=BRIDGE)], check=True)
-        self._spawn("munged", "--foreground", "--force", f"--socket={sock}", *files)
-        wait_for(sock.exists, 30, "munged did not start")
+        self._spawn("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files)
+        wait_for((folder / "socket").exists, 30, "munged did not start")
         self._spawn("slurmctld", "-D", "-c", "-f", str(self.config))
         for node in ("n1", "n2"):
             slurmd = ("slurmd", "-D", "-N", node, "-f", str(self.config))
@@ -119,7 +121,7 @@ class Cluster:
     def stop(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             self.ask("scancel", "--me")
-            wait_for(lambda: not self.ask("squeue", "-h"), 60, "jobs did not end")
+            self.wait(60)
         for process in reversed(self._running):
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,8 +143,22 @@ class Cluster:
         text = self.ask("scontrol", "show", "job", "--oneliner", number)
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
+    def is_queued(self, *numbers: str) -> bool:
+        """Whether any of these jobs, or any job at all, is pending or running."""
+        options = ["-j", ",".join(numbers)] if numbers else []
+        return bool(self.ask("squeue", "-h", *options))
+
+    def wait(self, seconds: float, *numbers: str) -> None:
+        """Waits for the end of these jobs, or of all."""
+        wait_for(lambda: not self.is_queued(*numbers), seconds, "the jobs did not end")
+
+    def preempt(self, seconds: int) -> None:
+        """A job of a higher partition takes both nodes for some time."""
+        urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+        self.ask("sbatch", *urgent, f"--wrap=sleep {seconds}")
+
     def _spawn(self, program: str, *arguments: str) -> None:
-        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+        path = path_of(program)
         assert path is not None
         with open(self.root / f"{program}.out", "ab") as out:
             process = subprocess.Popen(
@@ -161,8 +177,14 @@ def slurm_cluster(root: Path, *, apart: bool = False) -> Iterator[Cluster]:
         cluster.stop()
 
 
-def missing_programs() -> Sequence[str]:
-    return [p for p in PROGRAMS if not (shutil.which(p) or shutil.which(p, path="/usr/sbin:/sbin"))]
+def path_of(program: str) -> str | None:
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+
+
+def processes_of(*jobs: str) -> list[dict[str, Any]]:
+    """Number, name and words of every process that Slurm's variables say is of one of the jobs."""
+    found = [p.info for p in psutil.process_iter(["pid", "name", "cmdline", "environ"])]
+    return [facts for facts in found if (facts["environ"] or {}).get("SLURM_JOB_ID") in jobs]
 
 
 def free_ports(count: int) -> list[int]:

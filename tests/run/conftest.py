@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from slurm_cluster import Cluster, missing_programs, slurm_cluster
+from slurm_cluster import PROGRAMS, Cluster, path_of, slurm_cluster
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if missing := missing_programs():
+    if missing := [program for program in PROGRAMS if path_of(program) is None]:
         pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
         yield started

@@ -14,7 +14,7 @@ from places import ROOT
 from nemo_rod.config import Config
 from nemo_rod.hosts.ray import ray_node
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
-from nemo_rod.run.launch import containers, slurm
+from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.stages import Stages
@@ -24,26 +24,28 @@ CLUSTER = [
     "cluster.image=/shared/nemo_rod.sif", "cluster.container=apptainer",
     "cluster.mounts=[/shared/data:/data]", "+cluster.env.TRITON_CACHE_DIR=/local/triton",
 ]  # fmt: skip
+RAY_SUB = ("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
 
 
 def configured(*overrides: str) -> Config:
     return composed(*CLUSTER, *overrides)
 
 
-def words(script: str) -> list[str]:
-    """The options of `apptainer exec` that a rendered script starts with."""
-    (line,) = re.findall(r"^options=\((.*)\)$", script, re.MULTILINE)
-    return shlex.split(line)
+def rendered(*overrides: str) -> dict[str, str]:
+    config = configured(*overrides)
+    launcher = RayOnSlurm() if config.launcher.kind == "ray" else Slurm()
+    return launcher.render(config, Stages(config).all())
 
 
 def test_apptainer_runs_what_the_documents_promise() -> None:
-    config = configured("launcher=slurm")
-    files = Slurm().render(config, Stages(config).all())
+    files = rendered("launcher=slurm")
     assert "container-" not in files["stage.sh"]
-    here, run = Path.cwd(), Path(config.run_dir).absolute()
+    here, run = Path.cwd(), Path.cwd() / "runs" / "toy_synthetic"
     binds = [f"{run}:{run}", f"{here}:{here}", "/shared/data:/data"]
     options = ["--pid", "--writable-tmpfs", "--no-mount", "tmp", "--nv", "--pwd", str(here)]
-    assert words(files["container.sh"]) == [*options, *(w for b in binds for w in ("--bind", b))]
+    options += [word for bind in binds for word in ("--bind", bind)]
+    (words,) = re.findall(r"^options=\((.*)\)$", files["container.sh"], re.MULTILINE)
+    assert shlex.split(words) == options
     folder = run / "launch" / "slurm"
     command = f"command=(bash {folder}/container.sh bash {folder}/node.sh python3 -m nemo_rod.cli "
     assert command in files["rod.sbatch"]
@@ -64,14 +66,12 @@ def test_caches_are_on_the_node_unless_the_cluster_says_otherwise() -> None:
 
 
 def test_without_an_image_nothing_starts_a_container() -> None:
-    config = configured("launcher=slurm", "cluster.image=null")
-    assert "container.sh" not in Slurm().render(config, Stages(config).all())
-    assert containers.pyxis_options(config) == {}
+    files = rendered("launcher=slurm", "cluster.image=null")
+    assert "container.sh" not in files and "container-" not in files["stage.sh"]
 
 
 def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
-    config = configured("launcher=ray")
-    files = RayOnSlurm().render(config, Stages(config).all())
+    files = rendered("launcher=ray")
     assert not [name for name in files if name.startswith("ray.")]
     (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
     assert " python3 -m nemo_rod.hosts.ray.ray_node python3 -m nemo_rod.cli train " in command
@@ -80,8 +80,7 @@ def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
 
 
 def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
-    config = configured("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
-    script = RayOnSlurm().render(config, Stages(config).all())["ray.sbatch"]
+    script = rendered(*RAY_SUB)["ray.sbatch"]
     offsets = dict(re.findall(r"^export (\w+)=\$\{\1:-\$\(\(base \+ (\d+)\)\)\}$", script, re.M))
     ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
     assert offsets.keys() == {*ports, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
@@ -90,21 +89,15 @@ def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
 
 
 def test_ray_sub_gets_the_cores_and_the_memory_of_the_node() -> None:
-    script = on_ray_sub()
-    assert "\nexport CPUS_PER_WORKER=112\n" in script
-    assert "\n  --mem=0 \\\n" in script
-    own = on_ray_sub("+cluster.env.CPUS_PER_WORKER='64'", "+cluster.sbatch.mem=900G")
-    assert re.findall(r"CPUS_PER_WORKER=\w+|--mem=\w+", own) == ["CPUS_PER_WORKER=64", "--mem=900G"]
-    other = on_ray_sub("cluster.cpu_cores=1", "+cluster.sbatch.mem-per-gpu=100G")
-    assert "CPUS_PER_WORKER" not in other  # nobody has said how many there are
-    assert re.findall(r"--mem\S+", other) == ["--mem-per-gpu=100G"]
-
-
-def on_ray_sub(*overrides: str) -> str:
-    """The script that submits an arm to ray.sub."""
-    pyxis = ("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
-    config = configured(*pyxis, *overrides)
-    return RayOnSlurm().render(config, Stages(config).all())["rod.sh"]
+    for overrides, words in (
+        ([], ["CPUS_PER_WORKER=112", "--mem=0"]),
+        (["+cluster.env.CPUS_PER_WORKER='64'", "+cluster.sbatch.mem=900G"],
+         ["CPUS_PER_WORKER=64", "--mem=900G"]),
+        # nobody has said how many cores there are
+        (["cluster.cpu_cores=1", "+cluster.sbatch.mem-per-gpu=100G"], ["--mem-per-gpu=100G"]),
+    ):  # fmt: skip
+        script = rendered(*RAY_SUB, *overrides)["rod.sh"]
+        assert re.findall(r"CPUS_PER_WORKER=\w+|--mem\S+", script) == words
 
 
 def slurm_job(number: int, node: int = 0) -> dict[str, str]:

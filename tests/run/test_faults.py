@@ -29,43 +29,43 @@ import sys
 from pathlib import Path
 from nemo_rod.config import Launcher
 from nemo_rod.signals import Stopped
-from nemo_rod.run.processes.torchrun import run_job
+from nemo_rod.run.processes.torchrun import follow, run_job
+from nemo_rod.run.processes.nodes import Nodes
+nodes, launcher, log = Nodes.of_this_job(), Launcher(grace_seconds=60), Path(sys.argv[2])
+if nodes.rank:
+    follow(nodes, world_size=2, launcher=launcher, log=log.with_suffix(".node1"))
+    sys.exit()
 try:
-    run_job(Path(sys.argv[1]), world_size=2, launcher=Launcher(), log=Path(sys.argv[2]))
+    with nodes.led():
+        run_job(Path(sys.argv[1]), world_size=2, launcher=launcher, log=log)
 except (RuntimeError, Stopped) as error:
     sys.exit(str(error))
 """
 
 
-def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
-    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
-        assert process.poll() is None, "the job ended by itself"
-        assert time.monotonic() < deadline, "the job did not come to the step"
-        time.sleep(0.02)
-
-
-def is_rank(process: psutil.Process) -> bool:
-    return process.name().startswith("rod rank")
-
-
 class Run:
-    """A RoD run of two replicas under the local launcher, in a process of its own."""
+    """The command of a RoD run of two replicas on one node, in a process of its own."""
 
-    def __init__(self, job: Path) -> None:
+    def __init__(self, job: Path, **variables: str) -> None:
         self.out = job.parent
         self.ranks: list[psutil.Process] = []
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(job), str(self.out / "log")],
+            env={**os.environ, **variables},
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def reach(self, step: int) -> None:
         """Waits until so many steps are done."""
-        wait_for_step(self.out, step, self.process)
+        metrics, deadline = self.out / "metrics.jsonl", time.monotonic() + 300
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+            assert self.process.poll() is None, "the job ended by itself"
+            assert time.monotonic() < deadline, "the job did not come to the step"
+            time.sleep(0.02)
         found = psutil.Process(self.process.pid).children(recursive=True)
-        self.ranks = sorted(filter(is_rank, found), key=psutil.Process.name)
+        ranks = [process for process in found if process.name().startswith("rod rank")]
+        self.ranks = sorted(ranks, key=psutil.Process.name)
 
     def ends(self, within: int = 60) -> str:
         """What the command says of its end, which leaves nothing."""

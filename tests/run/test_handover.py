@@ -41,11 +41,13 @@ def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path)
     changed = stage(tmp_path, write_result, lr=0.2)
     with pytest.raises(ValueError, match=r"lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"):
         changed.is_done()
+    partial(changed.folder).mkdir()
     changed.move_aside()
     assert not changed.is_done()
     changed.run()
     # what was there is kept
     assert (tmp_path / "rod.replaced-1" / "result").read_text() == "42"
+    assert (tmp_path / "rod.partial.replaced-1").exists()
 
 
 def test_a_note_may_change(tmp_path: Path) -> None:

@@ -11,30 +11,18 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from slurm_cluster import Cluster, wait_for
+from slurm_chain import ON_SLURM, RECIPE, nemo_rod
+from slurm_cluster import Cluster, processes_of, wait_for
 
 pytestmark = pytest.mark.kills
 
-RECIPE = [
-    "recipe=toy_synthetic", "arms=[no_replay,rod,merge_0.6]",
-    "domain.sources.dialect.max_bytes=200000",
-    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)), "pretrain.steps=40",
-    "train.steps=120", "checkpoint.every=10",
-]  # fmt: skip
-LAYOUTS = {"single": ["parallel=single"], "dp2": ["parallel=dp2"]}
-ON_SLURM = [
-    *("launcher=slurm", "launcher.grace_seconds=60", "launcher.requeues=0"),
-    *("cluster.gpu=pretended", "cluster.gpus_per_node=1", "cluster.cpu_cores=1"),
-    *("cluster.cpu_stage_cores=1", "cluster.cpu_stage_memory_gib=1", "cluster.time=00:50:00"),
-    "+cluster.env.GLOO_SOCKET_IFNAME=lo",
-]
+LAYOUTS = ("single", "dp2")
 # Every stage with its command, in order, and how often it is killed.
 STAGES = {
     "prepare": (["prepare"], 5), "base": (["pretrain"], 5),
@@ -62,7 +50,7 @@ def whole(layout: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     run_dir, seconds = tmp_path_factory.mktemp(f"whole_{layout}"), {}
     for stage, (command, _) in STAGES.items():
         began = time.monotonic()
-        nemo_rod(command, layout, run_dir)
+        nemo_rod(*words(command, layout, run_dir))
         seconds[stage] = time.monotonic() - began
     return run_dir, seconds
 
@@ -82,34 +70,22 @@ def killed(
         while not is_done(run_dir, stage) or counts[stage] < wanted:
             if is_done(run_dir, stage):  # it ended before the kill
                 take_back(run_dir, stage)
-            number, hits = submit(command, layout, run_dir, cluster), 0
+            options = [*words(command, layout, run_dir), *ON_SLURM, "launcher.requeues=0"]
+            number, hits = nemo_rod(*options, cluster=cluster).split()[0], 0
             if counts[stage] < wanted:
                 moment = dice.uniform(0.2, 1.1) * whole[1][stage]
                 hits = kill(number, moment, dice.choice(VICTIMS), cluster)
                 counts[stage] += hits
                 print(f"{layout} {stage}: killed {counts[stage]} times", flush=True)
-            wait_for(lambda n=number: not queued(n, cluster), 1800, f"{stage} did not end")
+            cluster.wait(1800, number)
             log = run_dir / "logs" / "slurm" / f"{stage}.out"
             assert hits or is_done(run_dir, stage), f"it cannot resume: {log.read_text()[-2000:]}"
     return run_dir, counts
 
 
-def nemo_rod(command: list[str], layout: str, run_dir: Path, *more: str, **options: object) -> str:
-    words = [*command, *RECIPE, *LAYOUTS[layout], *more, f"run_dir={run_dir}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", *words],
-        capture_output=True,
-        text=True,
-        **options,  # type: ignore[call-overload]
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
-def submit(command: list[str], layout: str, run_dir: Path, cluster: Cluster) -> str:
-    """Submits a stage; returns the number of its job."""
-    said = nemo_rod(command, layout, run_dir, *ON_SLURM, env=cluster.environment)
-    return said.split()[0]
+def words(command: list[str], layout: str, run_dir: Path) -> list[str]:
+    own = [f"parallel={layout}", "train.steps=120", "checkpoint.every=10"]
+    return [*command, *RECIPE, *own, f"run_dir={run_dir}"]
 
 
 def proof(run_dir: Path, stage: str) -> Path:
@@ -138,36 +114,27 @@ def take_back(run_dir: Path, stage: str) -> None:
         shutil.rmtree(proof(run_dir, stage).parent)
 
 
-def queued(number: str, cluster: Cluster) -> bool:
-    return bool(cluster.ask("squeue", "-h", "--me", "-o", "%i").split().count(number))
-
-
 def kill(number: str, moment: float, victim: str, cluster: Cluster) -> int:
     """Kills processes of a job some time after its command has begun; returns 1 if any was left."""
-    wait_for(lambda: bool(processes(number)) or not queued(number, cluster), 600, "no job began")
+    wait_for(lambda: bool(processes(number)) or not cluster.is_queued(number), 600, "no job began")
     time.sleep(moment)
     found = processes(number)
-    ranks = [pid for pid, words in found.items() if words[0].startswith("rod rank")]
-    commands = [pid for pid, words in found.items() if "nemo_rod.cli" in words]
-    chosen = {"all": [*found], "rank": ranks[-1:] or commands, "command": commands}[victim]
-    for pid in chosen:
+    ranks = [process for process in found if process["name"].startswith("rod rank")]
+    commands = [process for process in found if "nemo_rod.cli" in process["cmdline"]]
+    chosen = {"all": found, "rank": ranks[-1:] or commands, "command": commands}[victim]
+    for process in chosen:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(process["pid"], signal.SIGKILL)
     return int(bool(chosen))
 
 
-def processes(number: str) -> dict[int, list[str]]:
-    """Processes of a Slurm job that run nemo_rod, with their names and command lines."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            name = (entry / "comm").read_text().strip()
-            of_job = f"SLURM_JOB_ID={number}".encode() in environment
-            if of_job and ("-m" in words or name.startswith(("pt_elastic", "rod rank"))):
-                found[int(entry.name)] = [name, *words]
-    return found
+def processes(number: str) -> list[dict[str, Any]]:
+    """Processes of a Slurm job that run nemo_rod."""
+    return [
+        process
+        for process in processes_of(number)
+        if "-m" in process["cmdline"] or process["name"].startswith(("pt_elastic", "rod rank"))
+    ]
 
 
 def digests(run_dir: Path) -> dict[str, str]:

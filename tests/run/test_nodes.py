@@ -3,7 +3,6 @@
 Nodes are told apart by environment variables alone, so two of them fit on this machine.
 """
 
-import os
 import re
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_faults import is_rank, wait_for_step
+from test_faults import Run
 from tiny import LAYOUTS, Setting
 
 from nemo_rod import jobs
@@ -201,83 +200,42 @@ def test_helpers_of_a_rank_do_not_hear_that_it_is_to_stop(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr.decode()
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from nemo_rod.config import Launcher
-from nemo_rod.signals import Stopped
-from nemo_rod.run.processes.torchrun import follow, run_job
-from nemo_rod.run.processes.nodes import Nodes
-nodes, launcher, log = Nodes.of_this_job(), Launcher(grace_seconds=60), Path(sys.argv[2])
-if nodes.rank:
-    follow(nodes, world_size=2, launcher=launcher, log=log.with_suffix(".node1"))
-    sys.exit()
-try:
-    with nodes.led():
-        run_job(Path(sys.argv[1]), world_size=2, launcher=launcher, log=log)
-except (RuntimeError, Stopped) as error:
-    sys.exit(str(error))
-"""
-
-
-class TwoNodes:
-    """A RoD run of two replicas, one on each of two nodes."""
-
-    def __init__(self, tiny: Setting, name: str) -> None:
-        self.out = tiny.root / name
-        job = tiny.rod_job(self.out, LAYOUTS["dp2"], launcher__stall_seconds=15)
-        port = two(self.out)[0].port
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(job), str(self.out / "log")],
-                env={**os.environ, **variables(self.out, rank, port)},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-
-    def reach(self, step: int) -> None:
-        wait_for_step(self.out, step, self.processes[0])
-
-    def ranks(self, node: int) -> list[psutil.Process]:
-        return list(filter(is_rank, psutil.Process(self.processes[node].pid).children(True)))
-
-    def endings(self) -> list[tuple[int, str]]:
-        """Exit status and last words of each node's command."""
-        said = [process.communicate(timeout=100)[1] for process in self.processes]
-        return [(p.returncode, text) for p, text in zip(self.processes, said, strict=True)]
-
-
 @pytest.fixture
-def two_nodes(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[TwoNodes]:
-    run = TwoNodes(tiny, f"nodes_{request.node.name}")
-    yield run
-    for process in run.processes:
-        if process.poll() is None:
-            process.kill()
+def two_nodes(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[list[Run]]:
+    """A RoD run of two replicas, one on each of two nodes, that has done some steps."""
+    out = tiny.root / f"nodes_{request.node.name}"
+    job, port = tiny.rod_job(out, LAYOUTS["dp2"], launcher__stall_seconds=15), two(out)[0].port
+    nodes = [Run(job, **variables(out, rank, port)) for rank in range(2)]
+    for node in nodes:
+        node.reach(3)
+    yield nodes
+    for node in nodes:
+        if node.process.poll() is None:
+            node.process.kill()
+
+
+def endings(nodes: list[Run]) -> list[tuple[int, str]]:
+    """Exit status and last words of each node's command."""
+    said = [node.process.communicate(timeout=100)[1] for node in nodes]
+    return [(node.process.returncode, text) for node, text in zip(nodes, said, strict=True)]
 
 
 @pytest.mark.slow
-def test_killed_rank_of_another_node_is_named(two_nodes: TwoNodes) -> None:
-    two_nodes.reach(3)
-    (rank,) = two_nodes.ranks(node=1)
-    others = two_nodes.ranks(node=0)
+def test_killed_rank_of_another_node_is_named(two_nodes: list[Run]) -> None:
+    (rank,) = two_nodes[1].ranks
     rank.kill()
-    (first, said), (second, _) = two_nodes.endings()
+    (first, said), (second, _) = endings(two_nodes)
     assert (first, second) == (1, 0)
     assert re.search(r"rank [01]: was ended by SIGKILL", said)  # torchrun numbers them
-    assert not psutil.wait_procs(others, timeout=10)[1]
+    assert not psutil.wait_procs(two_nodes[0].ranks, timeout=10)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_asked_to_stop_everywhere_at_once_saves(two_nodes: TwoNodes, number: int) -> None:
+def test_asked_to_stop_everywhere_at_once_saves(two_nodes: list[Run], number: int) -> None:
     """As Slurm does it: every process of every node gets the signal."""
-    two_nodes.reach(3)
-    for process in two_nodes.processes:
-        for member in [*psutil.Process(process.pid).children(True), psutil.Process(process.pid)]:
+    for command in [psutil.Process(node.process.pid) for node in two_nodes]:
+        for member in [*command.children(recursive=True), command]:
             member.send_signal(number)
-    said = two_nodes.endings()[0][1]
-    assert "was asked to stop and has saved: run it again" in said
-    assert (two_nodes.out / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+    assert "was asked to stop and has saved: run it again" in endings(two_nodes)[0][1]
+    assert (two_nodes[0].out / "checkpoints" / "latest_checkpointed_iteration.txt").exists()

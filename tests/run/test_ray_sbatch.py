@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from command_line import composed
+from slurm_cluster import wait_for
 
-from nemo_rod.config import Config
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
@@ -36,14 +36,13 @@ class Job:
         ):
             name.write_text(f"#!/bin/bash\n{text}\n")
             name.chmod(0o700)
-        self.logs = folder / "logs"
-        script = launch_folder(rendered(folder, *overrides)) / "ray.sbatch"
+        script = rendered(folder, *overrides) / "ray.sbatch"
         self.process = subprocess.Popen(
             ["bash", str(script), str(folder / "record")],
             env={
                 "HERE": str(folder),
                 "PATH": f"{programs}:{os.environ['PATH']}",
-                "BASE_LOG_DIR": str(self.logs),
+                "BASE_LOG_DIR": str(folder / "logs"),
                 "SLURM_JOB_ID": JOB,
                 "SLURM_RESTART_COUNT": str(restarts),
             },
@@ -55,37 +54,31 @@ class Job:
 
     def near_its_limit(self) -> None:
         """As Slurm sends it for --signal=B:USR1@...: to the job script alone."""
-        wait_for((self.folder / "at_work").exists)
+        wait_for((self.folder / "at_work").exists, 60, "ray.sub did not begin")
         self.process.send_signal(signal.SIGUSR1)
 
-    def asked(self) -> list[str]:
-        file = self.folder / "asked"
-        return file.read_text().splitlines() if file.exists() else []
+    def ends(self, status: int) -> bool:
+        """Whether it ends with this status, and nothing was asked of Slurm."""
+        return self.process.wait(60) == status and not (self.folder / "asked").exists()
 
     def waits_for_its_end(self) -> bool:
         return (self.folder / "waits").exists() and self.process.poll() is None
 
-    def end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def goes_back(self) -> bool:
+        """Whether it has asked for a requeue, once, and waits for Slurm to end it."""
+        wait_for(self.waits_for_its_end, 60, "it does not wait")
+        return (self.folder / "asked").read_text() == f"requeue {JOB}\n"
 
 
-def rendered(folder: Path, *overrides: str) -> Config:
+def rendered(folder: Path, *overrides: str) -> Path:
+    """The folder of a launch's files."""
     config = composed(
         *("recipe=toy_synthetic", "launcher=ray", "cluster=b200_8", f"run_dir={folder}/run"),
         *("cluster.image=/shared/image.sqsh", f"launcher.nemo_rl={folder}"),
         *overrides,
     )
     write_files(launch_folder(config), RayOnSlurm().render(config, Stages(config).all()))
-    return config
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    return launch_folder(config)
 
 
 @pytest.fixture
@@ -98,11 +91,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
     yield started
     for job in jobs:
-        job.end()
+        with suppress(ProcessLookupError):
+            os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.wait()
 
 
 def test_jobs_are_told_of_their_time_limit(tmp_path: Path) -> None:
-    folder = launch_folder(rendered(tmp_path, "launcher.grace_seconds=120"))
+    folder = rendered(tmp_path, "launcher.grace_seconds=120")
     script = (folder / "rod.sh").read_text()
     assert "\n  --signal=B:USR1@120 \\\n" in script
     record = tmp_path / "run" / "launch" / "stages" / "rod.jsonl"
@@ -111,19 +106,16 @@ def test_jobs_are_told_of_their_time_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_job_ends_as_ray_sub_did(start: Callable[..., Job], status: int) -> None:
-    job = start(f"exit {status}")
-    assert job.process.wait(60) == status
-    assert job.asked() == []
+    assert start(f"exit {status}").ends(status)
 
 
 def test_near_its_time_limit_a_job_goes_back_into_the_queue(start: Callable[..., Job]) -> None:
     job = start(AT_WORK)
     job.near_its_limit()
-    wait_for(job.waits_for_its_end)
+    assert job.goes_back()
     (job.folder / "go").touch()  # ray.sub ends before Slurm has ended the job
     time.sleep(1)
-    assert job.waits_for_its_end()
-    assert job.asked() == [f"requeue {JOB}"]
+    assert job.waits_for_its_end() and job.goes_back()
 
 
 def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start: Callable[..., Job]) -> None:
@@ -132,16 +124,13 @@ def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start: Callable
     time.sleep(1)
     assert job.process.poll() is None
     (job.folder / "go").touch()
-    assert job.process.wait(60) == 3
-    assert job.asked() == []
+    assert job.ends(3)
     assert "stopped for good after launcher.requeues=2" in job.process.communicate()[0]
 
 
 @pytest.mark.parametrize("ending", ["exit 75", "kill -TERM $$", STOPPED])
 def test_a_stage_that_was_asked_to_stop_goes_back(start: Callable[..., Job], ending: str) -> None:
-    job = start(ending)
-    wait_for(job.waits_for_its_end)
-    assert job.asked() == [f"requeue {JOB}"]
+    assert start(ending).goes_back()
 
 
 def test_a_requeued_job_does_not_find_the_marks_of_its_first_attempt(

@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 from command_line import composed
 from places import ROOT
-from safetensors.torch import load_file
-from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
+from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
 from slurm_cluster import Cluster, slurm_cluster, wait_for
 
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
-from nemo_rod.run.launch.slurm import render_stage
 from nemo_rod.run.stages import Stages
 from tests import lanes
 
@@ -55,14 +53,14 @@ def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> Non
     with slurm_cluster(tmp_path, apart=True) as cluster:
         chain = Chain(cluster, tmp_path / "run", {})
         nemo_rod("pretrain", *options, cluster=cluster)
-        chain.wait(600)
+        cluster.wait(600)
         print(chain.status(), (tmp_path / "run/logs/slurm/base.out").read_text())
         assert chain.job("base")["JobState"] == "COMPLETED"
     assert [e["nodes"] for e in chain.events("base") if "nodes" in e] == ["n[1-2]"]
-    weights = load_file(tmp_path / "run/base/hf/model.safetensors")
+    weights = tmp_path / "run/base/hf/model.safetensors"
+    together = weights.read_bytes()
     nemo_rod("pretrain", *here, "rebuild=[base]")
-    alone = load_file(tmp_path / "run/base/hf/model.safetensors")
-    assert all(weights[name].equal(alone[name]) for name in alone)
+    assert weights.read_bytes() == together
 
 
 def test_tests_of_many_gpus_run_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
@@ -85,13 +83,7 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
     run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
     print(nemo_rod(*run, cluster=cluster))
-    again = subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", *run],
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-    )
-    chain.said["again"] = again.stderr
+    chain.said["again"] = nemo_rod(*run, cluster=cluster, status=2)
 
     chain.reach("no_replay", 1, 30)
     chain.preempt("no_replay")
@@ -110,7 +102,7 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     with contextlib.suppress(subprocess.CalledProcessError):  # it may be back in service already
         cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
 
-    chain.wait()
+    cluster.wait(3000)
     chain.said["end"] = chain.status()
     for name, text in chain.said.items():
         print(f"--- status: {name}\n{text}")
@@ -169,18 +161,11 @@ ENDINGS = {
 def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
     starts, state, status, requeues = ENDINGS[ending]
     config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
-    (tmp_path / "stage.sh").write_text(render_stage(config))
     cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
     (tmp_path / "start.sh").write_text(f"case ${{SLURM_RESTART_COUNT:-0}} in\n{cases}esac\n")
-    (tmp_path / "job.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH --time=00:02:00 --signal=B:USR1@60 --requeue --open-mode=append\n"
-        "#SBATCH --cpus-per-task=1\n"
-        f"#SBATCH --output={tmp_path}/out\n"
-        f"export RECORD={tmp_path}/record\nrecord=$RECORD\n"
-        f"command=(bash {tmp_path}/start.sh)\nsource {tmp_path}/stage.sh\n"
-    )
-    number = cluster.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))
-    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    script = write_job(tmp_path, config, "bash", f"{tmp_path}/start.sh", time="00:02:00")
+    number = cluster.ask("sbatch", "--parsable", script)
+    cluster.wait(400, number)
     job = cluster.job(number)
     print((tmp_path / "out").read_text())
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
@@ -198,22 +183,14 @@ def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_pa
     number = cluster.ask("sbatch", "--parsable", export, *options, *script)
     wait_for((tmp_path / "began").exists, 120, "the job did not begin")
     cluster.ask("scancel", "--batch", "--signal=USR1", number)
-    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    cluster.wait(400, number)
     print((tmp_path / "out").read_text())
     job = cluster.job(number)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
 
 
 def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
-    """Trained again on this machine in one go, they come out the same, to the bit."""
-    copy(chain.run_dir, "blocks", "base", "references", to=tmp_path)
-    for arm in ARMS:
-        print(nemo_rod("train", *RECIPE, f"arm={arm}", f"run_dir={tmp_path}"))
-        ours, theirs = (run / "arms" / arm for run in (chain.run_dir, tmp_path))
-        assert (ours / "curriculum.rod").read_bytes() == (theirs / "curriculum.rod").read_bytes()
-        one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (ours, theirs))
-        assert one.keys() == other.keys()
-        assert all((one[name] == other[name]).all() for name in one)
+    chain.trained_the_same_here(tmp_path, ARMS, *RECIPE)
 
 
 def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
@@ -256,7 +233,7 @@ def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}", "train.lr=1e30"]
     nemo_rod("run", *options, cluster=begun.cluster)
     assert "prepare" not in begun.numbers and "base" not in begun.numbers  # done before
-    begun.wait()
+    begun.cluster.wait(3000)
     assert begun.job("no_replay")["JobState"] == "FAILED"
     for stage in ("references_specialist", "rod", "merge_0.6", "evaluate", "report"):
         assert begun.job(stage)["JobState"] == "CANCELLED"
@@ -276,17 +253,11 @@ def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
 def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
     options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
     options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", "run", *options],
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "Slurm refused the chain: " in done.stderr
-    assert "invalid partition specified: nowhere" in done.stderr
+    refusal = nemo_rod("run", *options, cluster=cluster, status=2)
+    assert "Slurm refused the chain: " in refusal
+    assert "invalid partition specified: nowhere" in refusal
     assert not (tmp_path / "launch" / "slurm" / "jobs.tsv").exists()
-    wait_for(lambda: not cluster.ask("squeue", "-h"), 60, "a job was left behind")
+    cluster.wait(60)
 
 
 def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
@@ -294,11 +265,11 @@ def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
     nemo_rod("run", *options, cluster=begun.cluster)
     begun.reach("no_replay", 1, 20)
     assert "cancelled" in nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
-    begun.wait(120)
+    begun.cluster.wait(120)
     assert begun.job("no_replay")["JobState"] == "CANCELLED"
     assert "no_replay  " in begun.status() and "done" not in row(begun.status(), "no_replay")
     # nothing is lost: it resumes where it was
     nemo_rod("train", *options, "arm=no_replay", cluster=begun.cluster)
     begun.reach("no_replay", 2, 21)
     nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
-    begun.wait(120)
+    begun.cluster.wait(120)

@@ -8,12 +8,12 @@ import pytest
 from command_line import composed, nemo_rod
 from test_render import CLUSTER
 
-from nemo_rod.config import config_folder
+from nemo_rod.config import Config, config_folder
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
-APPTAINER = ["launcher=slurm", *CLUSTER, "cluster.container=apptainer"]
+ON_CLUSTER = ["launcher=slurm", *CLUSTER]
 TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
 
 
@@ -22,24 +22,32 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
+def configured(*overrides: str) -> Config:
+    return composed("recipe=toy", "launcher=slurm", *CLUSTER, *overrides)
+
+
+def submit_all(config: Config) -> None:
+    submit(Stages(config), Stages(config).all())
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["launcher=slurm"], "launcher=slurm needs a cluster: add cluster=b200_8, or your own"),
         (["launcher=slurm", "cluster=template"], "cluster.account is still 'YOUR_ACCOUNT': set it"),
-        (["launcher=slurm", *CLUSTER, *TWELVE],
+        ([*ON_CLUSTER, *TWELVE],
          "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8"),
-        (["launcher=slurm", *CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
+        ([*ON_CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
          "cluster.mounts has '/a:/b,/c:/d': make it one entry for each mount"),
-        (["launcher=slurm", *CLUSTER, "cluster.image=null", "run_dir=a%j"],
-         "/a%j has a '%', which Slurm"),
-        (["launcher=slurm", *CLUSTER, "run_dir=a:b"], "/a:b has a ':', which Slurm"),
-        (["launcher=slurm", *CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
-        (["launcher=slurm", *CLUSTER, "+cluster.cpu_sbatch.output=elsewhere.out"],
+        ([*ON_CLUSTER, "cluster.image=null", "run_dir=a%j"], "/a%j has a '%', which Slurm"),
+        ([*ON_CLUSTER, "run_dir=a:b"], "/a:b has a ':', which Slurm"),
+        ([*ON_CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
+        ([*ON_CLUSTER, "+cluster.cpu_sbatch.output=elsewhere.out"],
          "cpu_sbatch.output is set, but nemo-rod recognises"),
-        (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
+        ([*ON_CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
         *(
-            ([*APPTAINER, f"cluster.image={image}"], f"image={image} is not an absolute path")
+            ([*ON_CLUSTER, "cluster.container=apptainer", f"cluster.image={image}"],
+             f"image={image} is not an absolute path")
             for image in ("nemo_rod.sif", "docker://a/b")
         ),
         (["launcher=ray", *CLUSTER, "arms=[base,rod]", "launcher.nemo_rl=null"],
@@ -48,23 +56,12 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 )  # fmt: skip
 def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        config = composed("recipe=toy", *overrides, "dry_run=true")
-        submit(Stages(config), Stages(config).all())
+        submit_all(composed("recipe=toy", *overrides, "dry_run=true"))
     assert [*Path().iterdir()] == []
 
 
-def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "cluster.image=null")
-    with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
-        submit(Stages(config), Stages(config).all())
-    config.dry_run = True
-    submit(Stages(config), Stages(config).all())
-    assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
-
-
 def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "dry_run=true")
+    config = configured("dry_run=true")
     submit(Stages(config), Stages(config).all()[:1])
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
@@ -79,20 +76,23 @@ def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not left.keys() & found.keys()
 
 
-def test_image_must_be_there_when_jobs_are_submitted(
+def test_without_image_or_slurm_only_a_dry_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     image = tmp_path / "rod.sqsh"
-    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, f"cluster.image={image}")
+    config = configured(f"cluster.image={image}")
     with pytest.raises(ValueError, match=re.escape(f"cluster.image={image} is not there")):
-        submit(Stages(config), Stages(config).all())
+        submit_all(config)
     image.touch()
-    with pytest.raises(ValueError, match="needs sbatch"):  # the next thing it asks for
-        submit(Stages(config), Stages(config).all())
-    config.cluster.image = "registry.example.com#team/nemo_rod:tag"
-    with pytest.raises(ValueError, match="needs sbatch"):
-        submit(Stages(config), Stages(config).all())
+    for there in (str(image), "registry.example.com#team/nemo_rod:tag", None):
+        config.cluster.image = there
+        with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
+            submit_all(config)
+    image.unlink()
+    config.cluster.image, config.dry_run = str(image), True
+    submit_all(config)
+    assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
 
 
 def test_template_makes_a_cluster_of_ones_own() -> None:
@@ -111,10 +111,8 @@ def test_template_makes_a_cluster_of_ones_own() -> None:
 
 def submitted(*overrides: str) -> dict[str, set[str]]:
     """Names of the jobs that would be submitted, and what each comes after."""
-    config = composed(
-        "recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true", *overrides
-    )
-    submit(Stages(config), Stages(config).all())
+    config = configured("recipe=toy_synthetic", "dry_run=true", *overrides)
+    submit_all(config)
     text = (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").read_text()
     lines = re.findall(r"^submit (\S+)(.*)$", text, re.MULTILINE)
     return {name: set(needs.split()) for name, needs in lines}
@@ -136,7 +134,7 @@ def test_what_is_done_is_not_submitted_again() -> None:
 
 
 def test_single_command_needs_what_comes_before() -> None:
-    config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
+    config = configured("dry_run=true")
     with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
         submit(Stages(config), [Stages(config).train("rod")])
 
@@ -144,19 +142,6 @@ def test_single_command_needs_what_comes_before() -> None:
 def test_blocks_are_there_with_all_of_their_files() -> None:
     proof = Stages(composed("recipe=toy_synthetic")).prepare().proof
     assert {file.name for file in proof} == {"manifest.json", "store.json"}
-
-
-def test_rebuild_moves_aside_and_keeps() -> None:
-    config = composed("recipe=toy_synthetic")
-    stage = Stages(config).train("rod")
-    for path in stage.results:
-        path.mkdir(parents=True)
-    (stage.folder / "kept").touch()
-    stage.move_aside()
-    assert not stage.folder.exists()
-    assert stage.folder.with_name("rod.replaced-1").joinpath("kept").exists()
-    assert stage.folder.with_name("rod.partial.replaced-1").exists()
-    assert stage.is_done() is False
 
 
 def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:
