@@ -67,6 +67,14 @@ def nemo_rod(
         return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
 
+def here(*arguments: object) -> None:
+    """Runs a command of paths in this process, where a refusal is an exception."""
+    from nemo_rod.cli import path_parser
+
+    options = path_parser(str(arguments[0])).parse_args([str(word) for word in arguments])
+    options.main(options)
+
+
 @functools.cache
 def server_of_forks() -> tuple[str, list[str]] | None:
     """The address of this process's server of forks, and the names of its variables.

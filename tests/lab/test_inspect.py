@@ -3,34 +3,25 @@
 import importlib.metadata
 import json
 import shutil
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import here
 from corpus_cases import S, run, source, texts, train_bpe, write
+from random_curriculum import write_curriculum
 
-from nemo_rod import cli
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.lab import curriculum_tools, doctor
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.text import tenths
 from nemo_rod.run.processes.pythons import MEGATRON_WORKER
-from nemo_rod.selection import (
-    Candidates,
-    Curriculum,
-    CurriculumHeader,
-    Joint,
-    ReferenceManifest,
-    ReferenceWriter,
-    SourceRow,
-    TakeAll,
-)
+from nemo_rod.selection import Curriculum, ReferenceWriter
 from nemo_rod.selection.arms import Arm
-from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.references.folder import role_manifest
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +31,19 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     news = source("news", [write(folder / "news.jsonl", texts(300, 1))], role="adaptation")
     web = source("web", [write(folder / "web.jsonl", texts(200, 2))])
     store = run(folder / "blocks", [news, web])
-    write_references(folder / "references" / "base", store, store.num_adaptation, len(store))
-    for arm in ("rod", "rod_again", "fixed_20"):
-        write_curriculum(folder / "arms" / arm, store, arm)
+    manifest = role_manifest(
+        store, "replay", model="model-1", lengths=(S, S // 4), precision="fp32"
+    )
+    for name in ("base", "unfinished"):
+        writer = ReferenceWriter(folder / "references" / name, manifest, store.hashes)
+        first, second = np.array_split(writer.missing, 2)
+        writer.append(first, np.full((len(first), 2), [4.0, 5.0]))
+        if name == "base":
+            writer.append(second, np.full((len(second), 2), [8.0, 9.0]))
+            writer.close()
+    for seed, arm in enumerate(("rod", "rod_again", "fixed_20")):
+        path, scored = folder / "arms" / arm / "curriculum.rod", arm != "fixed_20"
+        write_curriculum(path, store, steps=25, batch_size=4, scored=scored, seed=seed)
     evaluation = {
         "loss": {"adaptation": {"news": 1.5}, "replay": {"web": 2.25}},
         "blocks": {"adaptation": {"news": 7}, "replay": {"web": 1234}},
@@ -52,54 +53,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "arms" / "rod" / "manifest.json").write_text(json.dumps(made))
     (folder / "arms" / "fixed_50.partial").mkdir()
     return folder
-
-
-def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> None:
-    manifest = ReferenceManifest(
-        model="model-1", tokenizer=store.tokenizer_fingerprint, store=store.digest, block_size=S,
-        lengths=(S, S // 4), start=start, stop=stop, precision="fp32",
-    )  # fmt: skip
-    for out in (folder, folder.with_name("unfinished")):
-        writer = ReferenceWriter(out, manifest, store.hashes)
-        size = len(writer.missing)
-        half = writer.missing[: size // 2]
-        writer.append(half, np.full((len(half), 2), [4.0, 5.0]))
-        if out == folder:
-            writer.append(writer.missing, np.full((len(writer.missing), 2), [8.0, 9.0]))
-            writer.close()
-
-
-def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25) -> None:
-    scored = arm.startswith("rod")
-    source = Candidates(
-        num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=4,
-        multiplier=2 if scored else 1, balance="exact",
-    )  # fmt: skip
-    header = CurriculumHeader(
-        num_candidates=source.size, num_chosen=4, block_size=S, store=store.digest,
-        tokenizer=store.tokenizer_fingerprint, references="references-1" if scored else "",
-        config="config-1", seed=source.seed,
-        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
-        scored=scored,
-    )  # fmt: skip
-    folder.mkdir(parents=True)
-    with Curriculum.create(folder / "curriculum.rod", header) as curriculum:
-        for step in range(steps):
-            pool = source.pool(step)
-            if not scored:
-                chosen = TakeAll().select(None, pool.is_replay, 4)
-                curriculum.append(Choice(pool, None, None, chosen))
-                continue
-            random = np.random.default_rng([step, arm == "rod"])
-            loss_C = random.random(source.size, dtype=np.float32)
-            chosen = Joint().select(loss_C, pool.is_replay, 4)
-            curriculum.append(Choice(pool, loss_C, loss_C, chosen, float(loss_C[chosen].min())))
-
-
-def command(*words: object) -> None:
-    """Runs a command line of paths in this process."""
-    options = cli.path_parser().parse_args([*map(str, words)])
-    options.main(options)
 
 
 def lines(text: str) -> list[list[str]]:
@@ -114,11 +67,8 @@ def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path: Path) -> None:
     config = tmp_path / "launch" / "slurm" / "config.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("recipe: toy\n")
-    rows = inspect(tmp_path).splitlines()
-    assert [row.split() for row in rows if row.startswith(("base", "blocks"))] == [
-        ["base", "to", "do"],
-        ["blocks", "to", "do"],
-    ]
+    shown = lines(inspect(tmp_path))
+    assert ["base", "to do"] in shown and ["blocks", "to do"] in shown
 
 
 def test_a_store_and_its_sources(run_dir: Path) -> None:
@@ -126,10 +76,8 @@ def test_a_store_and_its_sources(run_dir: Path) -> None:
     shown = lines(inspect(run_dir / "blocks"))
     assert ["digest", store.digest] in shown
     assert ["blocks", f"{len(store):,} of {S} tokens = {len(store) * S:,} tokens"] in shown
-    (web,) = [row for row in shown if row[:2] == ["replay", "web"]]
-    assert web[2:5] == [
-        *(str(store.num_adaptation), f"{store.num_replay:,}", f"{held.num_replay:,}")
-    ]
+    counts = [f"{n:,}" for n in (store.num_adaptation, store.num_replay, held.num_replay)]
+    assert ["replay", "web", *counts] in [row[:5] for row in shown]
     assert inspect(run_dir / "blocks" / "store.json") == inspect(run_dir / "blocks")
     assert ["split", "holdout"] in lines(inspect(run_dir / "blocks", split="holdout"))
     for folder, split in (("web", "train"), ("web/holdout", "holdout")):
@@ -168,11 +116,9 @@ def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:
 def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(run_dir / "blocks", tmp_path / "blocks")
     folder = tmp_path / "blocks" / "replay" / "web"
-    with (folder / "tokens-00000.bin").open("r+b") as file:
-        file.seek(4 * S * 3 + 8)  # the third token of block 3: opening does not look at it
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
+    tokens = np.memmap(folder / "tokens-00000.bin", "<i4", "r+").reshape(-1, S)
+    tokens[3, 2] ^= 1  # opening does not look at it
+    tokens.flush()
     damaged = r"web/tokens-00000\.bin: block 3 does not match its hash in hash\.npy"
     with pytest.raises(ValueError, match=damaged):
         inspect(folder, block=3)
@@ -206,17 +152,14 @@ def test_overlap_of_the_holdout(run_dir: Path) -> None:
 def test_references_finished_and_not(run_dir: Path) -> None:
     store = BlockStore(run_dir / "blocks")
     shown = lines(inspect(run_dir / "references" / "base"))
-    start, stop = store.num_adaptation, len(store)
-    assert ["references", f"blocks [{start}, {stop}) of {S} tokens"] in shown
+    start, count = store.num_adaptation, store.num_replay
+    assert ["references", f"blocks [{start}, {start + count}) of {S} tokens"] in shown
     assert ["model", "model-1, in fp32"] in shown
     assert shown[-1][0] == "4.0000" and shown[-1][-1] == "8.0000"
-    mean = (5 * ((stop - start) // 2) + 9 * ((stop - start + 1) // 2)) / (stop - start)
+    mean = (9 * (count // 2) + 5 * (count - count // 2)) / count
     assert [f"of the first {S // 4} tokens", f"{mean:.4f}"] in shown
-
-    unfinished = run_dir / "references" / "unfinished"
-    shown = lines(inspect(unfinished))
-    (state,) = [row[1] for row in shown if row[:1] == ["scored"]]
-    assert state == f"0 of {stop - start:,} blocks (0.0%); `nemo-rod reference` resumes"
+    state = f"0 of {count:,} blocks (0.0%); `nemo-rod reference` resumes"
+    assert ["scored", state] in lines(inspect(run_dir / "references" / "unfinished"))
 
 
 def test_curricula(run_dir: Path) -> None:
@@ -240,29 +183,14 @@ def test_curricula(run_dir: Path) -> None:
     assert ["from step", "steps", "replay"] in shown
 
 
-def test_stages_and_runs(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_and_runs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = lines(inspect(run_dir / "arms" / "rod" / "manifest.json"))
-    for row in (
-        ["state", "done"],
-        ["train.lr", "0.5"],
-        ["weights", "abc"],
-        ["replay", "web", "2.2500", "1,234"],
-    ):
-        assert row in shown
-    monkeypatch.setattr(sys, "argv", ["nemo-rod", "inspect", str(run_dir)])
-    cli.main()
+    assert ["state", "done"] in shown and ["train.lr", "0.5"] in shown
+    assert ["weights", "abc"] in shown and ["replay", "web", "2.2500", "1,234"] in shown
+    here("inspect", run_dir)
     shown = lines(capsys.readouterr().out)
-    for row in (
-        ["arms/rod", "done", "1.5000", "2.2500"],
-        ["arms/fixed_50", "interrupted"],
-        ["base", "to do"],
-    ):
-        assert row in shown
-
-
-# --- curricula: export, verify, diff
+    assert ["arms/rod", "done", "1.5000", "2.2500"] in shown
+    assert ["arms/fixed_50", "interrupted"] in shown
 
 
 def test_metrics_by_tenths(tmp_path: Path) -> None:
@@ -278,13 +206,16 @@ def test_metrics_by_tenths(tmp_path: Path) -> None:
     assert shown[4] == ["2", "2", "2.75", "0.5"] and shown[-1] == ["all", "20", "2.05", "0.5"]
 
 
+# --- curricula: export, verify, diff
+
+
 def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run_dir / "arms" / arm / "curriculum.rod") for arm in ("rod", "rod_again")]
-    command("curriculum", "diff", paths[0], str(run_dir / "arms" / "rod"))
+    here("curriculum", "diff", paths[0], str(run_dir / "arms" / "rod"))
     shown = lines(capsys.readouterr().out)
     assert shown[-1][:3] == ["all", "25", "100.0%"] and shown[-1][-2:] == ["+0.0", "100%"]
     assert len([row for row in shown if row and row[0].isdecimal()]) == 10
-    command("curriculum", "diff", *paths)
+    here("curriculum", "diff", *paths)
     overlap = lines(capsys.readouterr().out)[-1][2]
     assert 0 < float(overlap.rstrip("%")) < 100
 
@@ -293,12 +224,12 @@ def test_curricula_are_checked_and_exported(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_dir / "arms" / "rod" / "curriculum.rod"
-    command("curriculum", "verify", path)  # the run's blocks are found
+    here("curriculum", "verify", path)  # the run's blocks are found
     assert f"25 steps, whole and of the blocks in {run_dir / 'blocks'}" in capsys.readouterr().out
     other = run(tmp_path / "blocks", [source("web", [run_dir / "web.jsonl"])])
     with pytest.raises(ValueError, match=f"but the block store has '{other.digest}'"):
-        command("curriculum", "verify", path, tmp_path / "blocks")
-    command("curriculum", "export", path, tmp_path / "c.parquet")
+        here("curriculum", "verify", path, tmp_path / "blocks")
+    here("curriculum", "export", path, tmp_path / "c.parquet")
     assert "200 candidates of 25 steps" in capsys.readouterr().out
     import pyarrow.parquet as pq
 
@@ -316,10 +247,10 @@ def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: 
         balance="corpus", recorded=str(cut),
     )  # fmt: skip
     for use in (
-        partial(command, "inspect", cut),
-        partial(command, "curriculum", "export", cut),
-        partial(command, "curriculum", "verify", cut, run_dir / "blocks"),
-        partial(command, "curriculum", "diff", run_dir / "arms" / "rod" / "curriculum.rod", cut),
+        partial(here, "inspect", cut),
+        partial(here, "curriculum", "export", cut),
+        partial(here, "curriculum", "verify", cut, run_dir / "blocks"),
+        partial(here, "curriculum", "diff", run_dir / "arms" / "rod" / "curriculum.rod", cut),
         transfer.pools,
     ):
         with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json has steps=25"):
@@ -332,7 +263,7 @@ def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command("doctor", run_dir / "blocks")
+    here("doctor", run_dir / "blocks")
     shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
     needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
     works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
@@ -350,7 +281,7 @@ def test_the_doctor_says_what_to_do(
     monkeypatch.setattr(doctor, "_run", fails)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit) as left:
-        command("doctor", tmp_path)
+        here("doctor", tmp_path)
     assert left.value.code == 1
     shown = capsys.readouterr().out
     states = {row[1]: (row[0], row[2]) for row in lines(shown)}
@@ -361,32 +292,19 @@ def test_the_doctor_says_what_to_do(
     assert f"there is no complete block store in {tmp_path}" in shown
 
 
-@pytest.mark.parametrize(
-    ("version", "shown"),
-    [
-        ("0.19.2", "0.19.2"),
-        ("0.16.1", "0.16.1"),
-        ("0.20.0rc1", "0.20.0rc1, untested: the newest tested is 0.19.2"),
-        ("there, but pip does not list it", "there, but pip does not list it"),
-    ],
-)
-def test_the_doctor_names_versions_that_are_newer_than_tested(version: str, shown: str) -> None:
-    finding = doctor._untested(doctor.Finding("megatron-core", True, version))
-    assert finding == doctor.Finding("megatron-core", True, shown)
+def test_the_doctor_names_versions_that_are_newer_than_tested() -> None:
+    remark = {"0.20.0rc1": ", untested: the newest tested is 0.19.2"}
+    for version in ("0.19.2", "0.16.1", "0.20.0rc1", "there, but pip does not list it"):
+        finding = doctor._untested(doctor.Finding("megatron-core", True, version))
+        assert finding.result == version + remark.get(version, "")
 
 
 def test_the_doctor_speaks_while_it_works(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    said = []
-
-    def check() -> str:
-        said.append(capsys.readouterr().err)
-        return "done"
-
-    assert doctor._attempt("forward pass", check, "").result == "done"
-    assert said == ["\r\033[K   forward pass ..."]
+    finding = doctor._attempt("forward pass", lambda: capsys.readouterr().err, "")
+    assert finding.result == "\r\033[K   forward pass ..."
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -409,14 +327,13 @@ def test_the_doctor_looks_at_the_workers_of_nemo_rl(
     monkeypatch.setattr(doctor, "can_be_found", lambda module: False)
     monkeypatch.setattr(doctor.importlib.metadata, "version", version)
     with pytest.raises(SystemExit) if status else nullcontext():
-        command("doctor")
+        here("doctor")
     shown = capfd.readouterr().out
     states = {row[1]: row[0] for row in lines(shown) if len(row) > 1}
-    packages = ("torch", "megatron-core", "megatron-bridge")
-    assert [states[name] for name in packages] == ["ok", "-", "-"] and "trainer" not in states
-    *_, title, answer = shown.splitlines()
-    assert title == f"NeMo-RL's Megatron workers, {python}:"
-    assert answer == "ran -m nemo_rod.cli doctor, alone"
+    assert states["torch"] == "ok" and states["megatron-core"] == states["megatron-bridge"] == "-"
+    assert "trainer" not in states
+    title = f"NeMo-RL's Megatron workers, {python}:"
+    assert shown.splitlines()[-2:] == [title, "ran -m nemo_rod.cli doctor, alone"]
 
 
 def test_the_doctor_finds_what_pip_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import nemo_rod
+from command_line import here, nemo_rod
 from places import ROOT
+from random_curriculum import write_curriculum
 from tiny import Setting, metric, sources
 
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
-from nemo_rod.lab import curricula, materialise
-from nemo_rod.selection import Candidates, Curriculum
-from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.curriculum.header import CurriculumHeader
-from nemo_rod.selection.policies import Joint
+from nemo_rod.lab import materialise
+from nemo_rod.lab.curricula import FORMATS
+from nemo_rod.selection import Curriculum
 
 S, K, STEPS = 64, 6, 7
-FORMATS = ("parquet", "jsonl", "huggingface", "megatron")
 
 
 def example(name: str) -> Any:
@@ -36,27 +34,10 @@ def example(name: str) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a store, a scored arm and one without scores."""
     root = tmp_path_factory.mktemp("run")
-    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=S)
-    store = BlockStore(root / "blocks")
-    rows = tuple((s.name, s.role, s.start, s.count) for s in store.sources)
+    store = prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=S)
     for arm, scored in (("rod", True), ("plain", False)):
-        header = CurriculumHeader(
-            num_candidates=2 * K, num_chosen=K, block_size=S, store=store.digest,
-            tokenizer=store.tokenizer_fingerprint, references="", config=arm, seed=0,
-            sources=rows, scored=scored,
-        )  # fmt: skip
-        pools = Candidates(
-            num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=K
-        )
-        (root / "arms" / arm).mkdir(parents=True)
-        with Curriculum.create(root / "arms" / arm / "curriculum.rod", header) as curriculum:
-            for step in range(STEPS):
-                score = np.random.default_rng(step).normal(size=2 * K).astype(np.float32)
-                pool = pools.pool(step)
-                chosen = Joint().select(score, pool.is_replay, K)
-                values = (score + 1, score) if scored else (None, None)
-                tau = float(score[chosen].min()) if scored else float("nan")
-                curriculum.append(Choice(pool, *values, chosen, tau), sync=False)
+        path = root / "arms" / arm / "curriculum.rod"
+        write_curriculum(path, store, steps=STEPS, batch_size=K, scored=scored)
     return root
 
 
@@ -88,41 +69,42 @@ def read(out: Path, format: str) -> list[dict[str, Any]]:
 
 def expected(run: Path, arm: str) -> list[dict[str, Any]]:
     store = BlockStore(run / "blocks")
-    found = []
+    rows, scored = [], arm == "rod"
     for record in Curriculum.open(run / "arms" / arm / "curriculum.rod", read_only=True):
         for position, place in enumerate(record.chosen):
             ids = record.block_ids[place : place + 1]
-            (source,) = (store.sources[i] for i in store.source_index(ids))
-            scored = arm == "rod"
-            found.append(
-                {
-                    "step": record.step, "position": position, "block_id": int(ids[0]),
-                    "hash": store.hashes(ids)[0].tobytes().hex(), "source": source.name,
-                    "role": source.role, "score": float(record.score[place]) if scored else None,
-                    "loss": float(record.loss[place]) if scored else None,
-                    "input_ids": store.tokens(ids)[0].tolist(),
-                }
-            )  # fmt: skip
-    return found
+            source = store.sources[store.source_index(ids)[0]]
+            row = {
+                "step": record.step, "position": position, "block_id": int(ids[0]),
+                "hash": store.hashes(ids)[0].tobytes().hex(), "source": source.name,
+                "role": source.role, "score": float(record.score[place]) if scored else None,
+                "loss": float(record.loss[place]) if scored else None,
+                "input_ids": store.tokens(ids)[0].tolist(),
+            }  # fmt: skip
+            rows.append(row)
+    return rows
 
 
 @pytest.mark.parametrize("arm", ["rod", "plain"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_has_blocks_in_order(run: Path, arm: str, format: str, tmp_path: Path) -> None:
+def test_every_format_has_blocks_in_order(
+    run: Path, arm: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("curriculum", "materialise", run / "arms" / arm, "--format", format)
-    done = nemo_rod(*words, tmp_path / "all")
-    assert done.returncode == 0 and f"{STEPS * K} blocks of {STEPS} steps" in done.stdout, done
+    here(*words, tmp_path / "all")
+    assert f"{STEPS * K} blocks of {STEPS} steps" in capsys.readouterr().out
+    assert {*FORMATS} == {*materialise.WRITERS}
     rows = expected(run, arm)
     assert read(tmp_path / "all", format) == rows
-    done = nemo_rod(*words, "--store-only", tmp_path / "ids")
     if format == "megatron":
-        assert "Megatron's format holds tokens alone" in done.stderr
+        with pytest.raises(ValueError, match="Megatron's format holds tokens alone"):
+            here(*words, "--store-only", tmp_path / "ids")
         assert not (tmp_path / "ids").exists()
-    else:
-        for row in rows:
-            del row["input_ids"]
-        assert read(tmp_path / "ids", format) == rows
-    assert set(curricula.FORMATS) == set(materialise.WRITERS) == set(FORMATS)
+        return
+    here(*words, "--store-only", tmp_path / "ids")
+    for row in rows:
+        del row["input_ids"]
+    assert read(tmp_path / "ids", format) == rows
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -136,42 +118,39 @@ def test_an_interrupted_call_is_continued(
     whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
     assert len(whole) >= 5
     real = store.checked_tokens
-    for stop in range(1, STEPS + 1):
-        out, calls = tmp_path / str(stop), iter(range(STEPS))
+    for stop in range(1, STEPS):
+        out, left = tmp_path / str(stop), iter(range(stop))
 
-        def killed(ids: Any, calls: Any = calls, stop: int = stop) -> Any:
-            if next(calls) == stop:
+        def killed(ids: Any, left: Any = left) -> Any:
+            if next(left, None) is None:
                 raise KeyboardInterrupt
             return real(ids)
 
         monkeypatch.setattr(store, "checked_tokens", killed)
-        if stop < STEPS:
-            with pytest.raises(KeyboardInterrupt):
-                materialise.materialise(curriculum, store, out, **options)
-            assert not (out / "manifest.json").exists()
+        with pytest.raises(KeyboardInterrupt):
+            materialise.materialise(curriculum, store, out, **options)
+        assert not (out / "manifest.json").exists()
         monkeypatch.setattr(store, "checked_tokens", real)
         materialise.materialise(curriculum, store, out, **options)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
 
 
 def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
-    def refused(*words: object) -> str:
-        done = nemo_rod("curriculum", "materialise", *words)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
-    rod, out = run / "arms" / "rod", tmp_path / "out"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()
-    assert "notes.txt" in refused(rod, "--format", "jsonl", tmp_path / "mine")
-    assert nemo_rod("curriculum", "materialise", rod, "--format", "jsonl", out).returncode == 0
-    assert "format=jsonl, but now it is parquet" in refused(rod, "--format", "parquet", out)
-    assert "config=rod, but now it is plain" in refused(
-        run / "arms" / "plain", "--format", "jsonl", out
-    )
-    prepare(tmp_path / "b", sources()[:2], tokenizer=load_tokenizer("byte"), block_size=S)
-    other = refused(rod, "--format", "jsonl", "--blocks", tmp_path / "b", tmp_path / "new")
-    assert "but the block store has" in other and not (tmp_path / "new").exists()
+    rod, plain, out, mine = run / "arms/rod", run / "arms/plain", tmp_path / "out", tmp_path / "me"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
+    here("curriculum", "materialise", rod, "--format", "jsonl", out)
+    blocks = ("--blocks", tmp_path / "blocks")
+    prepare(blocks[1], sources()[:2], tokenizer=load_tokenizer("byte"), block_size=S)
+    for arm, folder, format, more, words in (
+        (rod, mine, "jsonl", (), r"notes\.txt"),
+        (rod, out, "parquet", (), "format=jsonl, but now it is parquet"),
+        (plain, out, "jsonl", (), "config=rod, but now it is plain"),
+        (rod, tmp_path / "new", "jsonl", blocks, "but the block store has"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            here("curriculum", "materialise", arm, folder, "--format", format, *more)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_plain_loop_repeats_the_training(
@@ -184,11 +163,10 @@ def test_a_plain_loop_repeats_the_training(
     tiny.single()
     arm = tiny.root / "single"
     read = {}
-    for format in ("parquet", "jsonl", "huggingface"):
-        out = tmp_path / format
+    for format in ("parquet", "huggingface", "jsonl"):
         words = ("curriculum", "materialise", arm, "--blocks", tiny.blocks, "--format", format)
-        assert nemo_rod(*words, out).returncode == 0
-        read[format] = list(plain.rows(out))
+        assert nemo_rod(*words, tmp_path / format).returncode == 0
+        read[format] = list(plain.rows(tmp_path / format))
     assert read["parquet"] == read["jsonl"] == read["huggingface"]
     model = AutoModelForCausalLM.from_pretrained(tiny.base, dtype="float32")
     losses = list(plain.train(model, read["jsonl"], iter(metric(arm, "train/lr"))))

@@ -14,26 +14,17 @@ from places import WORKERS
 from nemo_rod.config import Parallel, config_folder
 from nemo_rod.lab.plan import memory
 from nemo_rod.lab.plan.memory import Load, check_layout, memory_per_gpu
-from nemo_rod.lab.plan.shapes import Shape, read_shape
+from nemo_rod.lab.plan.shapes import read_shape
 
 S, V, H, F, LAYERS, EXPERTS = 64, 256, 32, 96, 4, 8
 DENSE = {
-    "model_type": "llama",
-    "vocab_size": V,
-    "hidden_size": H,
-    "intermediate_size": F,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "model_type": "llama", "vocab_size": V, "hidden_size": H, "intermediate_size": F,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 MOE = {
-    **DENSE,
-    "model_type": "qwen3_moe",
-    "num_experts": EXPERTS,
-    "num_experts_per_tok": 2,
+    **DENSE, "model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
-}
+}  # fmt: skip
 WIDE = {**DENSE, "num_attention_heads": 16, "num_key_value_heads": 16}
 ATTENTION = H * (32 + 2 * 16) + 32 * H  # q, k, v; o
 MLP = 3 * H * F
@@ -43,19 +34,10 @@ SAVED_MLP = 2 * H + 3 * F
 SAVED = 2 * H + 3 * 32 + 3 * 16 + SAVED_MLP
 ENDS = 2 * H  # the last norm's
 LOAD = Load(
-    precision="bf16",
-    block_size=S,
-    micro_batch_size=2,
-    num_micro_batches=8,
-    scoring_micro_batch_size=0,
-    split_optimizer=True,
-    expert_imbalance=1.5,
-    reserve=0.0,
-    recompute="none",
-    grad_reduce="fp32",
-    precision_aware=False,
-    offload=False,
-)
+    precision="bf16", block_size=S, micro_batch_size=2, num_micro_batches=8,
+    scoring_micro_batch_size=0, split_optimizer=True, expert_imbalance=1.5, reserve=0.0,
+    recompute="none", grad_reduce="fp32", precision_aware=False, offload=False,
+)  # fmt: skip
 
 
 def parts(config: dict[str, Any], load: Load = LOAD, **layout: Any) -> dict[str, float]:
@@ -93,47 +75,43 @@ def test_weights_and_optimizer_agree_with_megatron_bridges_estimator(
     if not hasattr(theirs, "estimate_training_memory"):
         pytest.skip("this Megatron-Bridge estimates no memory")
     shape = dict(OmegaConf.load(config_folder() / "model" / f"{model}.yaml").shape)
-    kind, name = {"qwen3": (Qwen3Config, "Qwen3"), "llama": (LlamaConfig, "Llama")}[
-        shape["model_type"]
-    ]
-    published = kind(**shape, architectures=[f"{name}ForCausalLM"])
-    provider = AutoBridge.from_hf_config(published).to_megatron_provider(load_weights=False)
+    kind = {"qwen3": Qwen3Config, "llama": LlamaConfig}[shape["model_type"]]
+    name = kind.__name__.replace("Config", "ForCausalLM")
+    bridge = AutoBridge.from_hf_config(kind(**shape, architectures=[name]))
+    provider = bridge.to_megatron_provider(load_weights=False)
     provider.tensor_model_parallel_size = layout.get("tensor", 1)
-    config = SimpleNamespace(
-        model=provider,
-        data_parallel_size=layout["data"],
-        optimizer=SimpleNamespace(use_distributed_optimizer=True),
-    )
+    optimizer = SimpleNamespace(use_distributed_optimizer=True)
+    config = SimpleNamespace(model=provider, data_parallel_size=layout["data"], optimizer=optimizer)
     expected = theirs.estimate_training_memory(config, include_activation=False)
     ours = parts(shape, **layout)
-    assert ours["weights"] + ours["gradients"] + ours["optimizer"] == pytest.approx(
-        expected.weight_and_optimizer_bytes, rel=2e-4
-    )
+    total = ours["weights"] + ours["gradients"] + ours["optimizer"]
+    assert total == pytest.approx(expected.weight_and_optimizer_bytes, rel=2e-4)
 
 
 # Few layers of the proportions of published models, and transformers' class of each.
 WIDTHS = {
-    **{"vocab_size": 608, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 3},
-    **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128},
+    "vocab_size": 608, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 DELTA = {
-    **{"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4},
-    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_hidden_layers": 4},
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_hidden_layers": 4,
     "full_attention_interval": 4,
-}
-ROUTED = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
+}  # fmt: skip
+CHOSEN = {"num_experts_per_tok": 4, "moe_intermediate_size": 384}
+ROUTED = {**CHOSEN, "num_experts": 16}
 SHARED = {**ROUTED, "shared_expert_intermediate_size": 384}
+GROUPED = {"n_routed_experts": 16, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+FIRST_DENSE = {**CHOSEN, "first_k_dense_replace": 1}
 HYBRID = {
-    **{"mamba_num_heads": 16, "mamba_head_dim": 80, "n_groups": 4, "ssm_state_size": 128},
-    **{"conv_kernel": 4, "chunk_size": 128, "num_hidden_layers": 4},
-}
+    "mamba_num_heads": 16, "mamba_head_dim": 80, "n_groups": 4, "ssm_state_size": 128,
+    "conv_kernel": 4, "chunk_size": 128, "num_hidden_layers": 4,
+}  # fmt: skip
 LATENT = {
-    **{"head_dim": None, "num_key_value_heads": 8, "q_lora_rank": 384, "kv_lora_rank": 128},
-    **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-    **{"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1},
-    **{"topk_group": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 384},
-}
+    **FIRST_DENSE, **GROUPED, "head_dim": None, "num_key_value_heads": 8, "q_lora_rank": 384,
+    "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
 NEMOTRON_3 = {
     **{"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 704},
     **{"moe_shared_expert_intermediate_size": 1408, "n_shared_experts": 1},
@@ -167,56 +145,33 @@ GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DELTA, "num_key_value_heads": 2, "full_attention_interval": 1},
     ),
 }
-FIRST_DENSE = {"num_experts_per_tok": 4, "moe_intermediate_size": 384, "first_k_dense_replace": 1}
 TIED = {"tie_word_embeddings": True}
-STATE = {
-    **{"mamba_d_ssm": 1536, "mamba_n_heads": 16, "mamba_d_head": 96, "mamba_n_groups": 4},
-    **{"mamba_d_state": 128, "mamba_chunk_size": 128},
-    **{"mamba_norm_before_gate": False, "mamba_rms_norm": False},
-}
+SMALL = {"num_experts_per_tok": 4, "intermediate_size": 384}
+ONE_SHARED = {**FIRST_DENSE, "num_experts": 16, "num_shared_experts": 1}
+ERNIE = {
+    "moe_num_experts": 16, "moe_k": 4, "moe_intermediate_size": 384, "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}  # fmt: skip
+EXAONE = {**TIED, "sliding_window": None, "layer_types": ["full_attention"] * 3}
+FALCON = {
+    "mamba_d_ssm": 1536, "mamba_n_heads": 16, "mamba_d_head": 96, "mamba_n_groups": 4,
+    "mamba_d_state": 128, "mamba_chunk_size": 128, "mamba_norm_before_gate": False,
+    "mamba_rms_norm": False,
+}  # fmt: skip
+GLM_LITE = {**LATENT, "head_dim": 64, "mlp_layer_types": ["dense", "sparse", "sparse"]}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", {**LATENT, "topk_method": "greedy"}),
-    "ernie4_5_moe": (
-        "Ernie4_5_MoeForCausalLM",
-        {
-            **{"moe_num_experts": 16, "moe_k": 4, "moe_intermediate_size": 384},
-            **{"moe_num_shared_experts": 1, "moe_layer_start_index": 1},
-        },
-    ),
-    "exaone4": (
-        "Exaone4ForCausalLM",
-        {**TIED, "sliding_window": None, "layer_types": ["full_attention"] * 3},
-    ),
-    "exaone_moe": (
-        "ExaoneMoeForCausalLM",
-        {**FIRST_DENSE, "num_experts": 16, "num_shared_experts": 1, "num_nextn_predict_layers": 0},
-    ),
-    "falcon_h1": ("FalconH1ForCausalLM", STATE),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", ERNIE),
+    "exaone4": ("Exaone4ForCausalLM", EXAONE),
+    "exaone_moe": ("ExaoneMoeForCausalLM", {**ONE_SHARED, "num_nextn_predict_layers": 0}),
+    "falcon_h1": ("FalconH1ForCausalLM", FALCON),
     "gemma": ("GemmaForCausalLM", TIED),
     "gemma2": ("Gemma2ForCausalLM", TIED),
-    "glm4_moe": (
-        "Glm4MoeForCausalLM",
-        {
-            **{**FIRST_DENSE, "n_routed_experts": 16, "n_shared_experts": 1},
-            **{"n_group": 1, "topk_group": 1},
-        },
-    ),
-    "glm4_moe_lite": (
-        "Glm4MoeLiteForCausalLM",
-        {**LATENT, "head_dim": 64, "mlp_layer_types": ["dense", "sparse", "sparse"]},
-    ),
-    "hy_v3": ("HYV3ForCausalLM", {**FIRST_DENSE, "num_experts": 16, "num_shared_experts": 1}),
-    "minimax_m2": (
-        "MiniMaxM2ForCausalLM",
-        {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 384},
-    ),
-    "olmoe": (
-        "OlmoeForCausalLM",
-        {
-            **{"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 384},
-            "num_key_value_heads": 8,
-        },
-    ),
+    "glm4_moe": ("Glm4MoeForCausalLM", {**FIRST_DENSE, **GROUPED}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", GLM_LITE),
+    "hy_v3": ("HYV3ForCausalLM", ONE_SHARED),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", {**SMALL, "num_local_experts": 16}),
+    "olmoe": ("OlmoeForCausalLM", {**SMALL, "num_experts": 16, "num_key_value_heads": 8}),
 }
 CLASSES = {**MEASURED, **GROUPS, **FURTHER}
 LAYOUTS = {
@@ -250,18 +205,10 @@ def described(name: str) -> dict[str, Any]:
 
 
 def planned(
-    config: dict[str, Any],
-    part: str = "activations",
-    recompute: str = "none",
-    block: int = BLOCK,
-    **layout: Any,
+    config: dict[str, Any], part: str, layout: dict[str, Any], block: int = BLOCK, **load: Any
 ) -> float:
-    load = dataclasses.replace(
-        LOAD,
-        **{"block_size": block, "micro_batch_size": 1, "num_micro_batches": 1},
-        **{"expert_imbalance": 1.0, "recompute": recompute},
-    )
-    return parts(config, load, **layout)[part]
+    load |= {"micro_batch_size": 1, "num_micro_batches": 1, "expert_imbalance": 1.0}
+    return parts(config, dataclasses.replace(LOAD, block_size=block, **load), **layout)[part]
 
 
 @pytest.mark.parametrize(
@@ -293,12 +240,12 @@ def test_activations_are_those_that_megatron_keeps(
         # of one with images, the weights are not of its text alone
         for part in ("activations", "weights")[: 1 if "Conditional" in CLASSES[name][0] else 2]:
             share = pytest.approx(measured[name][part], rel=0.02)
-            assert planned(described(name), part, **parallel) == share, (name, part)
+            assert planned(described(name), part, parallel) == share, (name, part)
     rows = 4096 * parallel.get("tensor", 1)
     losses = (("llama", 64), ("llama", 512), ("gemma2", 64))
     for (kind, width), peak in zip(losses, measured["logits"], strict=True):
         config = {**described(kind), "vocab_size": rows, "hidden_size": width}
-        assert planned(config, "logits", block=64, **parallel) == pytest.approx(peak, rel=0.02)
+        assert planned(config, "logits", parallel, block=64) == pytest.approx(peak, rel=0.02)
     if layout == "one GPU":
         kept = {name: measured[name]["activations"] for name in ("qwen3", "selective", "full")}
         # fused attention keeps its inputs and output, which are kept either way
@@ -306,7 +253,7 @@ def test_activations_are_those_that_megatron_keeps(
         # beside what a forward pass keeps, one layer is computed again
         ends = 2 * 2 * BLOCK * WIDTHS["hidden_size"]
         layer = (kept["qwen3"] - ends) / WIDTHS["num_hidden_layers"]
-        again = planned(described("qwen3"), recompute="full")
+        again = planned(described("qwen3"), "activations", {}, recompute="full")
         assert again == pytest.approx(kept["full"] + layer, rel=0.02)
 
 
@@ -388,22 +335,17 @@ def test_narrow_gradients_and_an_optimizer_elsewhere() -> None:
 
 
 def test_the_reserve_is_a_share_of_the_gpu() -> None:
-    load = dataclasses.replace(LOAD, reserve=0.25)
-    memory = memory_per_gpu(read_shape(DENSE), Parallel(), load, 1000.0)
-    assert memory.parts["reserve"] == 250
-    assert not memory.fits
-    assert memory_per_gpu(read_shape(DENSE), Parallel(), load, 1e9).fits
+    load, shape = dataclasses.replace(LOAD, reserve=0.25), read_shape(DENSE)
+    small, large = (memory_per_gpu(shape, Parallel(), load, limit) for limit in (1000.0, 1e9))
+    assert small.parts["reserve"] == 250
+    assert large.fits and not small.fits
 
 
 @pytest.mark.parametrize(
     ("config", "layout", "sentence"),
     [
         (DENSE, {"tensor": 4}, "parallel.tensor=4 does not divide num_key_value_heads=2"),
-        (
-            DENSE,
-            {"pipeline": 3},
-            "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=4",
-        ),
+        (DENSE, {"pipeline": 3}, "=3 x virtual_pipeline=1 does not divide num_hidden_layers=4"),
         (DENSE, {"pipeline": 4, "virtual_pipeline": 2}, "virtual_pipeline=2 does not divide"),
         (DENSE, {"data": 2, "expert": 2}, "parallel.expert=2 does not divide num_experts=1"),
         (MOE, {"data": 3, "expert": 3}, "parallel.expert=3 does not divide num_experts=8"),
@@ -414,10 +356,10 @@ def test_the_reserve_is_a_share_of_the_gpu() -> None:
 def test_layouts_that_cannot_run_are_refused(
     config: dict[str, Any], layout: dict[str, Any], sentence: str
 ) -> None:
-    shape: Shape = read_shape(config)
+    shape, parallel = read_shape(config), Parallel(**layout)
     with pytest.raises(ValueError) as refusal:
-        check_layout(shape, Parallel(**layout), block_size=S, gpus_per_node=8)
+        check_layout(shape, parallel, block_size=S, gpus_per_node=8)
     assert sentence in str(refusal.value)
     assert str(refusal.value).endswith(".") and ". " not in str(refusal.value)
     if config is WIDE:  # without GPUs, there are no nodes
-        check_layout(shape, Parallel(**layout), block_size=S, gpus_per_node=0)
+        check_layout(shape, parallel, block_size=S, gpus_per_node=0)

@@ -51,6 +51,10 @@ def model_of(family: str, seed: int, tied: bool) -> Any:
     pytest.skip(f"transformers {transformers.__version__} has no kin of {family}")
 
 
+def is_tied(model: Any) -> bool:
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merges_are_exact_and_load(family: str, tied: bool, tmp_path: Path) -> None:
@@ -66,6 +70,7 @@ def test_merges_are_exact_and_load(family: str, tied: bool, tmp_path: Path) -> N
         )
         loaded = type(models[0]).from_pretrained(out, torch_dtype=torch.bfloat16)
         assert loaded.state_dict().keys() == base.keys()
+        assert is_tied(loaded) == is_tied(models[0])
         for name, tensor in loaded.state_dict().items():
             wide = torch.lerp(base[name].float(), adapted[name].float(), lam)
             assert torch.equal(tensor, wide.to(tensor.dtype)), name
