@@ -1,4 +1,4 @@
-"""Megatron-Bridge's half of `nemo-rod reference`: the references of a job, in `key=value` words.
+"""Megatron-Bridge's half of `nemo-rod reference`: the references of a job, by `key=value` words.
 
 `job=FILE.py:FUNCTION` names a function without arguments that returns the job's configuration. For
 several processes use torchrun, as in `torchrun --no-python nemo-rod reference job=...`.
@@ -8,83 +8,53 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from nemo_rod.commands.arguments import Key
 from nemo_rod.hosts import swap_in
+from nemo_rod.hosts.swap_in.roles import ROLES
+
+_FORWARD_STEP = "megatron.bridge.training.gpt_step:forward_step"
 
 
-@dataclass(kw_only=True)
-class ReferenceKeys:
-    """Keys of the command line."""
-
-    job: str = field(metadata={"help": "FILE.py:FUNCTION that returns the job's configuration"})
-    role: str = field(metadata={"help": "adaptation or replay: the samples to score"})
-    out: str = field(metadata={"help": "folder of the references"})
-    roles: dict[Any, str] = field(metadata={"help": "role of each data path, as for install()"})
-    multiplier: int = field(default=swap_in.MULTIPLIER, metadata={"help": "as for install()"})
-    checkpoint: str | None = field(
-        default=None, metadata={"help": "folder of the reference model's checkpoints"}
-    )
-    forward_step: str = field(
-        default="megatron.bridge.training.gpt_step:forward_step",
-        metadata={"help": "FILE.py:NAME or MODULE:NAME of the job's forward step"},
-    )
-
-
-def key_table() -> list[tuple[str, str]]:
-    """Returns the keys and their meaning, for the help."""
-    defaults = {
-        key.name: f"; by default {key.default}" if key.default not in (MISSING, None) else ""
-        for key in fields(ReferenceKeys)
-    }
-    return [(f"{k.name}=", k.metadata["help"] + defaults[k.name]) for k in fields(ReferenceKeys)]
-
-
-def parse(words: Sequence[str]) -> ReferenceKeys:
-    """Reads `key=value` words, whose values are YAML.
-
-    Raises:
-        ValueError: if a key is unknown, missing or invalid.
-    """
-    known = {key.name for key in fields(ReferenceKeys)}
-    merged = OmegaConf.create()
+def _mapping(text: str) -> dict[Any, str]:
     try:
-        for word in words:
-            try:
-                merged.merge_with_dotlist([word])
-            except yaml.YAMLError as error:
-                key, _, value = word.partition("=")
-                raise ValueError(
-                    f"{word} has a value that is not valid YAML "
-                    f"({' '.join(str(getattr(error, 'problem', error)).split())}); if it is text, "
-                    f"put it in quotes inside of quotes, \"{key}='{value}'\""
-                ) from None
-        values: Any = OmegaConf.to_container(merged)
-        if unknown := set(values) - known:
-            raise ValueError(f"expected keys {', '.join(sorted(known))}, found {min(unknown)}")
-        return ReferenceKeys(**values)
-    except (TypeError, OmegaConfBaseException, ValueError) as error:
-        reason = str(error).replace("ReferenceKeys.__init__()", "reference job=...")
-        raise ValueError(
-            f"The arguments of `nemo-rod reference job=...` do not fit: {reason}."
-        ) from None
+        return dict(yaml.safe_load(text))
+    except (yaml.YAMLError, TypeError) as error:
+        raise ValueError(text) from error
 
 
-def run(words: Sequence[str]) -> None:
-    """Computes the losses.
+KEYS = (
+    Key("job", "FILE.py:FUNCTION", "function that returns the job's configuration"),
+    Key("role", "ROLE", "the samples to score: adaptation or replay", choices=ROLES),
+    Key("out", "FOLDER", "folder of the references"),
+    Key("roles", "ROLES", "role of each data path, as for install(): {PATH: ROLE, ...}",
+        "{PATH: ROLE, ...}", read=_mapping),
+    Key("multiplier", "M", f"as for install(); by default {swap_in.MULTIPLIER}",
+        "a number of at least 1", read=float),
+    Key("checkpoint", "FOLDER", "folder of the reference model's checkpoints"),
+    Key("forward_step", "PLACE",
+        f"FILE.py:NAME or MODULE:NAME of the job's forward step; by default {_FORWARD_STEP}"),
+)  # fmt: skip
+
+
+def run(options: Namespace) -> None:
+    """Computes the losses, by the values of `KEYS`.
 
     Raises:
-        ValueError: if a key or a value is invalid, or selection refuses the job.
+        ValueError: if a key is missing or names nothing, or selection refuses the job.
     """
-    options = asdict(parse(words))
-    places = {key: options.pop(key) for key in ("job", "forward_step")}
+    given = {key.name: value for key in KEYS if (value := getattr(options, key.name)) is not None}
+    missing = [f"{name}=" for name in ("job", "role", "out", "roles") if name not in given]
+    if missing or options.words:
+        wrong = f"misses {', '.join(missing)}" if missing else f"has no key {options.words[0]}"
+        names = ", ".join(f"{key.name}=" for key in KEYS)
+        raise ValueError(f"`nemo-rod reference job=...` {wrong}: expected {names}.")
+    places = {"job": given.pop("job"), "forward_step": given.pop("forward_step", _FORWARD_STEP)}
     for key, place in places.items():  # a wrong path is refused before Megatron's long import
         file = place.partition(":")[0]
         if file.endswith(".py") and not Path(file).is_file():
@@ -109,4 +79,4 @@ def run(words: Sequence[str]) -> None:
                 f"{key}={place} cannot be imported ({error}): expected FILE.py:NAME or MODULE:NAME."
             ) from None
     make_config, forward_step = objects
-    swap_in.reference("megatron_bridge", make_config(), forward_step, **options)
+    swap_in.reference("megatron_bridge", make_config(), forward_step, **given)

@@ -11,6 +11,7 @@ Names and forms are those of a trained arm of a recipe; `nemo-rod report FOLDER`
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import replace
@@ -18,14 +19,44 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, read_json, sync, write_json
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader
+from nemo_rod.files import digest, interpreting, read_json, sync, write_json
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, SourceRow
 from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
 
 # what changes if a job goes on longer or with other batches: its record has a new segment then
 _GROWS = ("num_candidates", "num_chosen", "store", "references", "sources")
+
+HELD_OUT = 64  # samples or blocks of every source that held-out losses are measured on
+
+
+def is_due(done: int, *, every: int | None, steps: int) -> bool:
+    """Returns whether held-out losses are measured after `done` of a job's steps."""
+    return done == steps or done % (every or math.inf) == 0
+
+
+def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) -> CurriculumHeader:
+    """Returns the provenance of a job's curriculum; see `CurriculumHeader`.
+
+    Args:
+        selector: what chooses.
+        data: blocks with `sources`, which have `name`, `role`, `start` and `count`.
+        decided_by: whatever else affects the choices, known by its repr.
+        seed: of the candidate stream.
+    """
+    return CurriculumHeader(
+        num_candidates=selector.pools.size,
+        num_chosen=selector.batch_size,
+        block_size=data.block_size,
+        store=data.digest,
+        tokenizer=data.tokenizer_fingerprint,
+        references=selector.references.digest if selector.references else "",
+        config=digest(repr(decided_by).encode()),
+        seed=seed,
+        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in data.sources),
+        scored=selector.policy.needs_scores,
+    )
 
 
 class JobRecord:
@@ -48,7 +79,7 @@ class JobRecord:
     Attributes:
         start: held-out losses before the first step, `validation/<role>/<source>/loss` in nats per
             token; empty if they are not known.
-        is_new: whether no earlier step is recorded, so that `start` can be measured now.
+        is_new: whether no earlier step is recorded, so that `start` is to be measured now.
 
     Raises:
         ValueError: the folder belongs to another run.

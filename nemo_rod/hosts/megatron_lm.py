@@ -20,56 +20,44 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.hosts.logger_runs import write_scalars
-from nemo_rod.hosts.swap_in.job import (
-    Installed,
-    Job,
-    SelectingJob,
-    check_host,
-    refuse_job,
-    train_blend,
-)
+from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
-from nemo_rod.hosts.swap_in.roles import Roles
-from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 
 
 def install(**options: Any) -> Installed:
-    """Makes the job of the script's `pretrain(...)` select its training samples.
+    """Makes the job of the script's `pretrain(...)` select its samples; see `swap_in.install`.
 
-    Older versions of Megatron-LM read their arguments inside `pretrain`. Unsupported arguments are
-    refused there, before the model is built.
-
-    Args:
-        options: see `nemo_rod.hosts.swap_in.install`.
+    Megatron-LM reads its arguments inside `pretrain`. Unsupported ones are refused there, before
+    the model is built.
     """
-    training = _training()
-    job = _SelectingJob(**options)
-    return _installed(training, job, lambda args: job.write_to(args.save))
+    return _put_into_trainer(_SelectingJob(**options), lambda args: None)
 
 
 def reference(**options: Any) -> None:
     """Makes the script's `pretrain(...)` write reference losses instead of training, and exit.
 
-    Args:
-        options: see `nemo_rod.hosts.swap_in.reference`.
+    See `swap_in.reference` for the arguments.
     """
-    training = _training()
-    from megatron.training.checkpointing import checkpoint_exists
-
     job = HostReferenceJob(**options)
 
     def parsed(args: Any) -> None:
+        from megatron.training.checkpointing import checkpoint_exists
+
         folders = args.pretrained_checkpoint, args.load
         folder = job.model_folder(checkpoint_exists, *folders, setting="'checkpoint' or --load")
         job.load_weights_alone(args, folder)
         args.pretrained_checkpoint = None
         args.no_load_optim = args.no_load_rng = True
 
-    _installed(training, job, parsed)
+    _put_into_trainer(job, parsed)
 
 
-def _training() -> Any:
-    """Imports Megatron-LM's `training` module and checks its functions; raises a ValueError."""
+def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
+    """Puts a job into the trainer; calls `parsed` with the arguments once they are known.
+
+    Raises:
+        ValueError: the trainer's functions are not there, or not those that were tested.
+    """
     try:
         from megatron.training import training
     except ImportError as error:
@@ -77,45 +65,33 @@ def _training() -> Any:
             f"Megatron-LM's megatron.training cannot be imported ({error}): run the job's script "
             "from a Megatron-LM checkout, or put the checkout on PYTHONPATH."
         ) from None
-    check_host("megatron_lm", training.train_step)
-    return training
-
-
-def _installed(training: Any, job: Job, parsed: Callable[[Any], None]) -> Installed:
-    """Calls `parsed` with the arguments once they are known, and puts the job into the trainer."""
-    from megatron.core.datasets import blended_megatron_dataset_builder as core
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder as Builder,
+    )
 
     initialize = training.initialize_megatron
 
     def initialized(*args: Any, **kwargs: Any) -> Any:
         result = initialize(*args, **kwargs)
-        refuse(training.get_args(), job.roles)
+        refuse(job, training.get_args())
         parsed(training.get_args())
         return result
 
-    def facts() -> dict[str, Any]:
+    def facts() -> Facts:
         args = training.get_args()
-        return {
-            "batch_size": args.global_batch_size,
-            "seed": args.seed,
-            "steps": args.train_iters,
-            "every": args.eval_interval,
-        }
+        size, steps = args.global_batch_size, args.train_iters
+        return Facts(size, args.seed, steps, args.eval_interval, args.save)
 
     def place(_: dict[str, Any]) -> tuple[int, Any, int]:
         args, groups = training.get_args(), ProcessGroupCollection.use_mpu_process_groups()
         return args.curr_iteration, groups, args.consumed_train_samples
 
-    installed = Installed()
-    installed.replace(training, "initialize_megatron", initialized)
-    installed.replace(training, "train_step", job.selecting(training.train_step, place))
-    job.watch_data(installed, training, facts)
-    build = training.build_train_valid_test_datasets
-    make = core.BlendedMegatronDatasetBuilder.__init__
-    signature = inspect.signature(make)
+    installed = job.put_into("megatron_lm", training, training, facts, place)
+    build, signature = training.build_train_valid_test_datasets, inspect.signature(Builder.__init__)
 
     def build_on_every_rank(*args: Any, **kwargs: Any) -> tuple:
         reads_here: list[bool] = []  # by builder: whether the job itself builds its data here
+        make = Builder.__init__
 
         def make_on_every_rank(*args: Any, **kwargs: Any) -> None:
             call = signature.bind(*args, **kwargs).arguments
@@ -124,10 +100,11 @@ def _installed(training: Any, job: Job, parsed: Callable[[Any], None]) -> Instal
             make(**call)
 
         with Installed() as patches:
-            patches.replace(core.BlendedMegatronDatasetBuilder, "__init__", make_on_every_rank)
+            patches.replace(Builder, "__init__", make_on_every_rank)
             datasets = build(*args, **kwargs)
         return datasets if all(reads_here) else (None,) * len(datasets)
 
+    installed.replace(training, "initialize_megatron", initialized)
     installed.replace(training, "build_train_valid_test_datasets", build_on_every_rank)
     return installed
 
@@ -143,21 +120,15 @@ class _SelectingJob(SelectingJob):
             wandb.log(metrics, done)
 
 
-def refuse(args: Any, roles: Roles) -> None:
-    """Refuses jobs that selection does not support, before the model is built.
-
-    Raises:
-        ValueError: the job is not supported; the message names the argument, the reason and the
-            cure.
-    """
+def refuse(job: Job, args: Any) -> None:
+    """Refuses arguments that selection does not support; see `Job.refuse`."""
     from megatron.training.arguments import core_transformer_config_from_args
     from megatron.training.utils import get_blend_and_blend_per_split
 
-    blend = train_blend(*get_blend_and_blend_per_split(args))
+    blend = job.train_blend(*get_blend_and_blend_per_split(args))
     if getattr(args, "mock_data", False) or blend is None:
         raise ValueError(
             "The job names no data, or --mock-data, whose samples have no source: give --data-path "
             "or --train-data-path."
         )
-    refuse_job({"--": args}, blend=blend, roles=roles)
-    refuse_unsafe(core_transformer_config_from_args(args), args)
+    job.refuse(core_transformer_config_from_args(args), args, {"--": args}, blend=blend)

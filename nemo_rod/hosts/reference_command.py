@@ -35,7 +35,7 @@ def declare(parser: Arguments) -> None:
         nargs="*",
         help="with --config, any key of the recipe in Hydra's grammar; with job=, those below",
     )
-    parser.add_table("keys with job=", bridge_reference.key_table())
+    parser.add_keys(*bridge_reference.KEYS)
     parser.set_defaults(main=main)
 
 
@@ -48,6 +48,9 @@ def main(options: Namespace) -> None:
         Stopped: if the run was asked to stop; it resumes when it is started again.
     """
     if options.config is None:
-        bridge_reference.run(options.words)
-    else:
-        cluster.run("reference", settings.load(options.config, options.words))
+        bridge_reference.run(options)
+        return
+    for key in bridge_reference.KEYS:
+        if getattr(options, key.name) is not None:
+            raise ValueError(f"{key.name}= goes with job=, not with --config: leave it out.")
+    cluster.run("reference", settings.load(options.config, options.words))

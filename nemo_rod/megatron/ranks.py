@@ -10,7 +10,7 @@ import hashlib
 import os
 import resource
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,10 +35,21 @@ def peak_memory() -> dict[str, float]:
 
 
 def from_recorder(find: Callable[[], T]) -> T:
-    """Calls `find` on the recording rank and returns its result on every rank. Collective."""
-    result = [find() if is_recorder() else None]
-    dist.broadcast_object_list(result, src=dist.get_world_size() - 1)
-    return result[0]  # type: ignore[return-value]
+    """Calls `find` on the recording rank and returns its result on every rank. Collective.
+
+    Raises:
+        ValueError: `find`, which must not be collective, raised ValueError or OSError.
+    """
+    sent: list[Any] = [None, None]
+    if is_recorder():
+        try:
+            sent[0] = find()
+        except (ValueError, OSError) as error:
+            sent[1] = str(error)
+    dist.broadcast_object_list(sent, src=dist.get_world_size() - 1)
+    if sent[1] is not None:
+        raise ValueError(sent[1])
+    return sent[0]
 
 
 def all_or_none(function: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder
+from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter
@@ -39,16 +39,13 @@ def write_references(
     Raises:
         ValueError: as `ReferenceWriter`, or a loss is not finite.
     """
-    writer = all_or_none(
-        lambda: (
-            ReferenceWriter(out, manifest, scorer.store.hashes, wanted) if is_recorder() else None
-        )
-    )
+    writer: ReferenceWriter | None = None  # of the recording rank
     num_wanted = manifest.num_blocks if wanted is None else int(wanted.sum())
     progress = Progress(name, num_wanted, unit="blocks", tokens=scorer.store.block_size)
 
     def begun() -> tuple[ReferenceManifest, np.ndarray]:
-        assert writer is not None
+        nonlocal writer
+        writer = ReferenceWriter(out, manifest, scorer.store.hashes, wanted)
         is_missing_N = np.zeros(manifest.num_blocks, dtype=bool)
         is_missing_N[writer.missing - manifest.start] = True
         return writer.manifest, np.packbits(is_missing_N)

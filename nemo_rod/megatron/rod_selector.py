@@ -25,7 +25,7 @@ from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.selection import Choice, Selector
-from nemo_rod.selection.blocks import HashedBlocks
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.dealing import deal
 
 
@@ -43,7 +43,7 @@ class RoDSelector:
     """
 
     selector: Selector  # chooses the blocks of a step
-    store: BlockStore | HashedBlocks  # holds them
+    store: BlockStore | Blocks  # holds them
     _: KW_ONLY
     scoring_micro_batch_size: int = 1  # as `MegatronScorer`'s; 0 for that of training
     scoring_precision: str | None = None  # as `MegatronScorer`'s `precision`

@@ -27,7 +27,7 @@ from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
-from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
+from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
@@ -107,7 +107,7 @@ def train(
         once_a_node(lambda: references.verify(heartbeat.announce))
         once_a_node(lambda: read_ahead(store.hash_files, heartbeat.announce))
         drawn = partial(job.arm.candidates.drawn, job.config.train.steps)
-        all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
+        from_recorder(lambda: references.refuse_missing(drawn()))
     if is_recorder():
         parts.load("logger_runs", "own").prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)

@@ -1,7 +1,6 @@
 """The interface that selection needs of a store of blocks.
 
-`corpus.BlockStore` is one. The data of someone else's job, `swap_in.job_data.JobData`, has no
-corpora of its own, and so offers `HashedBlocks` alone.
+`corpus.BlockStore` is one; so is the data of someone else's job, `swap_in.job_data.JobData`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from typing import Any, Protocol
 from nemo_rod.selection.arrays import Bytes, Ids
 
 
-class HashedBlocks(Protocol):
-    """Blocks with ids, which references recognise by their hashes."""
+class Blocks(Protocol):
+    """Blocks with ids: those of adaptation first, then those of replay, source by source."""
 
     block_size: int  # tokens per block
+    num_adaptation: int
 
     @property
     def digest(self) -> str:
@@ -28,13 +28,7 @@ class HashedBlocks(Protocol):
     def __len__(self) -> int: ...
 
     def hashes(self, block_ids: Ids) -> Bytes:
-        """Returns the block hashes, uint8 [N, 16]."""
-
-
-class Blocks(HashedBlocks, Protocol):
-    """The blocks of corpora: those of adaptation first, then those of replay, source by source."""
-
-    num_adaptation: int
+        """Returns the block hashes, by which references recognise blocks, uint8 [N, 16]."""
 
     @property
     def sources(self) -> Sequence[Any]:

@@ -1,5 +1,6 @@
 """Plain PyTorch chooses what the Megatron road chooses, in one process, under DDP and FSDP2."""
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -187,44 +188,42 @@ def model(kind: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "in_slices"),
+    ("kind", "options", "in_slices", "length"),
     [
-        ("llama", {}, True),
-        ("llama", {"tie_word_embeddings": True, "attention_dropout": 0.5}, True),
-        ("gemma2", {"final_logit_softcapping": 2.0}, False),
-        ("cohere", {"logit_scale": 0.25}, False),
-        ("granite", {"logits_scaling": 4.0}, False),
+        ("llama", {}, True, None),
+        *(("llama", {}, True, length) for length in (6, 23, 24)),
+        ("llama", {"tie_word_embeddings": True, "attention_dropout": 0.5}, True, None),
+        ("gemma2", {"final_logit_softcapping": 2.0}, False, None),
+        ("cohere", {"logit_scale": 0.25}, False, None),
+        ("granite", {"logits_scaling": 4.0}, False, None),
     ],
 )
 def test_losses_are_those_of_transformers(
-    kind: str, options: dict[str, Any], in_slices: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    options: dict[str, Any],
+    in_slices: bool,
+    length: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In slices of five positions; a cap or a scale on the logits makes it keep them whole."""
+    """In slices of five positions; a cap or a scale on the logits makes it keep them whole.
+
+    A prefix has the losses of its own targets.
+    """
     monkeypatch.setattr(scoring, "MAX_LOGITS_BYTES", 5 * 4 * 2 * 64)
     store: Any = RandomBlocks()
     scored = model(kind, **options).train()
     for parameter in scored.parameters():
         parameter.data.mul_(3)  # losses far from uniform
-    scorer = TorchScorer(scored, store, micro_batch_size=2)
+    scorer = TorchScorer(scored, store, micro_batch_size=2, length=length)
     ids = np.array([4, 0, 2, 2, 1])
     actual = scorer.losses(ids)
     assert scored.training and scorer.precision == "fp32"
     tokens = torch.from_numpy(store.tokens(ids)).long()
     logits = scored.eval()(tokens).logits[:, :-1]
-    expected = cross_entropy(logits.mT.double(), tokens[:, 1:], reduction="none").mean(1)
-    np.testing.assert_allclose(actual, expected.detach(), rtol=0, atol=2e-6)
+    loss = cross_entropy(logits.mT.double(), tokens[:, 1:], reduction="none")[:, :length]
+    np.testing.assert_allclose(actual, loss.mean(1).detach(), rtol=0, atol=1e-6)
     assert scorer._in_slices == in_slices
     assert "forward" not in vars(scored.get_output_embeddings())
-
-
-@pytest.mark.parametrize("length", [6, 23, 24])
-def test_prefixes_have_the_losses_of_their_own_targets(length: int) -> None:
-    store: Any = RandomBlocks()
-    scored = model("llama").eval()
-    actual = TorchScorer(scored, store, micro_batch_size=2, length=length).losses(np.arange(5))
-    tokens = torch.from_numpy(store.tokens(np.arange(5))).long()
-    loss = cross_entropy(scored(tokens).logits[:, :-1].mT, tokens[:, 1:], reduction="none")
-    np.testing.assert_allclose(actual, loss[:, :length].mean(1).detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -245,29 +244,19 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"batch_size": 9, "micro_batch_size": 2},
-            "batch_size is 9, expected a multiple of micro_",
-        ),
+        ({"batch_size": 9, "micro_batch_size": 2}, "batch_size is 9, expected a multiple of micr"),
         ({"model": torch.nn.Linear(1, 1)}, "Linear has no get_output_embeddings(), so its output"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
+        ({"model": "bf16"}, "of precision 'fp32', but the model scores in 'bf16'"),
         ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
-        ({"bf16": True}, "of precision 'fp32', but the model scores in 'bf16'"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:
-    change = dict(change)
-    store = runs.tiny.store
-    options: dict[str, Any] = {
-        "model": model("llama", vocab_size=256),
-        "references": References.open(runs.tiny.references, store),
-        "batch_size": 8,
-        **change,
-    }
-    if options["model"] == "small":
-        options["model"] = model("llama")
-    if options.pop("bf16", False):
-        options["model"].to(torch.bfloat16)
+    store, fits = runs.tiny.store, model("llama", vocab_size=256)
+    own = {"small": model("llama"), "bf16": copy.deepcopy(fits).bfloat16()}
+    references = References.open(runs.tiny.references, store)
+    options: dict[str, Any] = {"model": fits, "references": references, "batch_size": 8, **change}
+    options["model"] = own.get(options["model"], options["model"])
     with pytest.raises(ValueError, match=re.escape(sentence)):
         next(iter(RoDBatches(store=store, steps=2, **options)))
 

@@ -11,7 +11,7 @@ SHARED_BUFFERS = "Selection does not work with reuse_grad_buf_for_mxfp8_param_ag
 SENTENCES = {
     "accepted": "^$",
     "cuda graphs": "cuda_graph_impl='local'.*set cuda_graph_impl='transformer_engine' or 'none'",
-    "megatron fsdp": "dist.use_megatron_fsdp.*set dist.use_megatron_fsdp=False",
+    "megatron fsdp": "dist.use_megatron_fsdp: it is not supported yet; leave it out",
     "ddp fsdp": "Megatron FSDP.*use_megatron_fsdp=False",
     "torch fsdp": "use_torch_fsdp2",
     "packed": "packed or variable-length batches.*one sample per row",
@@ -19,7 +19,7 @@ SENTENCES = {
     "external": "dataloader_type='external'.*'single'",
     "forced balancing": "moe_router_force_load_balancing",
     "delayed fp8": "delayed FP8 scaling",
-    "cyclic": "dataloader_type='cyclic': it reads in an order of its own; set .*'single'",
+    "cyclic": "dataset.dataloader_type='cyclic': it reads in an order of its own; set .*'single'",
     "virtual stages": "virtual pipeline stages.*overlap_p2p_comm=True",
     "offloading": "fine_grained_activation_offloading",
     "rampup": "rampup_batch_size",

@@ -30,21 +30,18 @@ class Nothing:
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for the imports from Ray and NeMo-RL, and for the journal."""
-    parts: dict[str, dict[str, Any]] = {
+    for name, content in {
         "ray": {},
         "ray.exceptions": {"RayError": RayError, "RayActorError": type("Died", (RayError,), {})},
-        "nemo_rl": {},
-        "nemo_rl.utils": {},
-        "nemo_rl.utils.timer": {"TimeoutChecker": Nothing},
-    }
-    for name, content in parts.items():
+        **{"nemo_rl": {}, "nemo_rl.utils": {}, "nemo_rl.utils.timer": {"TimeoutChecker": Nothing}},
+    }.items():
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(algorithm, "Journal", Nothing)
 
 
-def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool = True) -> BaseException:
+def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool) -> BaseException:
     """The exception of a run whose workers end in its third step by an error."""
 
     def step(number: int) -> None:
@@ -63,37 +60,37 @@ def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool = Tru
     return caught.value
 
 
+DIED = WorkerFailed("rank 1: its process died")
+
+
 @pytest.mark.parametrize(
-    ("error", "why"),
+    ("error", "signalled", "saves", "why"),
     [
-        (WorkerFailed("rank 1: its process died"), "rank 1: its process died"),
-        (RayError("no connection"), "RayError: no connection"),
+        (DIED, True, True, "rank 1: its process died"),
+        (RayError("no connection"), True, True, "RayError: no connection"),
+        # a failure stays one without a signal, without checkpoints, and if it is a mistake
+        (DIED, False, True, ""),
+        (DIED, True, False, ""),
+        (KeyError("a mistake in this program"), True, True, ""),
     ],
-    ids=["worker", "ray"],
 )
-def test_workers_that_end_after_the_signal_do_not_fail_the_run(
-    tmp_path: Path, error: Exception, why: str
+def test_workers_that_end_after_the_signal_do_not_fail_a_run_that_saves(
+    tmp_path: Path, error: Exception, signalled: bool, saves: bool, why: str
 ) -> None:
-    stop = ending(tmp_path, error, signalled=True)
-    assert isinstance(stop, Stopped)
-    assert str(stop) == (
+    end = ending(tmp_path, error, signalled=signalled, saves=saves)
+    if not why:
+        assert end is error
+        return
+    assert isinstance(end, Stopped)
+    assert str(end) == (
         f"rod was asked to stop, and ended in step 3 before it had saved ({why}): run it again to "
         "resume"
     )
 
 
-def test_a_failure_stays_one_without_a_signal_or_checkpoints(tmp_path: Path) -> None:
-    died = WorkerFailed("rank 1: its process died")
-    assert ending(tmp_path, died, signalled=False) is died
-    assert ending(tmp_path, died, signalled=True, saves=False) is died
-    wrong = KeyError("a mistake in this program")
-    assert ending(tmp_path, wrong, signalled=True) is wrong
-
-
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [(Stopped("rod stopped after step 3"), Stopped), (RayError("no connection"), WorkerFailed)],
-    ids=["stop", "failure"],
 )
 def test_a_stop_is_told_from_a_failure(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException]

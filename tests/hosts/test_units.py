@@ -16,6 +16,7 @@ import torch
 from places import ROOT, Later
 
 from nemo_rod.hosts import swap_in
+from nemo_rod.hosts.job_record import is_due
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
 
@@ -55,35 +56,37 @@ def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
 
 
 LOSS, MASK = torch.ones(2, 8), torch.ones(2, 8)
+BINDS_MASK = partial(sum, MASK)
 
 
 @pytest.mark.parametrize(
-    ("bound", "works"),
+    ("output", "bound", "works"),
     [
-        (partial(sum, MASK), True),
-        (partial(sum, MASK.view(-1), 0.5), True),
-        (partial(sum, torch.tensor(0.5), MASK), False),  # the mask is not the first
-        (partial(sum, 0.5, MASK), False),
-        (partial(sum, start=MASK), False),
-        (sum, False),
+        (LOSS, BINDS_MASK, True),
+        (LOSS, partial(sum, MASK.view(-1), 0.5), True),
+        (LOSS, partial(sum, torch.tensor(0.5), MASK), False),  # the mask is not the first
+        (LOSS, partial(sum, 0.5, MASK), False),
+        (LOSS, partial(sum, start=MASK), False),
+        (LOSS, sum, False),
+        # not logits, nor the mean; between pipeline stages it may return whatever it passes on
+        (torch.ones(2, 8, 5), BINDS_MASK, False),
+        (torch.tensor(0.5), BINDS_MASK, False),
+        (torch.ones(2), BINDS_MASK, False),
     ],
 )
-def test_a_forward_step_binds_the_mask_first(bound: Any, works: bool) -> None:
-    step = job_data.losses_and_mask(lambda batches, chunk: (LOSS, bound))
+def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
+    output: torch.Tensor, bound: Any, works: bool
+) -> None:
+    step = job_data.losses_and_mask(lambda batches, chunk: (output, bound))
+    if bound is BINDS_MASK:
+        step(None, SimpleNamespace(post_process=False))
+    last = SimpleNamespace(post_process=True)
     if works:
-        assert step(None, None)[1].numel() == LOSS.numel()
+        assert step(None, last)[1].numel() == LOSS.numel()
         return
-    with pytest.raises(ValueError, match=r"does not return functools\.partial\(loss, loss_mask"):
-        step(None, None)
-
-
-@pytest.mark.parametrize("output", [torch.ones(2, 8, 5), torch.tensor(0.5), torch.ones(2)])
-def test_a_forward_step_returns_a_loss_for_every_token(output: torch.Tensor) -> None:
-    """Not logits, nor the mean; between pipeline stages it may return whatever it passes on."""
-    step = job_data.losses_and_mask(lambda batches, chunk: (output, partial(sum, MASK)))
-    step(None, SimpleNamespace(post_process=False))
-    with pytest.raises(ValueError, match="with a loss for every token"):
-        step(None, SimpleNamespace(post_process=True))
+    sentence = r"does not return functools\.partial\(loss, loss_mask.* a loss for every token"
+    with pytest.raises(ValueError, match=sentence):
+        step(None, last)
 
 
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
@@ -163,28 +166,21 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
     """Of Megatron-Bridge's own samplers, the sequential one reads sample after sample."""
     from megatron.bridge.data import samplers
 
-    kind = (
-        "MegatronPretrainingRandomSampler" if sampler == "cyclic" else "MegatronPretrainingSampler"
-    )
-    job = jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll())
-    job.data = Numbers()  # type: ignore[assignment]
     total, size, count = (consumed + 2 if sampler == "short" else 96), 2, 3
+    kind, options = samplers.MegatronPretrainingSampler, dict[str, Any](drop_last=False)
+    if sampler == "cyclic":
+        kind = samplers.MegatronPretrainingRandomSampler
+        options = {"data_sharding": True, "dataset": range(total)}
+    refusal = pytest.raises(ValueError, match=f"read samples {consumed} and .*'single'")
     for replica in range(replicas):
-        options = {"data_sharding": True} if sampler == "cyclic" else {"drop_last": False}
-        if sampler == "cyclic":
-            options["dataset"] = range(total)
-        own = getattr(samplers, kind)(
+        own = kind(
             total_samples=total, consumed_samples=consumed, micro_batch_size=size,
             data_parallel_rank=replica, data_parallel_size=replicas, **options,
         )  # fmt: skip
         iterator = ({"tokens": torch.tensor(ids)} for ids in own)
         group = SimpleNamespace(size=lambda: replicas, rank=lambda replica=replica: replica)
-        with (
-            nullcontext()
-            if sampler == "single"
-            else pytest.raises(ValueError, match=f"read samples {consumed} and .*'single'")
-        ):
-            job._compare_order(iterator, consumed, count, size, group)
+        with nullcontext() if sampler == "single" else refusal:
+            job_data.refuse_other_order(Numbers(), iterator, consumed, count, size, group)
 
 
 def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
@@ -201,10 +197,10 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
         for asked in (3, None, 0):
             options: Any = {"roles": {"/data/web": "replay"}, "validation_every": asked}
             job = jobs.SelectingJob(**options, multiplier=1, policy=TakeAll())
-            named = {"num_drawn": 2, "batch_size": 1, "seed": 0, "steps": 2, "every": None}
+            facts = jobs.Facts(batch_size=1, seed=0, steps=2, every=None, checkpoints=None)
             sentence = f"No held-out losses can be measured: {reason}; give the job a validation "
             with pytest.raises(ValueError, match=sentence) if asked else nullcontext():
-                job.built(Samples([[1, 2, 3, 4], [4, 5, 6, 7]]), valid, **named)
+                job.built(Samples([[1, 2, 3, 4], [4, 5, 6, 7]]), valid, 2, facts)
             assert bool(capsys.readouterr().err) == (asked is None)
             assert job.held_out is None
     with pytest.raises(ValueError, match=r"validation_every=-1 is not valid: expected a number"):
@@ -212,14 +208,16 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
 
 
 def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
-    samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7]])
-    for every, due in ((3, [3, 6, 7]), (0, [7])):
-        held_out = job_data.HeldOut(samples, {0: "replay"}, every=every, unused=())
-        assert [done for done in range(1, 8) if held_out.is_due(done, 7)] == due
-    changed = job_data.HeldOut(
-        Samples([[1, 2, 3, 4], [4, 5, 6, 0]]), {0: "replay"}, every=0, unused=()
+    for every, due in ((3, [3, 6, 7]), (0, [7]), (None, [7])):
+        assert [done for done in range(1, 8) if is_due(done, every=every, steps=7)] == due
+
+
+def test_held_out_samples_are_known_by_their_content() -> None:
+    one, other = (
+        job_data.HeldOut(Samples([[1, 2, 3, 4], last]), {0: "replay"}, unused=()).content()
+        for last in ([4, 5, 6, 7], [4, 5, 6, 0])
     )
-    assert held_out.content() != changed.content()
+    assert one != other
 
 
 @pytest.mark.parametrize("host", ["megatron_lm", "nemo2"])

@@ -1,14 +1,15 @@
 """Prints the message of every refusal of a Megatron-LM job, by changes of its arguments."""
 
 import copy
-import json
 from typing import Any
 
+from job_notes import answer, say
 from megatron.training import training
 from megatron.training.arguments import parse_args, validate_args
 
 import nemo_rod
 from nemo_rod.hosts.megatron_lm import refuse
+from nemo_rod.hosts.swap_in.job import Job
 
 ROLES = {0: "adaptation", 1: "replay"}
 CASES: dict[str, dict[str, Any]] = {
@@ -31,14 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(function: Any, *args: Any, **kwargs: Any) -> str:
-    try:
-        function(*args, **kwargs)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def main() -> None:
     args = parse_args()
     validate_args(args)
@@ -46,13 +39,13 @@ def main() -> None:
     for case, changes in CASES.items():
         changed = copy.copy(args)
         vars(changed).update(changes)
-        messages[case] = answer(refuse, changed, ROLES)
+        messages[case] = answer(refuse, Job(roles=ROLES), changed)
     options = {"roles": ROLES, "policy": nemo_rod.TakeAll(), "multiplier": 1}
     with nemo_rod.install("megatron_lm", **options):
         messages["twice"] = answer(nemo_rod.install, "megatron_lm", **options)
     training.train_step = lambda model: None
     messages["other version"] = answer(nemo_rod.install, "megatron_lm", **options)
-    print("SAID " + json.dumps(messages), flush=True)
+    say(messages)
 
 
 main()

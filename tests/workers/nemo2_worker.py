@@ -4,14 +4,13 @@ The specification is a JSON object with the arguments of `one_run`. `on_cpu nemo
 """
 
 import json
-import os
-import signal
 import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from job_notes import note_step
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -108,20 +107,11 @@ class Watch(Callback):
         self.read.setdefault(purpose, []).append(zlib.crc32(batch["tokens"].numpy().tobytes()))
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        step = trainer.global_step - 1
+        names, row = {"loss": "reduced_train_loss", "grad_norm": "grad_norm"}, None
         if trainer.global_rank == 0:
-            metrics = trainer.callback_metrics
-            row = {
-                "step": step,
-                "loss": float(metrics["reduced_train_loss"]),
-                "grad_norm": float(metrics["grad_norm"]),
-                "read": self.read,
-            }
-            self.out.mkdir(parents=True, exist_ok=True)
-            with open(self.out / "steps.jsonl", "a") as file:
-                file.write(json.dumps(row) + "\n")
-        if step == self.die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            known = trainer.callback_metrics
+            row = {name: float(known[key]) for name, key in names.items()} | {"read": self.read}
+        note_step(self.out, row, step=trainer.global_step - 1, die_at=self.die_at)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ processes, the steps again under context parallelism. Prints `SAID {...}`.
 """
 
 import importlib
-import json
 import shutil
 import sys
 import types
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from job_notes import change, say
 
 STEPS, LENGTH = 8, 64
 SIZES: dict[str, Any] = {
@@ -128,13 +128,9 @@ def job(family: str, root: Path, out: str, corpora: list[str], base: str | None)
         "checkpoint.save_interval": 4,
         "dist.distributed_backend": "gloo",
     }.items():
-        section, _, key = path.rpartition(".")
-        target = getattr(cfg, section) if section else cfg
-        assert hasattr(target, key), path
-        setattr(target, key, value)
+        change(cfg, path, value, known=True)
     for key, value in CPU.get(family, {}).items():
-        assert hasattr(cfg.model, key), key
-        setattr(cfg.model, key, value)
+        change(cfg.model, key, value, known=True)
     cpu.adapt(cfg.model)
     return cfg
 
@@ -198,5 +194,5 @@ if __name__ == "__main__":
         result = {"cp2": select(name, Path(place), "cp2", context_parallel_size=2)}
     else:
         result = main(Path(place), name)
-    print("SAID " + json.dumps(result))
+    say(result)
     dist.destroy_process_group()

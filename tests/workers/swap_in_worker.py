@@ -5,8 +5,6 @@ says what differs. All runs of a process share its process group, as its start t
 """
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from job_notes import change, note_step
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "swap_in" / "megatron_bridge"
 
@@ -91,11 +90,7 @@ def one_run(
     cfg.model.tensor_model_parallel_size = layout["tensor"]
     cfg.model.pipeline_model_parallel_size = layout["pipeline"]
     for key, value in (settings or {}).items():
-        *path, last = key.split(".")
-        target: Any = cfg
-        for part in path:
-            target = getattr(target, part)
-        setattr(target, last, value)
+        change(cfg, key, value)
     roles = {f"{root}/data/new": "adaptation", f"{root}/data/old": "replay"}
     refusal = pytest.raises(ValueError, match=refused) if refused else nullcontext()
     if kind == "score":
@@ -127,18 +122,10 @@ def steps_writer(out: Path, die_at: int | None) -> Any:
 
     class StepsWriter(Callback):
         def on_train_step_end(self, context: CallbackContext) -> None:
-            step = context.state.train_state.step
+            row, known = None, context.loss_dict
             if dist.get_rank() == dist.get_world_size() - 1:
-                row = {
-                    "step": step,
-                    "loss": float(context.loss_dict["lm loss"]),
-                    "grad_norm": float(context.grad_norm),
-                }
-                out.mkdir(parents=True, exist_ok=True)
-                with open(out / "steps.jsonl", "a") as file:
-                    file.write(json.dumps(row) + "\n")
-            if step == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                row = {"loss": float(known["lm loss"]), "grad_norm": float(context.grad_norm)}
+            note_step(out, row, step=context.state.train_state.step, die_at=die_at)
 
     return StepsWriter()
 

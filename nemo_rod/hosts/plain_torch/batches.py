@@ -14,24 +14,20 @@ import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import digest
-from nemo_rod.hosts.job_record import JobRecord
+from nemo_rod.hosts.job_record import HELD_OUT, JobRecord, is_due, job_header
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection import (
     Candidates,
     Choice,
-    CurriculumHeader,
     Joint,
     OnNonfinite,
     Policy,
     References,
     Selector,
-    SourceRow,
 )
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
-
-HELD_OUT_BLOCKS = 64  # of every source
 
 
 class RoDBatches:
@@ -102,37 +98,38 @@ class RoDBatches:
         out: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.store, self.references, self.steps, self.group = store, references, steps, group
-        self._model = model
+        self.store, self.references, self.steps = store, references, steps
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
         replicas = self.scorer.replicas
         self.micro_batch_size = micro_batch_size or batch_size // replicas
-        self.scorer.micro_batch_size = scoring_micro_batch_size or self.micro_batch_size
+        size = self.scorer.micro_batch_size = scoring_micro_batch_size or self.micro_batch_size
         if self.micro_batch_size < 1 or batch_size % (self.micro_batch_size * replicas):
             raise ValueError(
                 f"batch_size is {batch_size}, expected a multiple of micro_batch_size="
                 f"{self.micro_batch_size} x {replicas} replicas: change one of the three."
             )
-        self.pools = pools or Candidates(
-            num_adaptation=store.num_adaptation,
-            num_replay=store.num_replay,
-            batch_size=batch_size,
-        )
-        self.policy = policy or Joint()
+        self._batches_per_step = batch_size // (self.micro_batch_size * replicas)
         self.selector = Selector(
-            pools=self.pools,
-            policy=self.policy,
+            pools=pools
+            or Candidates(
+                num_adaptation=store.num_adaptation,
+                num_replay=store.num_replay,
+                batch_size=batch_size,
+            ),
+            policy=policy or Joint(),
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
         )
         self.held_out, self.validation_every = held_out, validation_every
-        if held_out is not None and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint:
-            raise ValueError(
-                f"the held-out blocks in {held_out.root} are of another tokenizer than those in "
-                f"{store.root}: prepare both with the model's."
-            )
+        if held_out is not None:
+            if held_out.tokenizer_fingerprint != store.tokenizer_fingerprint:
+                raise ValueError(
+                    f"the held-out blocks in {held_out.root} are of another tokenizer than those "
+                    f"in {store.root}: prepare both with the model's."
+                )
+            self._validator = TorchScorer(model, held_out, micro_batch_size=size, group=group)
         self.out = None if out is None else Path(out)
         self.next_step = 0
         self.choice: Choice | None = None
@@ -153,7 +150,7 @@ class RoDBatches:
         Example:
             >>> torch.save({"batches": batches.state_dict()}, "checkpoint.pt")
         """
-        self._end_step({}, measures=False)
+        self.end_step(measures=False)
         return {"step": self.next_step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -164,7 +161,9 @@ class RoDBatches:
         """
         self.next_step, self._is_open = state["step"], False
 
-    def end_step(self, metrics: Mapping[str, float] | None = None) -> None:
+    def end_step(
+        self, metrics: Mapping[str, float] | None = None, *, measures: bool = True
+    ) -> None:
         """Writes the metrics of the step that was trained on, before a checkpoint names it.
 
         It is called by itself when the next batch is asked for, and does nothing if the step has
@@ -173,32 +172,27 @@ class RoDBatches:
 
         Args:
             metrics: further metrics of the step, such as `{"train/loss": 2.1}`, in nats per token.
+            measures: whether held-out losses are measured if they are due.
 
         Example:
             >>> batches.end_step({"train/loss": 2.1, "train/lr": 1e-5})
         """
-        self._end_step(metrics or {}, measures=True)
-
-    def _end_step(self, metrics: Mapping[str, float], *, measures: bool) -> None:
         choice = self.choice
         if self._began is None or choice is None or choice.pool.step >= self.next_step:
             return
-        total = time.perf_counter() - self._began
-        self._began = None
-        done, every = choice.pool.step + 1, self.validation_every
-        if measures and (done == self.steps or (every and done % every == 0)):
-            metrics = {**metrics, **self._held_out_losses()}
+        total, self._began = time.perf_counter() - self._began, None
+        done, known = choice.pool.step + 1, dict(metrics or {})
+        if measures and is_due(done, every=self.validation_every, steps=self.steps):
+            known |= self._held_out_losses()
         if self._record is not None:
-            self._record.ended(choice, total, dict(metrics))
+            self._record.ended(choice, total, known)
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights. Collective over the replicas."""
         if self.held_out is None:
             return {}
-        size = self.scorer.micro_batch_size
-        scorer = TorchScorer(self._model, self.held_out, micro_batch_size=size, group=self.group)
         sources = [row for row in self.held_out.sources if row.count]
-        return source_losses(scorer, sources, num_blocks=HELD_OUT_BLOCKS)
+        return source_losses(self._validator, sources, num_blocks=HELD_OUT)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields the batches of this process, from `next_step` on. Collective over the replicas.
@@ -210,12 +204,9 @@ class RoDBatches:
         while self.next_step < self.steps:
             self._began, step = time.perf_counter(), self.next_step
             self.choice = choice = self._choose(step)
-            shares = deal(
-                choice.block_ids,
-                micro_batch_size=self.micro_batch_size,
-                replicas=self.scorer.replicas,
-            )
-            own = shares[self.scorer.rank].reshape(-1, self.micro_batch_size)
+            size, replicas = self.micro_batch_size, self.scorer.replicas
+            shares = deal(choice.block_ids, micro_batch_size=size, replicas=replicas)
+            own = shares[self.scorer.rank].reshape(-1, size)
             try:
                 for number, block_ids in enumerate(own, start=1):
                     tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
@@ -224,28 +215,30 @@ class RoDBatches:
                         self.next_step = step + 1
                     yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}
             except BaseException:  # perhaps of this rank alone
-                self._end_step({}, measures=False)
+                self.end_step(measures=False)
                 raise
             self.end_step()
 
     def _choose(self, step: int) -> Choice:
         """Chooses and records the blocks of a step, the same ones on every rank."""
+        selector, scorer = self.selector, self.scorer
         if not self._is_open:
-            self._record = self.scorer.on_all_ranks(
-                lambda: self._open(step) if self.scorer.rank == 0 else None
-            )
-            self._is_open = True
-            is_new = self._record is not None and self._record.is_new
-            if "new" in self.scorer.gathered("new" if is_new else ""):
-                losses = self._held_out_losses()
-                if losses and self._record is not None:
-                    self._record.begin(losses)
+            is_new, self._is_open = scorer.from_first(lambda: self._open(step)), True
+            losses = self._held_out_losses() if is_new else {}
+            if losses and self._record is not None:
+                self._record.begin(losses)
             self._began = time.perf_counter()
-        choice = self.selector.choose(step, self.scorer)
-        if self.references is not None and self.policy.needs_scores:
-            self._check_precision(self.references)
+        choice = selector.choose(step, scorer)
+        if self.references is not None and selector.policy.needs_scores:
+            for manifest in self.references.manifests:
+                if manifest.precision != scorer.precision:
+                    raise ValueError(
+                        f"the references are of precision {manifest.precision!r}, but the model "
+                        f"scores in {scorer.precision!r}: write them with the model as it is "
+                        "trained."
+                    )
         ids = choice.block_ids.astype("<i8").tobytes()
-        if len(set(self.scorer.gathered(digest(ids)))) > 1:
+        if len(set(scorer.gathered(digest(ids)))) > 1:
             raise ValueError(
                 f"step {step}: replicas chose different blocks, where all must choose the same: "
                 "their files or software differ; give all the same and resume."
@@ -254,37 +247,21 @@ class RoDBatches:
             self._record.chosen(choice)
         return choice
 
-    def _check_precision(self, references: References) -> None:
-        for manifest in references.manifests:
-            if manifest.precision != self.scorer.precision:
-                raise ValueError(
-                    f"the references are of precision {manifest.precision!r}, but the model scores "
-                    f"in {self.scorer.precision!r}: write them with the model as it is trained."
-                )
-
-    def _open(self, step: int) -> JobRecord:
-        decided_by = repr((self.policy, self.pools, self.scorer.length, self.selector.on_nonfinite))
-        header = CurriculumHeader(
-            num_candidates=self.pools.size,
-            num_chosen=self.selector.batch_size,
-            block_size=self.store.block_size,
-            store=self.store.digest,
-            tokenizer=self.store.tokenizer_fingerprint,
-            references=self.references.digest if self.references else "",
-            config=digest(decided_by.encode()),
-            seed=getattr(self.pools, "seed", 0),
-            sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in self.store.sources),
-            scored=self.policy.needs_scores,
-        )
-        return JobRecord(
+    def _open(self, step: int) -> bool:
+        """Opens the record of the first rank; returns whether no earlier step is recorded."""
+        selector, length = self.selector, self.scorer.length
+        pools = selector.pools
+        self._record = JobRecord(
             self.out,
-            header,
+            job_header(
+                selector,
+                self.store,
+                decided_by=(selector.policy, pools, length, selector.on_nonfinite),
+                seed=getattr(pools, "seed", 0),
+            ),
             step=step,
             steps=self.steps,
             held_out=self.held_out.digest if self.held_out else "",
-            scored_length=self.scorer.length,
+            scored_length=length,
         )
-
-    @property
-    def _batches_per_step(self) -> int:
-        return self.selector.batch_size // (self.micro_batch_size * self.scorer.replicas)
+        return self._record.is_new

@@ -127,20 +127,23 @@ class TorchScorer:
             dist.all_gather_into_tensor(loss, own, group=self.group)
         return loss[: len(block_ids)].cpu().numpy()
 
-    def on_all_ranks(self, function: Callable[[], T]) -> T:
-        """Calls a function on every rank; if it fails on one, raises on all. Collective.
+    def from_first(self, function: Callable[[], T]) -> T:
+        """Calls a function on the first rank and returns its result on every rank. Collective.
 
         Raises:
-            ValueError: the function raised ValueError or OSError on some rank.
+            ValueError: the function raised ValueError or OSError.
         """
-        result, fault = None, ""
-        try:
-            result = function()
-        except (ValueError, OSError) as error:
-            fault = str(error)
-        if faults := [one for one in self.gathered(fault) if one]:
-            raise ValueError(faults[0])
-        return result  # type: ignore[return-value]
+        sent: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                sent[0] = function()
+            except (ValueError, OSError) as error:
+                sent[1] = str(error)
+        if self.replicas > 1:
+            dist.broadcast_object_list(sent, group=self.group, group_src=0)
+        if sent[1] is not None:
+            raise ValueError(sent[1])
+        return sent[0]
 
     def gathered(self, own: str) -> list[str]:
         """Returns the text of every rank, which must be short. Collective."""

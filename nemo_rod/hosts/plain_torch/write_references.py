@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection import ReferenceWriter
+from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.dealing import scored_blocks
 from nemo_rod.selection.references.folder import holds, role_manifest
 
@@ -59,24 +60,19 @@ def write_references(
         lengths=[scorer.length],
         precision=scorer.precision,
     )
-    if scorer.on_all_ranks(lambda: holds(Path(out), manifest)):
-        return
+    writer: ReferenceWriter | None = None  # of the first rank
 
-    def begin() -> ReferenceWriter | None:
-        if scorer.rank > 0:
-            return None
+    def begin() -> Ids:
+        nonlocal writer
+        if holds(Path(out), manifest):
+            return np.empty(0, dtype=np.int64)
         writer = ReferenceWriter(out, manifest, store.hashes)
         if writer.manifest.lengths != manifest.lengths:
             raise ValueError(f"{out} is of lengths {writer.manifest.lengths}: name another folder.")
-        return writer
+        return writer.missing
 
-    writer = scorer.on_all_ranks(begin)
-    missing = [writer.missing if writer else None]
-    if scorer.replicas > 1:
-        dist.broadcast_object_list(missing, group=group, group_src=0)
-    assert missing[0] is not None
     for ids, losses in scored_blocks(
-        missing[0],
+        scorer.from_first(begin),
         manifest,
         lambda block_ids, _: scorer.losses(block_ids)[:, None],
         micro_batch_size=micro_batch_size,
@@ -84,7 +80,7 @@ def write_references(
     ):
         if writer is not None:
             writer.append(ids, losses)
-    scorer.on_all_ranks(lambda: writer.close() if writer else None)
+    scorer.from_first(lambda: writer.close() if writer else None)
 
 
 def weights_digest(model: torch.nn.Module) -> str:

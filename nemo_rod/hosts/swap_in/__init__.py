@@ -10,13 +10,13 @@ One module per host defines where to bind; everything else is independent of the
 
     roles.py           which source is adaptation, which is replay
     job_data.py        the job's training data as blocks with ids, and the pools of its steps
-    job.py             the user's options, and the selector built from them
-    job_references.py  reference losses of the job's own data
+    job.py             the job that selects
+    job_references.py  the job that writes reference losses of its own data
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
 
-A host does five things: it refuses features that selection does not work with; it scales the length
-of the train split by the multiplier; it passes the job's datasets to `Job.built` once they are
-built; it replaces the schedule of every training step by `SelectingJob.around`, which chooses by
+A host does four things: it refuses features that selection does not work with; it scales the length
+of the train split by the multiplier, and passes the job's datasets to `Job.built`; it replaces the
+schedule of every training step by `SelectingJob.around`, which chooses by
 `nemo_rod.megatron.rod_selector`, as our own jobs do; and it calls `SelectingJob.ended` after it.
 """
 

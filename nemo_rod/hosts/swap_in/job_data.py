@@ -18,26 +18,24 @@ Shape suffixes: C = samples, S = tokens per sample.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from megatron.core.utils import unwrap_model
 
 from nemo_rod.corpus.hashing import block_hash
 from nemo_rod.files import digest
+from nemo_rod.hosts.job_record import HELD_OUT
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
+from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.selection import Pool, References, SourceRow
 from nemo_rod.selection.held_out import source_losses
-
-# Part of a reference manifest: references of a block store have other targets.
-LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
 
 
 class JobData:
@@ -53,6 +51,7 @@ class JobData:
 
     Attributes:
         sources: one row per source, adaptation first.
+        num_adaptation: samples of adaptation, whose ids come first.
         block_size: input tokens per sample (S); a sample has S targets and S + 1 tokens.
 
     Raises:
@@ -91,6 +90,7 @@ class JobData:
             SourceRow(names[number], role_of[number], start, int(counts[number]))
             for number, start in zip(self._order, self._starts, strict=True)
         )
+        self.num_adaptation = sum(row.count for row in self.sources if row.role == "adaptation")
 
     def __len__(self) -> int:
         """Returns the number of samples that the job may draw."""
@@ -99,10 +99,9 @@ class JobData:
     @cached_property
     def digest(self) -> str:
         """Digest of everything that determines the samples and the mask of their loss."""
-        facts: list[Any] = [
-            [getattr(self._config, name) for name in ("reset_position_ids", "reset_attention_mask")]
-            + [self._config.eod_mask_loss, self._config.add_extra_token_to_sequence]
-        ]
+        masks = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+        settings = (*masks, "add_extra_token_to_sequence")
+        facts: list[Any] = [[getattr(self._config, name) for name in settings]]
         for row, number in zip(self.sources, self._order, strict=True):
             part = self._parts[number]
             identity = {
@@ -112,8 +111,7 @@ class JobData:
             }
             lengths = part.dataset.sequence_lengths
             facts.append([*row, identity, len(lengths), int(lengths.sum(dtype=np.int64))])
-        text = json.dumps(facts, sort_keys=True, default=str)
-        return digest(text.encode())
+        return digest(json.dumps(facts, sort_keys=True, default=str).encode())
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -121,17 +119,6 @@ class JobData:
         tokenizer = self._config.tokenizer
         eod = getattr(tokenizer, "eod", None)
         return f"{type(tokenizer).__name__} of {tokenizer.vocab_size} tokens, end of document {eod}"
-
-    def role_range(self, role: str) -> tuple[int, int]:
-        """Returns the first id of a role and the id after its last.
-
-        Raises:
-            ValueError: the job reads no sample of that role.
-        """
-        ids = [(row.start, row.start + row.count) for row in self.sources if row.role == role]
-        if not ids or ids[0][0] == ids[-1][1]:
-            raise ValueError(f"The job draws no {role} sample: 'roles' or the blend must name one.")
-        return ids[0][0], ids[-1][1]
 
     def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the samples at positions [start, start + count) of the job's reading order.
@@ -152,10 +139,8 @@ class JobData:
                 f"The job's data ends after {length} samples, before a pool of {count} that begins "
                 f"at {start} is complete: lower the multiplier or the number of steps."
             )
-        at = np.arange(start, stop)
-        if not self._blended:
-            row_C, sample_C = np.zeros(count, dtype=np.int64), at
-        else:
+        row_C, sample_C = np.zeros(count, dtype=np.int64), np.arange(start, stop)
+        if self._blended:
             row_C = self._row_of_dataset[np.asarray(dataset.dataset_index[start:stop], np.int64)]
             sample_C = np.asarray(dataset.dataset_sample_index[start:stop], dtype=np.int64)
         is_replay = np.array([row.role == "replay" for row in self.sources])
@@ -166,10 +151,7 @@ class JobData:
         return np.searchsorted(self._starts, block_ids, side="right") - 1
 
     def hashes(self, block_ids: np.ndarray) -> np.ndarray:
-        """Returns the block hashes of samples, uint8 `[C, 16]`.
-
-        A sample's hash covers its source's name and all its S + 1 tokens.
-        """
+        """Returns hashes of samples, of their source's name and S + 1 tokens, uint8 `[C, 16]`."""
         return self._hashes(self._samples(block_ids))
 
     def micro_batches(
@@ -178,7 +160,7 @@ class JobData:
         size: int,
         *,
         compare: Callable[[np.ndarray, np.ndarray], Any] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Batch]:
         """Yields batches of `size` samples in order, as the job's own loader makes them.
 
         They have neither the number of a sample's dataset nor the keys in `unused`. `compare` gets
@@ -187,21 +169,17 @@ class JobData:
         assert len(block_ids) % size == 0, (len(block_ids), size)
         for start in range(0, len(block_ids), size):
             ids = block_ids[start : start + size]
-            read = list(self._samples(ids))
+            samples = list(self._samples(ids))
             if compare is not None:
-                compare(ids, self._hashes(read))
-            yield torch.utils.data.default_collate([sample for _, sample in read])
+                compare(ids, self._hashes(samples))
+            yield torch.utils.data.default_collate([sample for _, sample in samples])
 
     def scorer(
         self, model: list, groups: Any, forward_step_func: Callable, micro_batch_size: int
     ) -> MegatronScorer:
         """Returns a scorer of the samples, by the job's own forward step.
 
-        Args:
-            model: the model's chunks on this rank.
-            groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
-            forward_step_func: the forward step, of an iterator and a chunk of the model.
-            micro_batch_size: samples in one forward pass of one replica.
+        The arguments are those of the job's schedule, and Megatron's process groups.
         """
         return MegatronScorer(
             model,
@@ -212,87 +190,56 @@ class JobData:
             forward_step=losses_and_mask(forward_step_func),
         )
 
-    def _hashes(self, samples: Iterable[tuple[int, dict[str, Any]]]) -> np.ndarray:
+    def _hashes(self, samples: Iterable[tuple[str, Batch]]) -> np.ndarray:
         hashes = [
-            block_hash(
-                self.sources[row].name,
-                np.asarray(torch.cat([sample["tokens"], sample["labels"][-1:]])),
-            )
-            for row, sample in samples
+            block_hash(name, np.asarray(torch.cat([sample["tokens"], sample["labels"][-1:]])))
+            for name, sample in samples
         ]
         return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
-    def _samples(self, block_ids: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the source row of every sample, and the sample."""
-        for block_id in block_ids.tolist():
-            row = int(self.source_index(block_id))
+    def _samples(self, block_ids: np.ndarray) -> Iterator[tuple[str, Batch]]:
+        """Yields the name of every sample's source, and the sample."""
+        row_C = self.source_index(block_ids)
+        for block_id, row in zip(block_ids.tolist(), row_C.tolist(), strict=True):
             sample = self._parts[self._order[row]][block_id - self._starts[row]]
-            yield row, {key: value for key, value in sample.items() if key not in self.unused}
+            used = {key: value for key, value in sample.items() if key not in self.unused}
+            yield self.sources[row].name, used
 
 
 class HeldOut(JobData):
-    """The first samples of every source of a job's validation split, and when to measure them.
+    """The first samples of every source of a job's validation split; arguments as of `JobData`.
 
     They do not depend on how many samples the job's own validation reads.
-
-    Args:
-        dataset: the job's validation data; None without any.
-        roles: see `roles.py`.
-        every: steps between two measurements; the last step is always measured.
-        unused: see `JobData`.
 
     Raises:
         ValueError: the job has no validation data, or not the sources that have roles.
     """
 
-    SAMPLES = 64  # of every source
-
-    def __init__(self, dataset: Any, roles: Roles, *, every: int, unused: Collection[str]) -> None:
+    def __init__(self, dataset: Any, roles: Roles, *, unused: Collection[str]) -> None:
         if dataset is None:
             raise ValueError("the job has no validation split")
         super().__init__(dataset, roles, num_samples=None, unused=unused)
-        self.every = every
         self.measured = [row for row in self.sources if row.count]
         if not self.measured:
             raise ValueError("the job's validation split has no sample")
 
     def content(self) -> str:
         """Returns the digest of the samples' content, hex."""
-        first = [row.start + np.arange(min(row.count, self.SAMPLES)) for row in self.measured]
+        first = [row.start + np.arange(min(row.count, HELD_OUT)) for row in self.measured]
         return digest(self.hashes(np.concatenate(first)).tobytes())
-
-    def is_due(self, done: int, steps: int) -> bool:
-        """Returns whether to measure after a number of steps of the whole job."""
-        return done == steps or done % (self.every or math.inf) == 0
 
     def losses(self, **call: Any) -> dict[str, float]:
         """Returns `validation/<role>/<source>/loss`, nats per token; see `scorer`. Collective."""
-        return source_losses(self.scorer(**call), self.measured, num_blocks=self.SAMPLES)
+        return source_losses(self.scorer(**call), self.measured, num_blocks=HELD_OUT)
 
 
+@dataclass
 class JobPools:
-    """Pools of a job's steps: consecutive samples in the order in which the job reads.
+    """Pools of a job's steps: consecutive samples in the order in which the job reads."""
 
-    Args:
-        data: the job's training data.
-        size: candidates of every step (C).
-
-    Attributes:
-        origin: position of the first candidate of step 0; set when the job's first step is known.
-    """
-
-    def __init__(self, data: JobData, size: int) -> None:
-        self.data, self.size, self.origin = data, size, 0
-
-    def begin(self, step: int, *, consumed: int, batch_size: int) -> None:
-        """Places the pool of a step right behind those of the samples that the job has consumed.
-
-        Args:
-            step: step that the job starts with, or resumes at.
-            consumed: samples that it has trained on before.
-            batch_size: samples that it trains on in one step (K).
-        """
-        self.origin = consumed * self.size // batch_size - step * self.size
+    data: JobData
+    size: int  # candidates of every step (C)
+    origin: int = 0  # place of the first candidate of step 0, which the job's first step decides
 
     def pool(self, step: int) -> Pool:
         """Returns the candidates of a step."""
@@ -300,14 +247,12 @@ class JobPools:
 
 
 class JobReferences(References):
-    """References of a job's samples, which are found by id and not read to look one up.
+    """References of a job's samples, which are not read to look one up.
 
     Their digest covers what the samples are cut from; `of_content` compares those that are read.
     """
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> np.ndarray:
-        """Returns reference losses, nats per token, float32 `[C]`."""
-        return self.losses(block_ids)
+    __getitem__ = References.losses
 
 
 def losses_and_mask(forward_step: Callable) -> ForwardStep:
@@ -319,11 +264,10 @@ def losses_and_mask(forward_step: Callable) -> ForwardStep:
     def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
         output, loss_function = forward_step(batches, chunk)
         bound = loss_function.args if isinstance(loss_function, partial) else ()
-        mask = bound[0] if bound else None
         # before the last pipeline stage the output is no loss, and there may be no mask
         is_last = getattr(unwrap_model(chunk), "post_process", False)
         is_loss = torch.is_tensor(output) and (is_last or output.ndim == 2)
-        if not bound or (is_loss and getattr(mask, "numel", int)() != output.numel()):
+        if not bound or (is_loss and getattr(bound[0], "numel", int)() != output.numel()):
             raise ValueError(
                 "The job's forward step does not return functools.partial(loss, loss_mask, ...), "
                 "as Megatron's own steps do, with a loss for every token: selection reads the mask "
@@ -332,3 +276,38 @@ def losses_and_mask(forward_step: Callable) -> ForwardStep:
         return output, bound[0]
 
     return step
+
+
+def refuse_other_order(
+    data: JobData, iterator: Any, consumed: int, count: int, size: int, replicas: Any
+) -> None:
+    """Refuses a job whose iterator does not read its data from the first sample on.
+
+    Args:
+        data: the job's training data.
+        iterator: the job's own, of this rank; None on a rank that reads no data.
+        consumed: samples that the job has trained on before.
+        count: micro-batches of a step that this rank reads.
+        size: samples in one of them.
+        replicas: the data-parallel group.
+
+    Raises:
+        ValueError: the iterator ends, or reads other samples.
+    """
+    if iterator is None:
+        return
+    places, _ = data.pool(consumed, count * size * replicas.size())
+    own = places.reshape(count, replicas.size(), size)[:, replicas.rank()].ravel()
+    for place, batch in enumerate(data.micro_batches(own, size)):
+        read: Batch = next(iterator, {})
+        if not read or any(
+            torch.is_tensor(value) and not torch.equal(value.cpu(), batch[name])
+            for name, value in read.items()
+            if name in batch
+        ):
+            raise ValueError(
+                f"The job's own iterator does not read samples {consumed} and following of its "
+                f"data in order (micro-batch {place} of replica {replicas.rank()} differs): "
+                "selection finds samples by their place; use Megatron's sequential sampler, "
+                "dataloader_type='single', without packing."
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in.job import Job
-from nemo_rod.hosts.swap_in.job_data import LOSS_DEFINITION
 from nemo_rod.megatron.reference_pass import write_references
-from nemo_rod.selection import ReferenceManifest
-from nemo_rod.selection.references.folder import holds
+from nemo_rod.selection.references.folder import holds, role_manifest
+
+# of a manifest: references of a block store have other targets
+LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
 
 
 class Written(SystemExit):
@@ -61,12 +63,11 @@ class HostReferenceJob(Job):
             folder: folder of the checkpoints; None if another setting names it.
         """
         settings.load, settings.finetune, settings.save = folder, True, None
-        resumes_by = ("ckpt_step", "non_persistent_ckpt_type", "non_persistent_save_interval")
-        for name in resumes_by:
+        for name in ("ckpt_step", "non_persistent_ckpt_type", "non_persistent_save_interval"):
             if hasattr(settings, name):
                 setattr(settings, name, None)
 
-    def around(self, schedule: Callable, *, groups: Any, **_: Any) -> Callable:
+    def around(self, schedule: Any, optimizer: Any, step: int, groups: Any, _: Any) -> Callable:
         """Returns what writes the losses, and ends the job, in place of the first step."""
 
         def write_and_end(**options: Any) -> None:
@@ -80,29 +81,23 @@ class HostReferenceJob(Job):
     def write(self, *, model: list, groups: Any, **call: Any) -> None:
         """Writes a model's losses on all samples of the role. Collective.
 
-        After an interruption, another call in the same layout resumes where it stopped. See
-        `JobData.scorer` for the arguments.
+        After an interruption, another call in the same layout resumes. See `JobData.scorer` for the
+        arguments.
 
         Raises:
             ValueError: there are no such samples, or the folder holds losses of other data or
                 another model.
         """
-        data = self.data
-        assert data is not None, "no data yet"
-        start, stop = data.role_range(self.role)
-        manifest = ReferenceManifest(
+        manifest = role_manifest(
+            self.data,
+            self.role,
             model=model_digest(model, groups),
-            tokenizer=data.tokenizer_fingerprint,
-            store=data.digest,
-            block_size=data.block_size,
-            lengths=(data.block_size,),
-            start=start,
-            stop=stop,
+            lengths=[self.data.block_size],
             precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
-            loss=LOSS_DEFINITION,
         )
+        manifest = replace(manifest, loss=LOSS_DEFINITION)
         if not holds(self.out, manifest):
-            scorer = data.scorer(model, groups, **call)
+            scorer = self.data.scorer(model, groups, **call)
             write_references(scorer, self.out, manifest=manifest, name=f"{self.role} references")
 
 

@@ -26,7 +26,7 @@ from nemo_rod.megatron.scoring.forward_only import (
 )
 from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
-from nemo_rod.selection.blocks import HashedBlocks
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.dealing import scoring_passes
 
 
@@ -39,7 +39,7 @@ class MegatronScorer:
     """
 
     model: list  # its chunks on this rank, wrapped for data parallelism or not
-    store: BlockStore | HashedBlocks  # holds the blocks
+    store: BlockStore | Blocks  # holds the blocks
     groups: Any  # Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used)
     _: KW_ONLY
     # blocks in one forward pass of one replica, which may differ from training's; of prefixes more,

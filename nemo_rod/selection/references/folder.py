@@ -114,8 +114,8 @@ def role_manifest(
     start, stop = ranges.get(role, (0, 0))
     if start == stop:
         raise ValueError(
-            f"the block store has no block of role {role!r}: choose adaptation or replay, and "
-            "prepare such a source"
+            f"there is no block of role {role!r}: choose adaptation or replay, and prepare such a "
+            "source, or name it in the 'roles' of the job"
         )
     return ReferenceManifest(
         model=model,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
-from nemo_rod.selection.blocks import HashedBlocks
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.references.folder import Folder, hash_heads
 
 
@@ -36,7 +36,7 @@ class References:
         >>> references[np.array([3, 1])]  # nats per token, float32
     """
 
-    def __init__(self, folders: list[Folder], store: HashedBlocks | None, length: int) -> None:
+    def __init__(self, folders: list[Folder], store: Blocks | None, length: int) -> None:
         """Use `open`."""
         self._folders, self._store, self.length = folders, store, length
         self._starts = np.array([folder.manifest.start for folder in folders])
@@ -48,7 +48,7 @@ class References:
     def open(
         cls,
         paths: Iterable[str | Path],
-        store: HashedBlocks | None = None,
+        store: Blocks | None = None,
         *,
         length: int | None = None,
         precision: str | None = None,
