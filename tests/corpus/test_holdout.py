@@ -1,7 +1,6 @@
 """Which blocks are held out: the rule, written once more over all blocks of made stores."""
 
 import hashlib
-import json
 import os
 import random
 from collections import Counter
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from corpus_cases import run, source, tree, write
+from corpus_cases import manifest, run, source, tree, write
 
 from nemo_rod.corpus import BlockStore, SourceSpec
 
@@ -33,15 +32,14 @@ def specs(folder: Path, sources: Texts, **fields: bool) -> list[SourceSpec]:
 
 def sides(root: Path) -> tuple[dict[str, Counter[str]], dict[str, Counter[str]]]:
     """The blocks of every source, trained on and held out."""
-    found = []
-    for split in ("train", "holdout"):
+    both: tuple[dict[str, Counter[str]], dict[str, Counter[str]]] = {}, {}
+    for split, blocks in zip(("train", "holdout"), both, strict=True):
         store = BlockStore(root, split)
-        texts = {s.name: range(s.start, s.start + s.count) for s in store.sources}
-        found.append({
-            name: Counter(bytes(row[:-1].tolist()).decode() for row in store.tokens(list(ids)))
-            for name, ids in texts.items()
-        })  # fmt: skip
-    return found[0], found[1]
+        store.verify()
+        for s in store.sources:
+            rows = store.tokens(range(s.start, s.start + s.count))
+            blocks[s.name] = Counter(bytes(row[:-1].tolist()).decode() for row in rows)
+    return both
 
 
 def value(text: str, seed: int = 42) -> int:
@@ -184,8 +182,7 @@ def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores: int, tmp_p
         train, held = (BlockStore(root, split) for split in ("train", "holdout"))
         rows = [{row.tobytes() for row in s.tokens(range(len(s)))} for s in (train, held)]
         assert not rows[0] & rows[1] and all(s.count for s in (*train.sources, *held.sources))
-        manifest = json.loads((root / "replay" / "c" / "manifest.json").read_text())
-        moved += "raised" in manifest
+        moved += "raised" in manifest(root, "replay/c")
     assert moved > stores // 2
 
 

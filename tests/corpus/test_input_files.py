@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import json
 import lzma
 import os
 from collections.abc import Callable, Sequence
@@ -11,26 +10,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus_cases import read_documents, run, source, texts, write
+from corpus_cases import (
+    manifest,
+    read_documents,
+    refuse,
+    run,
+    source,
+    texts,
+    web,
+    write,
+    write_parquet,
+)
 
-from nemo_rod.corpus import SourceSpec
-from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.input_files import matching_files
 
 zstandard = pytest.importorskip("zstandard")
 
 
-def spec(*files: str | Path, kind: str = "jsonl", **fields: Any) -> SourceSpec:
-    named = [str(file) for file in files]
-    return SourceSpec(name="web", role="replay", kind=kind, files=named, **fields)
+BESIDE = ["a.jsonl", "b.jsonl"]
+ALL = [*BESIDE, "sub/c.jsonl"]
 
 
 def names(*files: str | Path) -> list[str]:
-    return [name for _, name in matching_files(spec(*files))]
+    return [name for _, name in matching_files(web(*files))]
 
 
 def link(path: str, target: str) -> Callable[[Path], None]:
     return lambda root: (root / path).symlink_to(target)
+
+
+def nothing(root: Path) -> None:
+    """What is there is enough."""
+
+
+def has(path: str) -> Callable[[Path], object]:
+    return lambda root: write(root / path, ["x"])
 
 
 def make(root: Path) -> Path:
@@ -43,31 +57,25 @@ def make(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("patterns", "changes", "expected"),
     [
-        (["*.jsonl"], (), ["a.jsonl", "b.jsonl"]),
-        (["**/*.jsonl"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
-        (["**"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
-        (["**/*"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["*.jsonl"], (), BESIDE),
+        (["**/*.jsonl"], (), ALL),
+        (["**"], (), ALL),
+        (["**/*"], (), ALL),
         (["*/c.jsonl", "s*/**/?.jsonl", "[a]*"], (), ["a.jsonl", "sub/c.jsonl"]),
         # one file, one identity
         (["a.jsonl", "*a.jsonl", "../data/a.jsonl", "./a.jsonl"], (), ["a.jsonl"]),
-        (["**/*.jsonl"], [link("latest", ".")], ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
-        (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ["a.jsonl", "b.jsonl",
-                                                                  "sub/c.jsonl"]),
-        (["**/*.jsonl"], [link("0", "sub")], ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
-        (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")],
-         ["a.jsonl", "b.jsonl"]),
+        (["**/*.jsonl"], [link("latest", ".")], ALL),
+        (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ALL),
+        (["**/*.jsonl"], [link("0", "sub")], ALL),
+        (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")], BESIDE),
         (["*.jsonl"], [link("0.jsonl", "sub/c.jsonl"), link("1.jsonl", "sub/c.jsonl")],
-         ["0.jsonl", "a.jsonl", "b.jsonl"]),
-        (["*.jsonl"], [lambda root: os.link(root / "b.jsonl", root / "c.jsonl")],
-         ["a.jsonl", "b.jsonl"]),
+         ["0.jsonl", *BESIDE]),
+        (["*.jsonl"], [lambda root: os.link(root / "b.jsonl", root / "c.jsonl")], BESIDE),
         # a name that exists as written
-        (["a[1].jsonl"], [lambda root: write(root / "a[1].jsonl", ["x"]),
-                          lambda root: write(root / "a1.jsonl", ["y"])], ["a[1].jsonl"]),
-        (["v[1]/*.jsonl"], [lambda root: write(root / "v[1]/a.jsonl", ["x"]),
-                            lambda root: write(root / "v1/b.jsonl", ["y"])], ["a.jsonl"]),
-        (["what?.jsonl"], [lambda root: write(root / "what?.jsonl", ["x"]),
-                           lambda root: write(root / "whats.jsonl", ["y"])], ["what?.jsonl"]),
-        (["a[1].jsonl"], [lambda root: write(root / "a1.jsonl", ["y"])], ["a1.jsonl"]),
+        (["a[1].jsonl"], [has("a[1].jsonl"), has("a1.jsonl")], ["a[1].jsonl"]),
+        (["v[1]/*.jsonl"], [has("v[1]/a.jsonl"), has("v1/b.jsonl")], ["a.jsonl"]),
+        (["what?.jsonl"], [has("what?.jsonl"), has("whats.jsonl")], ["what?.jsonl"]),
+        (["a[1].jsonl"], [has("a1.jsonl")], ["a1.jsonl"]),
     ],
 )  # fmt: skip
 def test_each_file_once(
@@ -88,14 +96,14 @@ def test_each_file_once(
         (["**/*.jsonl"], link("more", "gone"), "more is a link to 'gone', which cannot be"),
         (["*.jsonl"], link("c.jsonl", "c.jsonl"), "c.jsonl is a link to 'c.jsonl', which"),
         (["*.jsonl"], lambda root: (root / "c.jsonl").mkdir(), "c.jsonl is a folder: name its"),
-        (["*"], lambda root: None, "sub is a folder: name its files, as in"),
-        (["sub"], lambda root: None, "sub is a folder: name its files, as in"),
+        (["*"], nothing, "sub is a folder: name its files, as in"),
+        (["sub"], nothing, "sub is a folder: name its files, as in"),
         (["*.jsonl"], lambda root: os.mkfifo(root / "c.jsonl"), "c.jsonl is no regular file"),
-        (["*.txt"], lambda root: None, "no file matches "),
-        (["**/*.txt"], lambda root: None, "no file matches "),
-        (["a.jsonl/*"], lambda root: None, "no file matches "),
-        (["nowhere/*"], lambda root: None, "no file matches "),
-        (["/"], lambda root: None, "is a folder: name its files, as in"),
+        (["*.txt"], nothing, "no file matches "),
+        (["**/*.txt"], nothing, "no file matches "),
+        (["a.jsonl/*"], nothing, "no file matches "),
+        (["nowhere/*"], nothing, "no file matches "),
+        (["/"], nothing, "is a folder: name its files, as in"),
         (["**"], lambda root: os.rename(root / "sub", os.fsencode(root / "s") + b"\xff"),
          "the file name 's\\udcff/c.jsonl' is not UTF-8"),
     ],
@@ -107,7 +115,7 @@ def test_what_matches_and_cannot_be_read_is_named_before_any_work(
     change(data)
     good = source("good", [write(tmp_path / "good.jsonl", texts(60, 1))], role="adaptation")
     with pytest.raises(ValueError) as error:
-        run(tmp_path / "blocks", [good, spec(*(f"{data}/{pattern}" for pattern in patterns))])
+        run(tmp_path / "blocks", [good, web(*(f"{data}/{pattern}" for pattern in patterns))])
     assert str(error.value).startswith("source web: ") and sentence in str(error.value)
     assert not (tmp_path / "blocks").exists()
 
@@ -156,9 +164,9 @@ def test_compressed_files_here_and_elsewhere(
     root = f"/{tmp_path.name}/v[1]"
     fsspec.filesystem("memory").pipe({f"{root}/{name}": data, f"{root}/deep/b.jsonl": TWO})
     for file in (tmp_path / name, f"file://{tmp_path}/a.*", f"memory:/{root}/{name}"):
-        assert list(read_documents(spec(file))) == ["one", "two"]
+        assert list(read_documents(web(file))) == ["one", "two"]
     everything = f"memory://{tmp_path.name}/v*/**"
-    assert list(read_documents(spec(everything))) == ["one", "two", "two"]
+    assert list(read_documents(web(everything))) == ["one", "two", "two"]
     assert names(everything) == [f"v[1]/{name}", "v[1]/deep/b.jsonl"]
     whole = [len(b"".join(members[:number])) for number in range(1, len(members) + 1)]
     cut = [data[:size] for size in {*range(len(data))} - {*whole}]
@@ -166,8 +174,7 @@ def test_compressed_files_here_and_elsewhere(
     hit = [data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :] for place in begins]
     for damaged in (*cut, *hit, data + b"what a proxy says"):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"^source web: .*: broken or cut off "):
-            list(read_documents(spec(tmp_path / name)))
+        refuse(web(tmp_path / name), "source web: ", ": broken or cut off ")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +185,7 @@ def test_padding_between_members_is_no_end(
 ) -> None:
     name = tmp_path / f"a.jsonl{suffix}"
     name.write_bytes(pack(ONE) + b"\0" * 9000 + pack(TWO) + b"\0" * 512)
-    assert list(read_documents(spec(name))) == ["one", "two"]
+    assert list(read_documents(web(name))) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -198,27 +205,20 @@ def test_what_is_no_json_lines_file_says_what_to_do(
     tmp_path: Path, name: str, data: bytes, sentence: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError) as error:
-        list(read_documents(spec(tmp_path / name)))
-    assert str(error.value).startswith("source web: /") and sentence in str(error.value)
+    refuse(web(tmp_path / name), f"source web: {tmp_path / name}", sentence)
 
 
 @pytest.mark.parametrize(
     ("pattern", "sentence"),
     [
-        ("memory://nothing/*.jsonl", "source web: no file matches 'memory://nothing/*.jsonl'"),
-        ("nosuch://a/*.jsonl", "source web: files 'nosuch://a/*.jsonl' cannot be listed: "),
-        (
-            "abfs://c/*.jsonl",
-            "source web: files 'abfs://c/*.jsonl' cannot be listed: Install adlfs",
-        ),
+        ("memory://nothing/*.jsonl", "no file matches 'memory://nothing/*.jsonl'"),
+        ("nosuch://a/*.jsonl", "files 'nosuch://a/*.jsonl' cannot be listed: "),
+        ("abfs://c/*.jsonl", "files 'abfs://c/*.jsonl' cannot be listed: Install adlfs"),
     ],
 )
 def test_a_storage_that_cannot_be_listed_is_named(pattern: str, sentence: str) -> None:
     pytest.importorskip("fsspec")
-    with pytest.raises(ValueError) as error:
-        open_inputs(spec(pattern))
-    assert sentence in str(error.value)
+    refuse(web(pattern), f"source web: {sentence}")
 
 
 def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None
         ("v?/a[2].jsonl", ["two"]),
         ("v[!2]/*", ["two"]),
     ):
-        assert list(read_documents(spec(f"memory://{root}/{pattern}"))) == expected, pattern
+        assert list(read_documents(web(f"memory://{root}/{pattern}"))) == expected, pattern
     with pytest.raises(ValueError, match=r"v1 is a directory: name its files, or leave it out"):
         names(f"memory://{root}/*1")
     file = write(tmp_path / "a.jsonl", ["x"])
@@ -240,32 +240,30 @@ def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None
 
 
 def test_parquet_and_text_on_another_storage(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table({"text": ["one", "two"], "meta": [{"a": 1}, None]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    files = {f"/{tmp_path.name}/a.parquet": (tmp_path / "a.parquet").read_bytes()}
-    files[f"/{tmp_path.name}/a.txt"] = b"\xef\xbb\xbfone"  # with a byte-order mark
+    fsspec, root = pytest.importorskip("fsspec"), f"/{tmp_path.name}"
+    pytest.importorskip("pyarrow")
+    columns = {"text": ["one", "two"], "meta": [{"a": 1}, None]}
+    here = write_parquet(tmp_path / "a.parquet", columns)
+    marked = b"\xef\xbb\xbfone"  # by its byte order
+    files = {f"{root}/a.parquet": here.read_bytes(), f"{root}/a.txt": marked}
     fsspec.filesystem("memory").pipe(files)
-    for file in (tmp_path / "a.parquet", f"memory://{tmp_path.name}/*.parquet"):
-        assert list(read_documents(spec(file, kind="parquet"))) == ["one", "two"]
-        # what is below null is null
-        for condition, expected in (("meta.a != 1", ["two"]), ("meta.a == null", ["two"])):
-            assert list(read_documents(spec(file, kind="parquet", filter=condition))) == expected
-    assert list(read_documents(spec(f"memory://{tmp_path.name}/*.txt", kind="text"))) == ["one"]
+    for file in (here, f"memory:/{root}/*.parquet"):
+        assert list(read_documents(web(file, kind="parquet"))) == ["one", "two"]
+        for condition in ("meta.a != 1", "meta.a == null"):  # what is below null is null
+            assert list(read_documents(web(file, kind="parquet", filter=condition))) == ["two"]
+    assert list(read_documents(web(f"memory:/{root}/*.txt", kind="text"))) == ["one"]
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     files = [write(tmp_path / folder / "a.jsonl", texts(60, n)) for n, folder in enumerate("xyz")]
-    run(tmp_path / "blocks", [spec(*files)])
-    run(tmp_path / "blocks", [spec(*files)])
-    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
-    assert [file["name"] for file in manifest["files"]] == ["a.jsonl"] * 3
-    for number, key in enumerate((r"size of a.jsonl \(file 1\)", r"size of a.jsonl \(file 2\)")):
-        before = files[number].read_bytes()
-        write(files[number], ["more", *texts(60, number)])
-        with pytest.raises(ValueError, match=f"made otherwise: {key} was "):
-            run(tmp_path / "blocks", [spec(*files)])
-        files[number].write_bytes(before)
+    for _ in range(2):
+        run(tmp_path / "blocks", [web(*files)])
+    names = [file["name"] for file in manifest(tmp_path / "blocks")["files"]]
+    assert names == ["a.jsonl"] * 3
+    for number, file in enumerate(files[:2], 1):
+        before = file.read_bytes()
+        write(file, ["more", *texts(60, number)])
+        changed = rf"made otherwise: size of a.jsonl \(file {number}\) was "
+        with pytest.raises(ValueError, match=changed):
+            run(tmp_path / "blocks", [web(*files)])
+        file.write_bytes(before)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from corpus_cases import make_corpus, run, tree
+from limits import largest_file
+
+from nemo_rod.corpus import SourceSpec
 
 # The beginning of both programs: `attempt` runs `prepare` in a child that kills itself at its n-th
 # call of some functions of the file system, and returns the child's exit status.
@@ -113,6 +116,7 @@ while True:
     shutil.rmtree(root)
 print("kills", kills)
 """
+Whole = tuple[list[SourceSpec], dict[str, str]]
 TURNS = ("thinned", "again", "raised", "otherwise")
 
 
@@ -128,7 +132,8 @@ TURNS = ("thinned", "again", "raised", "otherwise")
 def test_killed_runs_end_in_the_same_files(
     tmp_path: Path, program: str, arguments: tuple[object, ...], least: int
 ) -> None:
-    done = python(ATTEMPTS + program, tmp_path, *arguments)
+    command = [sys.executable, "-c", ATTEMPTS + program, str(tmp_path), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[-1]) > least, done.stdout
 
@@ -137,11 +142,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def python(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=300,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The corpus, and the files that a run makes of it in a single go."""
+    folder = tmp_path_factory.mktemp("whole")
+    corpus = make_corpus(folder / "data")
+    run(folder / "blocks", corpus)
+    return corpus, tree(folder / "blocks")
 
 
 WITH_WORKERS = """
@@ -158,7 +165,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path, whole: Whole) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITH_WORKERS)
     process = subprocess.Popen(
@@ -174,15 +181,13 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while is_alive(process.pid):
         assert time.monotonic() < deadline, "workers outlive the process that started them"
         time.sleep(0.05)
-    check_resumed(tmp_path, "killed")
+    check_resumed(tmp_path / "killed", whole)
 
 
-def check_resumed(folder: Path, unfinished: str) -> None:
+def check_resumed(unfinished: Path, whole: Whole) -> None:
     """Resumes an unfinished run, and compares it with one in a single go."""
-    corpus = make_corpus(folder / "data")
-    run(folder / unfinished, corpus)
-    run(folder / "whole", corpus)
-    assert tree(folder / unfinished) == tree(folder / "whole")
+    run(unfinished, whole[0])
+    assert tree(unfinished) == whole[1]
 
 
 def is_alive(session: int) -> bool:
@@ -198,9 +203,8 @@ def is_alive(session: int) -> bool:
 
 
 def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = make_corpus(tmp_path / "data")
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     calls = 0
 
@@ -213,30 +217,18 @@ def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
             os.kill(next(c for c in command if b"spawn_main" in command[c]), signal.SIGKILL)
 
     with pytest.raises(ValueError, match="a tokenising process was ended from outside"):
-        run(tmp_path / "killed", corpus, workers=2, progress=kill_a_worker, checkpoint_seconds=0)
-    check_resumed(tmp_path, "killed")
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-import nemo_rod.corpus.encode as encode
-from corpus_cases import make_corpus, run
-encode.BATCH_BYTES = 4000
-folder = Path(sys.argv[1])
-corpus = make_corpus(folder / "data")
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    run(folder / "full", corpus, checkpoint_seconds=0.0)
-except ValueError as error:
-    print(error)
-"""
+        run(tmp_path / "killed", whole[0], workers=2, progress=kill_a_worker, checkpoint_seconds=0)
+    check_resumed(tmp_path / "killed", whole)
 
 
 @pytest.mark.parametrize("limit", [700, 5_000, 60_000])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, limit: int) -> None:
-    done = python(FULL_DISK, tmp_path, limit)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"no room left for the blocks in {tmp_path / 'full'} (")
-    assert done.stdout.count("\n") == 1
-    check_resumed(tmp_path, "full")
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 4000)
+    with (
+        pytest.raises(ValueError, match=rf"^no room left for the blocks in {tmp_path}/full \(.*$"),
+        largest_file(limit),
+    ):
+        run(tmp_path / "full", whole[0], checkpoint_seconds=0)
+    check_resumed(tmp_path / "full", whole)

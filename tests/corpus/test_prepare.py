@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import BYTE, S, make_corpus, run, source, texts, train_bpe, tree, write
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from corpus_cases import (
+    BYTE,
+    S,
+    interrupted,
+    make_corpus,
+    manifest,
+    run,
+    stop_at,
+    texts,
+    train_bpe,
+    tree,
+    web,
+    write,
+)
 
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.corpus.pack import pack
@@ -60,90 +71,43 @@ def test_blocks_are_what_packing_by_hand_gives(blocks: Path, corpus: list[Source
             expected = [[b for b in packed if is_holdout(b, fraction=0.1) == s] for s in (0, 1)]
         for store, side in ((train, 0), (held, 1)):
             assert all_tokens(store, spec.name).tolist() == np.stack(expected[side]).tolist()
-        manifest = json.loads((blocks / spec.role / spec.name / "manifest.json").read_text())
+        told = manifest(blocks, f"{spec.role}/{spec.name}")
         tokens = sum(len(document.encode()) + 1 for document in documents)
-        assert manifest["documents"] == len(documents)
-        assert manifest["tokens"] == tokens
-        assert manifest["dropped_tokens"] == tokens - S * sum(map(len, expected))
-        assert manifest["count"] == len(expected[0])
-        assert sum(file["documents"] for file in manifest["files"]) == len(documents)
-        assert [file["bytes"] for file in manifest["files"]] == [
-            Path(file).stat().st_size for file in spec.files
-        ]
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
-    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
-)
-def test_the_same_tokens_never_straddle_the_split(
-    tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("split")
-    sources = [
-        source("a", [write(folder / "a.jsonl", first)], role="adaptation"),
-        source("b", [write(folder / "b.jsonl", second)]),
-    ]
-    try:
-        train = run(folder / "blocks", sources, block_size=4, holdout_fraction=0.3)
-    except ValueError:  # a side of a source is empty: refused as a whole
-        assert not (folder / "blocks" / "store.json").exists()
-        return
-    held = BlockStore(folder / "blocks", "holdout")
-    sides = [
-        {row.tobytes() for row in store.tokens(np.arange(len(store)))} for store in (train, held)
-    ]
-    assert not sides[0] & sides[1]
+        assert (told["documents"], told["tokens"]) == (len(documents), tokens)
+        assert told["dropped_tokens"] == tokens - S * sum(map(len, expected))
+        assert told["count"] == len(expected[0])
+        assert sum(file["documents"] for file in told["files"]) == len(documents)
+        sizes = [Path(file).stat().st_size for file in spec.files]
+        assert [file["bytes"] for file in told["files"]] == sizes
 
 
 def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    spec = dataclasses.replace(corpus[0], max_tokens=S * 100 + 5)
-    run(tmp_path / "blocks", [spec])
-    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
-    held = json.loads((tmp_path / "blocks/replay/web/holdout/manifest.json").read_text())
-    assert manifest["tokens"] == S * 100 + 5
-    assert manifest["count"] + held["count"] == 100 and manifest["dropped_tokens"] == 5
+    run(tmp_path / "blocks", [dataclasses.replace(corpus[0], max_tokens=S * 100 + 5)])
+    told = manifest(tmp_path / "blocks")
+    held = manifest(tmp_path / "blocks", "replay/web/holdout")
+    assert (told["tokens"], told["dropped_tokens"]) == (S * 100 + 5, 5)
+    assert told["count"] + held["count"] == 100
 
 
 def test_the_number_of_workers_changes_nothing(
-    tmp_path: Path, blocks: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
-    two = run(tmp_path / "two", corpus, workers=2)
-    assert tree(tmp_path / "two") == tree(blocks)
-    assert two.digest == BlockStore(blocks).digest
-
-
-def test_a_fast_tokenizer_gives_the_same_in_workers(
     tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     tokenizer = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
     for workers in (1, 2):
-        run(tmp_path / str(workers), corpus[:2], tokenizer=tokenizer, workers=workers)
+        run(tmp_path / str(workers), corpus, tokenizer=tokenizer, workers=workers)
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
-    store = BlockStore(tmp_path / "1")
-    expected = [
-        block
-        for block in pack(tokenizer.encode_batch(read(corpus[1])), S, tokenizer.eod_id)
-        if not is_holdout(block, fraction=0.1)
-    ]
-    assert all_tokens(store, "new").tolist() == np.stack(expected).tolist()
+    packed = pack(tokenizer.encode_batch(read(corpus[1])), S, tokenizer.eod_id)
+    expected = [block for block in packed if not is_holdout(block, fraction=0.1)]
+    assert all_tokens(BlockStore(tmp_path / "1"), "new").tolist() == np.stack(expected).tolist()
 
 
 def test_unfinished_work_for_other_settings_is_not_gone_on_with(
     tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
-
-    def stop(done: int, total: int | None, what: str) -> None:
-        if total and done > total / 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "blocks", corpus, progress=stop, checkpoint_seconds=0)
+    interrupted(tmp_path / "blocks", corpus, 5)
     assert (tmp_path / "blocks" / ".partial" / "replay-web" / "state.json").exists()
     run(tmp_path / "blocks", corpus, holdout_seed=1)
     run(tmp_path / "fresh", corpus, holdout_seed=1)
@@ -152,11 +116,7 @@ def test_unfinished_work_for_other_settings_is_not_gone_on_with(
 
 def test_a_finished_store_is_not_touched(blocks: Path, corpus: list[SourceSpec]) -> None:
     before = {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
-
-    def refuse(done: int, total: int | None, label: str) -> None:
-        raise AssertionError("nothing was to be done")
-
-    run(blocks, corpus, progress=refuse)
+    run(blocks, corpus, progress=stop_at(1))  # which nothing calls
     assert before == {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
 
 
@@ -198,9 +158,9 @@ def test_changed_inputs_are_refused(tmp_path: Path, blocks: Path, corpus: list[S
 def test_moved_inputs_are_the_same_inputs(tmp_path: Path) -> None:
     for number in range(2):
         write(tmp_path / "data" / f"{number}.jsonl", texts(60, number))
-    run(tmp_path / "blocks", [source("web", [tmp_path / "data" / "*.jsonl"])])
+    run(tmp_path / "blocks", [web(tmp_path / "data" / "*.jsonl")])
     (tmp_path / "data").rename(tmp_path / "elsewhere")
-    run(tmp_path / "blocks", [source("web", [tmp_path / "elsewhere" / "*.jsonl"])])
+    run(tmp_path / "blocks", [web(tmp_path / "elsewhere" / "*.jsonl")])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +193,7 @@ def test_wrong_input_is_one_sentence_and_leaves_nothing(
 
 
 def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> None:
-    spec = source("a", [write(tmp_path / "a.jsonl", texts(50, 1))])
+    spec = web(write(tmp_path / "a.jsonl", texts(50, 1)))
     store = run(tmp_path / "blocks", [spec], holdout_fraction=0.0)
     held = BlockStore(tmp_path / "blocks", "holdout")
     assert len(store) > 0 and len(held) == 0 and held.sources[0].count == 0
@@ -255,8 +215,9 @@ def test_a_source_that_fails_leaves_the_finished_ones(
     wrong = dataclasses.replace(corpus[1], text_field="body")
     with pytest.raises(ValueError, match="no field 'body'"):
         run(tmp_path / "blocks", [corpus[0], wrong])
-    left = {path.split("/")[0] + "/" + path.split("/")[1] for path in tree(tmp_path / "blocks")}
-    assert left == {"replay/web"}
+    assert {path.rsplit("/", 1)[0] for path in tree(tmp_path / "blocks")} == {
+        "replay/web", "replay/web/holdout"
+    }  # fmt: skip
     with pytest.raises(ValueError, match=r"no complete block store in .* \(no store.json\)"):
         BlockStore(tmp_path / "blocks")
     run(tmp_path / "blocks", corpus)
@@ -296,9 +257,7 @@ class Hub:
 
         self.commit, self.read = "a" * 40, set[str | None]()
         open_folder = datasets.load_dataset_builder
-        folder.mkdir()
-        rows = [json.dumps({"text": text}) + "\n" for text in texts(200, 7)]
-        (folder / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+        write(folder / "train.jsonl", texts(200, 7))
 
         def opened(path: str, name: str | None = None, revision: str | None = None) -> Any:
             assert path == "org/data"
@@ -319,14 +278,10 @@ def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(
     hub = Hub(monkeypatch, tmp_path / "data")
     spec = SourceSpec(name="web", role="replay", kind="huggingface", path="org/data")
 
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "blocks", [spec], progress=stop)
+    interrupted(tmp_path / "blocks", [spec], 1)
     hub.commit = "b" * 40
     run(tmp_path / "blocks", [spec])
-    manifest = json.loads((tmp_path / "blocks" / "replay" / "web" / "manifest.json").read_text())
-    assert manifest["commit"] == "a" * 40 and hub.read == {"a" * 40}
-    assert manifest["reading"]["revision"] is None
+    told = manifest(tmp_path / "blocks")
+    assert told["commit"] == "a" * 40 and hub.read == {"a" * 40}
+    assert told["reading"]["revision"] is None
     run(tmp_path / "blocks", [spec])  # it is there: a branch that moved is no other source

@@ -1,13 +1,11 @@
 """A floor of held-out blocks for small sources, and replay of the size of the adaptation corpus."""
 
-import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import BYTE, S, run, source, texts, tree, write
+from corpus_cases import BYTE, S, manifest, run, source, texts, tree, write
 
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.hashing import holdout_mask, holdout_values
@@ -36,33 +34,6 @@ def rows(store: BlockStore, name: str) -> set[bytes]:
     return {row.tobytes() for row in store.tokens(found.start + np.arange(found.count))}
 
 
-def manifest(root: Path, name: str) -> dict[str, Any]:
-    role = "adaptation" if name == "new" else "replay"
-    return dict(json.loads((root / role / name / "manifest.json").read_text()))
-
-
-def test_a_floor_holds_out_the_blocks_with_the_lowest_hashes(
-    tmp_path: Path, corpus: list[SourceSpec]
-) -> None:
-    floor = 30
-    train = run(tmp_path / "b", corpus, holdout_fraction=FRACTION, holdout_floor=floor)
-    held = BlockStore(tmp_path / "b", "holdout")
-    for store in (train, held):
-        store.verify()
-    for name in COUNTS:
-        blocks = packed(name)
-        usual = holdout_mask(blocks, fraction=FRACTION)
-        wanted = max(int(usual.sum()), min(floor, len(blocks) // 5))
-        lowest = np.argsort(holdout_values(blocks), kind="stable")[:wanted]
-        expected = {blocks[i].tobytes() for i in lowest}
-        assert rows(held, name) == expected
-        assert {blocks[i].tobytes() for i in np.flatnonzero(usual)} <= expected
-        assert rows(train, name) == {block.tobytes() for block in blocks} - expected
-    small, large = packed("small"), packed("large")
-    assert len(small) // 5 < floor and len(rows(held, "small")) == len(small) // 5
-    assert len(rows(held, "large")) == holdout_mask(large, fraction=FRACTION).sum() > floor
-
-
 def test_without_a_floor_nothing_changes(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     one = run(tmp_path / "one", corpus)
     two = run(tmp_path / "two", corpus, holdout_floor=1, replay_ratio=1000.0)
@@ -84,9 +55,9 @@ def test_replay_is_thinned_alike_in_all_sources(tmp_path: Path, corpus: list[Sou
             order = np.argsort(values)
             kept = max(1, int((values < share * 2.0**64).sum()))
             assert rows(after, name) == {blocks[i].tobytes() for i in order[:kept]}
-    assert manifest(tmp_path / "thin", "large")["thinned"] == {
+    assert manifest(tmp_path / "thin", "replay/large")["thinned"] == {
         "share": share,
-        "of": manifest(tmp_path / "whole", "large")["count"],
+        "of": manifest(tmp_path / "whole", "replay/large")["count"],
     }
     expected = 1.5 * whole.num_adaptation
     assert abs(train.num_replay - expected) < 4 * (expected * (1 - share)) ** 0.5
@@ -100,7 +71,7 @@ def test_what_is_left_of_thinned_replay_holds_out_the_floor(
     held = BlockStore(tmp_path / "b", "holdout")
     for store in (train, held):
         store.verify()
-    share = manifest(tmp_path / "b", "large")["thinned"]["share"]
+    share = manifest(tmp_path / "b", "replay/large")["thinned"]["share"]
     blocks = packed("large")
     kept = blocks[holdout_values(blocks, seed=42 ^ (1 << 127)) < share * 2.0**64]
     assert holdout_mask(kept, fraction=FRACTION).sum() < floor < len(kept) // 5
@@ -111,29 +82,12 @@ def test_what_is_left_of_thinned_replay_holds_out_the_floor(
     assert len(rows(held, "small")) >= max(1, min(floor, left // 5))
 
 
-def test_a_second_run_changes_nothing_and_an_interrupted_one_ends_the_same(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"holdout_floor": 20, "replay_ratio": 1.0}
-    run(tmp_path / "one", corpus, **options)
-    once = tree(tmp_path / "one")
-    run(tmp_path / "one", corpus, **options)
-    assert tree(tmp_path / "one") == once
-    module: Any = importlib.import_module("nemo_rod.corpus.prepare")
-    real, calls = module.thin, list[Path]()
-
-    def second_fails(built: Path, *arguments: Any, **named: Any) -> Path:
-        calls.append(built)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(built, *arguments, **named)
-
-    monkeypatch.setattr(module, "thin", second_fails)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "two", corpus, **options)
-    assert not (tmp_path / "two" / "store.json").exists()
-    run(tmp_path / "two", corpus, **options)
-    assert tree(tmp_path / "two") == once
+def test_a_second_run_changes_nothing(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    trees = []
+    for _ in range(2):
+        run(tmp_path / "blocks", corpus, holdout_floor=20, replay_ratio=1.0)
+        trees.append(tree(tmp_path / "blocks"))
+    assert trees[0] == trees[1]
 
 
 def test_another_share_is_refused_or_made_again(tmp_path: Path, corpus: list[SourceSpec]) -> None:

@@ -1,7 +1,6 @@
 """Descriptions of sources: what every key accepts, and one sentence about anything else."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
-from corpus_cases import run, source, texts, write
+from corpus_cases import manifest, run, texts, web, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,7 +172,6 @@ def test_valid_keys_are_what_they_were() -> None:
     ("keys", "sentence"),
     [
         ("no: {role: replay, kind: jsonl, files: [a]}", "a source false, which YAML reads as a bo"),
-        ("2024: {role: replay, kind: jsonl, files: [a]}", 'quote it, as in "2024".'),
         ("~: {role: replay, kind: jsonl, files: [a]}", "domain.sources has a name that YAML reads"),
         (
             "web: {role: replay, kind: text, files: [a], dedup: 'false'}",
@@ -201,7 +199,7 @@ def test_a_floor_and_whole_documents_exclude_each_other(tmp_path: Path) -> None:
     values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
     with pytest.raises(ValueError, match=message):
         _ = Domain(tokenizer="byte", holdout_floor=5, sources={"web": values}).specs
-    spec = source("web", [write(tmp_path / "a", texts(60, 1))], document_holdout=True)
+    spec = web(write(tmp_path / "a", texts(60, 1)), document_holdout=True)
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "b", [spec], holdout_floor=5)
     assert not (tmp_path / "b").exists()
@@ -233,17 +231,18 @@ def test_a_reader_of_another_package_declares_its_keys(
 
 
 def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: Path) -> None:
-    values = {"kind": "mine", "files": [], "options": {"texts": ["one text", "and another"]}}
+    options = {"texts": ["one text", "and another"]}
+    values = {"kind": "mine", "files": [], "options": options}
     spec = parsed(values)
     assert next(open_inputs(spec)[0].records(None)) == "one text"
     run(tmp_path / "blocks", [spec])
-    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
-    assert manifest["reading"]["options"] == {"texts": ["one text", "and another"]}
-    other = parsed({**values, "options": {"texts": ["a third"]}})
-    with pytest.raises(ValueError, match=r"reading\.options\.texts was \['one text', 'and an"):
-        run(tmp_path / "blocks", [other])
-    with pytest.raises(ValueError, match=r"reading\.options\.texts was .* and is now None"):
-        run(tmp_path / "blocks", [parsed({**values, "options": {}})])
-    run(tmp_path / "plain", [source("web", [write(tmp_path / "a", texts(60, 1))])])
-    manifest = json.loads((tmp_path / "plain/replay/web/manifest.json").read_text())
-    assert "options" not in manifest["reading"]  # as in stores of earlier versions
+    assert manifest(tmp_path / "blocks")["reading"]["options"] == {
+        "texts": ["one text", "and another"]
+    }
+    for other, now in (({"texts": ["a third"]}, r"\['a third'\]"), ({}, "None")):
+        changed = rf"reading\.options\.texts was \['one text', 'and another'\] and is now {now}"
+        with pytest.raises(ValueError, match=changed):
+            run(tmp_path / "blocks", [parsed({**values, "options": other})])
+    run(tmp_path / "plain", [web(write(tmp_path / "a", texts(60, 1)))])
+    # as in stores of earlier versions
+    assert "options" not in manifest(tmp_path / "plain")["reading"]

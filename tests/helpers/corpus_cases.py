@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.documents import Documents
@@ -27,8 +28,28 @@ def texts(count: int, seed: int, length: int = 120) -> list[str]:
     return ["".join(random.choice(letters, random.integers(1, length))) for _ in range(count)]
 
 
-def source(name: str, files: Sequence[Path], role: str = "replay", **fields: Any) -> SourceSpec:
-    return SourceSpec(name=name, role=role, kind="jsonl", files=[str(f) for f in files], **fields)
+def write_parquet(path: Path, columns: Any, **options: Any) -> Path:
+    """Writes columns by name, or a list of records, or a table."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(columns, list):
+        columns = pyarrow.Table.from_pylist(columns)
+    table = pyarrow.table(columns) if isinstance(columns, dict) else columns
+    parquet.write_table(table, path, **{"row_group_size": 7, **options})
+    return path
+
+
+def source(
+    name: str, files: Sequence[object], role: str = "replay", kind: str = "jsonl", **fields: Any
+) -> SourceSpec:
+    return SourceSpec(name=name, role=role, kind=kind, files=[str(f) for f in files], **fields)
+
+
+def web(*files: object, kind: str = "jsonl", **fields: Any) -> SourceSpec:
+    """A replay source of this name."""
+    return source("web", files, kind=kind, **fields)
 
 
 def make_corpus(folder: Path) -> list[SourceSpec]:
@@ -45,9 +66,43 @@ def read_documents(spec: SourceSpec) -> Iterator[str]:
     return (document.text for document in Documents(spec))
 
 
+def refuse(spec: SourceSpec, *parts: str) -> None:
+    """Reads a source, which is refused by one sentence with these parts."""
+    with pytest.raises(ValueError) as error:
+        list(read_documents(spec))
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
 def run(root: Path, sources: Sequence[SourceSpec], **changes: Any) -> BlockStore:
     arguments = {"tokenizer": BYTE, "block_size": S, "holdout_fraction": 0.1, **changes}
     return prepare(root, sources, **arguments)
+
+
+def stop_at(*calls: int) -> Callable[..., None]:
+    """A progress that interrupts the run at some of its calls, counted from 1."""
+    count = 0
+
+    def progress(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count in calls:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def interrupted(root: Path, sources: Sequence[SourceSpec], *calls: int, **changes: Any) -> None:
+    """Interrupts a run, and those that go on with it, at these calls of their progress."""
+    for call in calls:
+        with pytest.raises(KeyboardInterrupt):
+            run(root, sources, progress=stop_at(call), checkpoint_seconds=0, **changes)
+
+
+def manifest(root: Path, place: str = "replay/web") -> dict[str, Any]:
+    return dict(json.loads((root / place / "manifest.json").read_text()))
 
 
 def tree(root: Path) -> dict[str, str]:
