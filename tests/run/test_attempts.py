@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import made_up_run
 import numpy as np
@@ -35,29 +36,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+def manifest_of(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest
+
+
 @pytest.fixture
 def run_dir(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def cut_short(folder: Path, *lost: str) -> None:
-    """Leaves a stage's folder as an attempt that was killed before its last files were written."""
-    for name in ("evaluation.json", *lost):
-        (folder / name).unlink(missing_ok=True)
-    os.replace(folder / "manifest.json", folder / "inputs.json")
-    os.replace(folder, partial(folder))
-
-
 def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:
     (stage,) = merge_stages(Stages(recipe(run_dir, f"arm={MERGED}")))
     weights = stage.folder / "hf" / "model.safetensors"
-    merged, manifest = weights.read_bytes(), (stage.folder / "manifest.json").read_text()
-    cut_short(stage.folder, "arm.json")
+    merged, outputs = weights.read_bytes(), manifest_of(stage.folder)["outputs"]
+    # an attempt that was killed before its last files were written
+    for name in ("evaluation.json", "arm.json"):
+        (stage.folder / name).unlink()
+    os.replace(stage.folder / "manifest.json", stage.folder / "inputs.json")
+    os.replace(stage.folder, partial(stage.folder))
     assert not stage.is_done()
     stage.run()
     assert stage.is_done() and weights.read_bytes() == merged
-    made = json.loads((stage.folder / "manifest.json").read_text())
-    assert made["outputs"] == json.loads(manifest)["outputs"]
+    assert manifest_of(stage.folder)["outputs"] == outputs
     assert json.loads((stage.folder / "arm.json").read_text())["lambda"] == 0.6
 
 
@@ -237,7 +238,10 @@ def test_a_second_evaluation_keeps_what_there_is(run_dir: Path, evaluations: Eva
 
     assert kill_after(2) == names
     assert kill_after(1) == names[2:]
-    change_weights(run_dir / "arms" / "no_replay")  # made again: its losses no longer hold
+    # made again: its losses no longer hold
+    manifest = manifest_of(run_dir / "arms" / "no_replay")
+    manifest["outputs"]["weights"] = "others"
+    write_json(run_dir / "arms" / "no_replay" / "manifest.json", manifest)
     assert kill_after(0) == ["no_replay", MERGED, "rod"]
     evaluations.whole = 9
     stage.run()
@@ -255,12 +259,6 @@ def test_losses_of_unknown_inputs_are_made_again(run_dir: Path, evaluations: Eva
     write_json(run_dir / "evaluation.partial" / "rod.json", {"loss": {}})
     stage.run()
     assert "rod" in evaluations.asked[0]
-
-
-def change_weights(arm: Path) -> None:
-    manifest = json.loads((arm / "manifest.json").read_text())
-    manifest["outputs"]["weights"] = "others"
-    write_json(arm / "manifest.json", manifest)
 
 
 def test_the_losses_of_a_model_are_written_whole_or_not_at_all(

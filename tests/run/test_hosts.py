@@ -18,9 +18,7 @@ from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
-NOT_ON_NEMO_RL = {
-    "scoring.every", "converge",
-}  # fmt: skip
+NOT_ON_NEMO_RL = {"scoring.every", "converge"}
 # Keys that only say something together with another: the rest of such a variant.
 TOGETHER: dict[str, dict[str, Any]] = {
     "adaptation": {"share": 0.3},

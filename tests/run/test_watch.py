@@ -139,11 +139,7 @@ def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a clock that goes as the watch of rank 0 waits: no machine is too slow for it."""
-    from torch.distributed import HashStore
-
-    from nemo_rod.megatron import watch
-
-    store, seconds = HashStore(), [0.0]
+    store, seconds = distributed.HashStore(), [0.0]
     first, *others = (watch.Watch(store, rank, 3, stall_seconds=8) for rank in range(3))
 
     def wait(timeout: float) -> bool:
@@ -153,7 +149,7 @@ def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
         return first._stop.is_set()
 
     clock = SimpleNamespace(monotonic=lambda: seconds[0], time_ns=time.time_ns)
-    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr("nemo_rod.megatron.watch.time", clock)
     monkeypatch.setattr(first._stop, "wait", wait)
     monkeypatch.setattr(first, "leave", lambda status: first._stop.set())
     for each in (first, *others):
