@@ -73,17 +73,12 @@ def score_lines(role: str, checkpoint: str, out: str) -> str:
     )
 
 
-def install_lines(policy: str = "") -> str:
-    references = "['refs_new', 'refs_old']"
-    return (
-        "import nemo_rod\n"
-        f"nemo_rod.install('megatron_lm', roles={ROLES}, references={references}{policy})"
-    )
+def install_lines(options: str) -> str:
+    return f"import nemo_rod\nnemo_rod.install('megatron_lm', roles={ROLES}, {options})"
 
 
-TAKE_ALL = install_lines(", policy=nemo_rod.TakeAll(), multiplier=1").replace(
-    "['refs_new', 'refs_old']", "()"
-)
+TAKE_ALL = install_lines("policy=nemo_rod.TakeAll(), multiplier=1")
+JOINT = install_lines("references=['refs_new', 'refs_old']")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +93,7 @@ def jobs(
     jobs.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
     jobs.run("x", lines=score_lines("replay", "base", "refs_old"))
     jobs.run("stock")
-    jobs.run("rod", lines=install_lines())
+    jobs.run("rod", lines=JOINT)
     return jobs
 
 
@@ -117,7 +112,7 @@ def test_the_job_trains_on_the_top_of_its_pools(jobs: ScriptJobs) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(jobs: ScriptJobs, name: str) -> None:
     more = f"{FROM_BASE} {LAYOUTS[name]}"
-    for kind, lines in (("stock", ""), ("take_all", TAKE_ALL), ("rod", install_lines())):
+    for kind, lines in (("stock", ""), ("take_all", TAKE_ALL), ("rod", JOINT)):
         jobs.run(f"{kind}_{name}", more=more, processes=2, lines=lines)
     jobs.assert_same_steps(f"take_all_{name}", f"stock_{name}")
     jobs.assert_same_choices(f"rod_{name}", "rod", "grad_norm")
@@ -135,8 +130,8 @@ def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
 
 
 def test_a_killed_job_repeats_and_skips_nothing(jobs: ScriptJobs) -> None:
-    jobs.run("killed", lines=install_lines(), die_at=5)
-    jobs.run("killed", lines=install_lines())
+    jobs.run("killed", lines=JOINT, die_at=5)
+    jobs.run("killed", lines=JOINT)
     jobs.assert_resumed("killed", "rod", steps=[*range(6), *range(4, STEPS)], repeated=4)
 
 

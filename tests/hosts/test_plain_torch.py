@@ -15,10 +15,11 @@ from tiny import STEPS, Setting, metric
 from torch.nn.functional import cross_entropy
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import read_lines
-from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer
+from nemo_rod.files import read_json, read_lines
+from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
 from nemo_rod.hosts.plain_torch import scorer as scoring
 from nemo_rod.selection import Curriculum, References
+from nemo_rod.selection.held_out import START_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER = WORKERS / "plain_torch_worker.py"
@@ -41,12 +42,15 @@ class Runs:
             for run in runs
             if (name := run["out"])
         ]
-        spec = self.root / f"{every[0]['out']}.json"
+        spec = self.root / f"{runs[0]['out']}.json"
         spec.write_text(json.dumps({"blocks": str(self.tiny.blocks), "runs": every}))
         self.torchrun(processes, WORKER, spec)
 
     def records(self, name: str) -> list[Any]:
         return list(Curriculum.open(self.root / name / "curriculum.rod", read_only=True))
+
+    def references(self, *names: str) -> References:
+        return References.open([self.root / name for name in names], self.tiny.store)
 
     def assert_same_choices(self, name: str, expected: list[Any], steps: int = STEPS) -> None:
         actual, expected = self.records(name), expected[:steps]
@@ -71,39 +75,36 @@ def runs(
         {"out": "resumed"}, {"out": "own_references", "references": own, "stop": 5},
     )  # fmt: skip
     runs.run(
-        2,
-        {"out": "ddp", "kind": "ddp"},
-        {"out": "fsdp2", "kind": "fsdp2"},
+        2, {"out": "ddp", "kind": "ddp"}, {"out": "fsdp2", "kind": "fsdp2"},
         {"out": "fsdp2_base", "kind": "fsdp2", "role": "replay"},
-    )
+    )  # fmt: skip
     return runs
 
 
-def test_it_chooses_what_megatron_chooses(runs: Runs) -> None:
-    runs.assert_same_choices("one", runs.megatron)
-    ours = metric(runs.root / "one", "train/loss")
-    theirs = metric(runs.tiny.root / "single", "train/loss")
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
-
-
-@pytest.mark.parametrize("name", ["resumed", "ddp", "fsdp2"])
-def test_choices_are_those_of_one_process(name: str, runs: Runs) -> None:
-    runs.assert_same_choices(name, runs.records("one"))
+@pytest.mark.parametrize("name", ["one", "resumed", "ddp", "fsdp2"])
+def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(
+    name: str, runs: Runs
+) -> None:
+    runs.assert_same_choices(name, runs.megatron if name == "one" else runs.records("one"))
     assert metric(runs.root / name, "step") == list(range(STEPS))
 
 
+def test_it_trains_as_megatron_does(runs: Runs) -> None:
+    ours, theirs = (
+        metric(folder, "train/loss") for folder in (runs.root / "one", runs.tiny.root / "single")
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+
+
 def test_its_references_are_those_of_megatron(runs: Runs) -> None:
+    """Those of the base itself leave replay a score of zero."""
     ids = np.arange(len(runs.tiny.store))
-    ours = References.open([runs.root / "specialist", runs.root / "base"], runs.tiny.store)
+    ours, sharded = (runs.references("specialist", base) for base in ("base", "fsdp2_base"))
     theirs = References.open(runs.tiny.references, runs.tiny.store)
     np.testing.assert_allclose(ours[ids], theirs[ids], rtol=0, atol=2e-6)
-    sharded = References.open([runs.root / "specialist", runs.root / "fsdp2_base"], runs.tiny.store)
     np.testing.assert_allclose(sharded[ids], ours[ids], rtol=0, atol=2e-6)
     assert sharded.manifests[1] == ours.manifests[1]  # the same weights, however they are split
     runs.assert_same_choices("own_references", runs.records("one"), steps=5)
-
-
-def test_replay_scores_zero_at_the_base(runs: Runs) -> None:
     (first, *_) = runs.records("own_references")
     is_replay = first.block_ids >= runs.tiny.store.num_adaptation
     np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
@@ -113,19 +114,17 @@ def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
     """Those of whoever measures the same weights; at the start, every 5 steps, and at the end."""
     from transformers import AutoModelForCausalLM
 
-    root = runs.root
-    start, rows = (
-        {name: of(root / name) for name in ("one", "resumed", "ddp", "fsdp2")}
-        for of in (read_start, lambda folder: read_lines(folder / "metrics.jsonl"))
-    )
+    folders = {name: runs.root / name for name in ("one", "resumed", "ddp", "fsdp2")}
+    rows = {name: read_lines(folder / "metrics.jsonl") for name, folder in folders.items()}
+    start = {name: read_json(folder / START_FILE) for name, folder in folders.items()}
     held_out = BlockStore(runs.tiny.blocks, split="holdout")
-    assert len(start["one"]) == len(held_out.sources)
     model = AutoModelForCausalLM.from_pretrained(runs.tiny.base, dtype=torch.float32)
     losses = TorchScorer(model, held_out, micro_batch_size=1).losses(np.arange(len(held_out)))
-    for row in held_out.sources:
-        own = losses[row.start : row.start + min(row.count, 64)]
-        name = f"validation/{row.role}/{row.name}/loss"
-        assert start["one"][name] == pytest.approx(own.mean(), abs=1e-6)
+    expected = {
+        f"validation/{row.role}/{row.name}/loss": losses[row.start :][: min(row.count, 64)].mean()
+        for row in held_out.sources
+    }
+    assert start["one"] == pytest.approx(expected, abs=1e-6)
     for name in start:
         assert start[name] == pytest.approx(start["one"], abs=2e-6)
         measured = [row for row in rows[name] if "validation/forgetting" in row]
@@ -134,10 +133,6 @@ def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
         assert measured[-1]["validation/forgetting"] == pytest.approx(
             rows["one"][-1]["validation/forgetting"], abs=2e-4
         )
-
-
-def read_start(folder: Path) -> dict[str, float]:
-    return dict(json.loads((folder / "validation_start.json").read_text()))
 
 
 @pytest.mark.parametrize("script", ["loop.py", pytest.param("trainer.py", marks=pytest.mark.slow)])
@@ -259,6 +254,15 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
     options["model"] = own.get(options["model"], options["model"])
     with pytest.raises(ValueError, match=re.escape(sentence)):
         next(iter(RoDBatches(store=store, steps=2, **options)))
+
+
+def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
+    folder = runs.tiny.references[1]
+    with pytest.raises(ValueError, match="holds references with model"):
+        write_references(
+            model("llama", vocab_size=256), runs.tiny.store, folder, role="replay",
+            micro_batch_size=8,
+        )  # fmt: skip
 
 
 def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) -> None:

@@ -34,23 +34,12 @@ def one_run(
     kind: str,
     *,
     steps: int,
-    base: str | None = None,
+    base: str | None = None,  # run whose last checkpoint it starts from, or scores with
     corpora: list[str] = ["new", "old"],  # noqa: B006
     role: str = "",
-    die_at: int | None = None,
+    die_at: int | None = None,  # the step, from 0, after which the process kills itself
 ) -> None:
-    """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
-
-    Args:
-        root: has `data` and gets a folder `name`.
-        name: of the run.
-        kind: see above.
-        steps: of the job.
-        base: name of the run whose last checkpoint it starts from, or scores with.
-        corpora: of the blend.
-        role: that is scored.
-        die_at: the step, from 0, after which the process kills itself.
-    """
+    """One job: kind "stock", "take_all", "joint", or "score" for references of one role."""
     out = Path(root, name)
     job = make_job(Path(root, "data"), out, steps=steps, corpora=tuple(corpora))
     job["trainer"].callbacks.append(Watch(out, die_at))

@@ -26,7 +26,7 @@ from nemo_rod.jobs import TrainJob, read_job
 MODE, JOB, CHANGES, OUT = sys.argv[1:]
 
 
-def state_beside_weights(model: list, optimizer: Any, global_state: Any) -> dict[str, Any]:
+def state_beside_weights(context: Any) -> dict[str, Any]:
     """Whatever a forward pass might leave a trace in."""
     from megatron.core.rerun_state_machine import get_rerun_state_machine
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
@@ -34,9 +34,8 @@ def state_beside_weights(model: list, optimizer: Any, global_state: Any) -> dict
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
     from megatron.core.utils import get_model_config
 
-    config = get_model_config(model[0])
-    timers = global_state.timers._timers
-    rerun = get_rerun_state_machine()
+    model, state = context.model, context.state
+    config, rerun = get_model_config(model[0]), get_rerun_state_machine()
     return {
         "random state": torch.get_rng_state(),
         "tensor-parallel random states": get_cuda_rng_tracker().get_states(),
@@ -44,9 +43,9 @@ def state_beside_weights(model: list, optimizer: Any, global_state: Any) -> dict
         "gradients": [p.main_grad for chunk in model for p in chunk.parameters()],
         "losses of routers": get_moe_layer_wise_logging_tracker(),
         "losses of multi-token prediction": MTPLossLoggingHelper.tracker,
-        "timers": {name: (t._elapsed, t._active_time) for name, t in timers.items()},
+        "timers": {name: (t._elapsed, t._active_time) for name, t in state.timers._timers.items()},
         "rerun machine": (str(rerun.state), rerun.current_iteration, rerun.validation_counts),
-        "counters": global_state.train_state.state_dict(),
+        "counters": state.train_state.state_dict(),
         "modes": [module.training for chunk in model for module in chunk.modules()],
         "settings": {k: v for k, v in vars(config).items() if not callable(v)},
         "hooks of the schedule": [config.timers, config.no_sync_func, config.param_sync_func],
@@ -63,9 +62,7 @@ def snapshot(value: Any) -> Any:
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [snapshot(item) for item in value]
-    return value
+    return [*map(snapshot, value)] if isinstance(value, list | tuple) else value
 
 
 def same(one: Any, other: Any) -> bool:
@@ -113,11 +110,10 @@ def main() -> None:
 
         def on_train_step_end(self, context: CallbackContext) -> None:
             loss = (context.loss_dict or {}).get("lm loss")
-            row = (None if loss is None else float(loss), context.grad_norm)
-            out["metrics"].append(row)
+            out["metrics"].append((None if loss is None else float(loss), context.grad_norm))
 
         def on_train_end(self, context: CallbackContext) -> None:
-            state = state_beside_weights(context.model, context.optimizer, context.state)
+            state = state_beside_weights(context)
             optimizers = getattr(context.optimizer, "chained_optimizers", [context.optimizer])
             end = {
                 "weights": [dict(chunk.named_parameters()) for chunk in context.model],
@@ -144,11 +140,8 @@ def main() -> None:
             return self.batches(), None, None
 
         def batches(self) -> Iterator[dict[str, torch.Tensor]]:
-            groups, size = (
-                get_pg_collection(context_now[0].model[0]),
-                job.config.train.micro_batch_size,
-            )
-            store = BlockStore(job.blocks)
+            groups = get_pg_collection(context_now[0].model[0])
+            size, store = job.config.train.micro_batch_size, BlockStore(job.blocks)
             for record in Curriculum.open(Path(job.out) / "curriculum.rod", read_only=True):
                 dealt = record.block_ids[record.chosen].reshape(-1, size)
                 share = dealt[groups.dp.rank() :: groups.dp.size()].ravel()
@@ -169,12 +162,8 @@ def main() -> None:
             for name, value in changes.get(section, {}).items():
                 setattr(getattr(config, section), name, value)
         if MODE == "ordinary":
-            config.dataset = Winners(
-                seq_length=config.dataset.seq_length,
-                dataloader_type="external",
-                num_workers=0,
-                pin_memory=False,
-            )
+            options = {"dataloader_type": "external", "num_workers": 0, "pin_memory": False}
+            config.dataset = Winners(seq_length=config.dataset.seq_length, **options)
         return config
 
     # parts that the changes add to the model are not in the checkpoint and keep their first values
@@ -191,11 +180,9 @@ def main() -> None:
     choose = Selector.choose
 
     def choose_watched(self: Selector, step: int, scorer: Any) -> Any:
-        context = context_now[0]
-        watched = (context.model, context.optimizer, context.state)
-        before = snapshot(state_beside_weights(*watched))
+        before = snapshot(state_beside_weights(context_now[0]))
         choice = choose(self, step, scorer)
-        after = state_beside_weights(*watched)
+        after = state_beside_weights(context_now[0])
         out["changed by scoring"] += [key for key in before if not same(before[key], after[key])]
         return choice
 

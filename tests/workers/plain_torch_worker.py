@@ -72,12 +72,12 @@ def train(
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=lrs[0], betas=(0.9, 0.95), eps=1e-8)
+    kept: dict[str, Any] = {"model": trained, "optimizer": optimizer, "batches": batches}
     checkpoint = Path(out) / f"checkpoint_{os.environ.get('RANK', 0)}.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=False)
-        trained.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        batches.load_state_dict(state["batches"])
+        for name, item in kept.items():
+            item.load_state_dict(state[name])
     replicas = dist.get_world_size() if dist.is_initialized() else 1
     accumulated = BATCH // micro_batch_size // replicas
     assert len(batches) == accumulated * batches.steps
@@ -96,8 +96,7 @@ def train(
             batches.end_step({"train/loss": sum(losses)})
             losses = []
     if stop:
-        state = {"model": trained.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**state, "batches": batches.state_dict()}, checkpoint)
+        torch.save({name: item.state_dict() for name, item in kept.items()}, checkpoint)
 
 
 if __name__ == "__main__":

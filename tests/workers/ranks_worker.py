@@ -102,6 +102,7 @@ def agreed() -> dict[str, Any]:
             "worked": worked,
             "none fails": ranks.all_or_none(lambda: rank),
             "one fails": refused(lambda: ranks.all_or_none(fails_on_rank_1)),
+            "the recorder fails": refused(lambda: ranks.from_recorder(fails_on_rank_1)),
         }
 
 

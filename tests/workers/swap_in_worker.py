@@ -48,33 +48,19 @@ def one_run(
     name: str,
     kind: str,
     steps: int = 6,
-    base: str | None = None,
-    references: list[str] = (),  # type: ignore[assignment]
+    base: str | None = None,  # run that it starts from, or scores with
+    references: list[str] = (),  # type: ignore[assignment]  # runs that scored
     role: str = "",
     multiplier: float = 2,
     corpora: Sequence[str] = ("new", "old"),
-    settings: dict[str, Any] | None = None,
-    die_at: int | None = None,
-    refused: str | None = None,
+    settings: dict[str, Any] | None = None,  # by dotted keys of the configuration
+    die_at: int | None = None,  # step in which the process kills itself
+    refused: str | None = None,  # what must be said when the job is refused as it starts
     validation_every: int | None = None,
 ) -> None:
     """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
 
-    Args:
-        root: has `data` and gets a folder `name` with checkpoints and `steps.jsonl`.
-        layout: "tensor" and "pipeline" sizes.
-        name: of the run.
-        kind: see above.
-        steps: of the job.
-        base: name of the run whose checkpoint it starts from, or scores with.
-        references: names of runs that scored.
-        role: that is scored.
-        multiplier: candidates per trained sample.
-        corpora: of the blend.
-        settings: dotted keys of the configuration and their values.
-        die_at: the step in which the process kills itself.
-        refused: what must be said when the job is refused as it starts.
-        validation_every: as for `install`.
+    `root` has `data` and gets a folder `name` with checkpoints and `steps.jsonl`.
     """
     from before import make_config
     from megatron.bridge.training.gpt_step import forward_step
@@ -104,11 +90,11 @@ def one_run(
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)
         return
+    take_all = kind == "take_all"
     installed = nemo_rod.install(
-        "megatron_bridge", cfg, roles=roles,
-        references=[root / reference for reference in references],
-        policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
-        multiplier=1 if kind == "take_all" else multiplier, validation_every=validation_every,
+        "megatron_bridge", cfg, roles=roles, references=[root / folder for folder in references],
+        policy=nemo_rod.TakeAll() if take_all else nemo_rod.Joint(),
+        multiplier=1 if take_all else multiplier, validation_every=validation_every,
     )  # fmt: skip
     with installed, refusal:
         pretrain(cfg, forward_step, callbacks=watch)
@@ -117,7 +103,7 @@ def one_run(
 
 
 def steps_writer(out: Path, die_at: int | None) -> Any:
-    """Writes loss and gradient norm of every step; a callback of Megatron-Bridge's own."""
+    """A callback of Megatron-Bridge's own that notes loss and gradient norm of every step."""
     from megatron.bridge.training.callbacks import Callback, CallbackContext
 
     class StepsWriter(Callback):
