@@ -20,7 +20,6 @@ WITH_CUDA = """
 torch.cuda.is_available = lambda: True
 import nemo_rod.megatron
 from nemo_rod import cpu
-from nemo_rod.cpu import plain
 assert plain.needed() and not cpu.needed()
 assert not hasattr(torch.zeros, "__wrapped__"), "torch makers were redirected"
 import megatron.core.extensions.transformer_engine as te
@@ -29,34 +28,21 @@ import nemo_rod.megatron.train_job
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 assert hasattr(WrappedTorchNorm.__new__, "__wrapped__"), "norms were not marked"
 """
-WITH_ENGINE = """
-import importlib.util
-assert importlib.util.find_spec("transformer_engine") is not None
-import nemo_rod.megatron
-from nemo_rod.cpu import plain
-assert plain.needed()
-assert importlib.util.find_spec("transformer_engine") is None
-import megatron.core.extensions.transformer_engine as te
-assert issubclass(te.TEColumnParallelLinear, torch.nn.Module)
-"""
-
-
-# what Megatron imports anyhow is imported once; then a fork runs the one, and its parent the other
-PROGRAMS = """
-import contextlib, os, sys
+# and one that finds an engine and no GPU; both begin with the same imports, and the latter forks
+PROGRAM = """
+import contextlib, importlib.util, os, sys
 import torch
-from transformers import AutoModelForCausalLM
-with contextlib.suppress(ImportError):
-    import wandb
-assert "megatron" not in sys.modules
-first, engine, second = sys.argv[1:]
+from nemo_rod.cpu import plain
 child = os.fork()
 if child == 0:
-    exec(first)
+    sys.path.insert(0, sys.argv[1])
+    assert importlib.util.find_spec("transformer_engine") is not None
+    plain.prepare()
+    assert plain.needed() and importlib.util.find_spec("transformer_engine") is None
+    with contextlib.suppress(ImportError):
+        import transformer_engine
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-sys.path.insert(0, engine)
-exec(second)
 """
 
 
@@ -64,11 +50,9 @@ def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path: Pa
     """The former imports Megatron whole; an engine without a GPU counts as missing."""
     (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS, WITH_CUDA, tmp_path, WITH_ENGINE],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
+        [sys.executable, "-c", PROGRAM + WITH_CUDA, tmp_path],
+        capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -45,9 +45,8 @@ def library(path: Path, code: bytes, name: bytes = b".nv_fatbin") -> Path:
     return path
 
 
-def keep(path: Path, architecture: int) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, KIT / "keep_architecture.py", path, str(architecture)]
-    return subprocess.run(program, capture_output=True, text=True)
+def python(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
 
 
 def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
     code += bytes(16) + container(entry(2, 90, wanted), entry(2, 100, other))
     file = library(tmp_path / "lib.so", code)
     before = file.read_bytes()
-    done = keep(file, 90)
+    done = python(KIT / "keep_architecture.py", file, 90)
     assert done.returncode == 0, done.stderr
     after = file.read_bytes()
     assert after == before.replace(other, bytes(24)).replace(text, bytes(16))
@@ -64,21 +63,22 @@ def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "section", "sentence"),
     [
-        (b"text that is no library at all" * 4, "this is no 64-bit little-endian ELF file"),
-        (b"other section", "has no section .nv_fatbin"),
-        (container(entry(2, 80, b"O" * 8)), "has no code for sm_90"),
+        (b"text" * 32, None, "this is no 64-bit little-endian ELF file"),
+        (b"other section", b".rodata", "has no section .nv_fatbin"),
+        (container(entry(2, 80, b"O" * 8)), b".nv_fatbin", "has no code for sm_90"),
     ],
 )
-def test_files_without_such_code_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_files_without_such_code_are_refused(
+    tmp_path: Path, content: bytes, section: bytes | None, sentence: str
+) -> None:
     file = tmp_path / "lib.so"
-    if sentence.startswith("this"):
+    if section is None:
         file.write_bytes(content)
     else:
-        name = b".rodata" if sentence.startswith("has no section") else b".nv_fatbin"
-        library(file, content, name)
-    done = keep(file, 90)
+        library(file, content, section)
+    done = python(KIT / "keep_architecture.py", file, 90)
     assert done.returncode == 1 and sentence in done.stderr
 
 
@@ -89,12 +89,12 @@ def test_folders_are_left_out_of_wheels(tmp_path: Path) -> None:
         for name, text in (("pulp/a.py", "1"), ("pulp/solverdir/cbc", "2" * 1000)):
             archive.writestr(name, text)
         archive.writestr("pulp-1.dist-info/RECORD", record)
-    program = [sys.executable, KIT / "leave_out.py", file, "pulp/solverdir/"]
-    assert subprocess.run(program).returncode == 0
+    program = (KIT / "leave_out.py", file, "pulp/solverdir/")
+    assert python(*program).returncode == 0
     with zipfile.ZipFile(file) as archive:
         assert archive.namelist() == ["pulp/a.py", "pulp-1.dist-info/RECORD"]
         assert archive.read("pulp-1.dist-info/RECORD") == b"pulp/a.py,,\n"
-    again = subprocess.run(program, capture_output=True, text=True)
+    again = python(*program)
     assert again.returncode == 1 and "has no file below pulp/solverdir/" in again.stderr
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
@@ -127,22 +127,19 @@ def write_run(kit: Path, *modules: str) -> None:
 def wheel() -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as file:
-        info = "empty-1.dist-info/"
-        file.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: empty\nVersion: 1\n")
-        file.writestr(
-            info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(info + "RECORD", "")
+        for name, text in {
+            "METADATA": "Metadata-Version: 2.1\nName: empty\nVersion: 1\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }.items():
+            file.writestr(f"empty-1.dist-info/{name}", text)
     return data.getvalue()
 
 
 def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ["--out", out, "--work", tmp_path / "work"]
-    done = subprocess.run(
-        [sys.executable, kit / "run.py", "bench", "engine", "rehearse", *options],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    options = ("--out", out, "--work", tmp_path / "work")
+    done = python(kit / "run.py", "bench", "engine", "rehearse", *options)
     assert done.returncode == 1, done.stderr
     assert "bench, bench_vocabulary" in done.stdout
     found = json.loads((out / "results.json").read_text())
@@ -155,10 +152,7 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     assert "&lt;began&gt;" in page and "<began>" not in page
     assert (out / "log.txt").read_text() == "=== bench\n<began>\n=== bench_vocabulary\n<began>\n"
     # once the time is spent, nothing begins
-    late = subprocess.run(
-        [sys.executable, kit / "run.py", "bench", "--minutes", "0", *options],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    late = python(kit / "run.py", "bench", "--minutes", 0, *options)
     assert late.returncode == 1
     again = json.loads((out / "results.json").read_text())
     assert again["bench"]["status"] == "no time was left"
@@ -168,10 +162,7 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
 def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> None:
     write_run(kit, "torch", "no_such_one", "no_such_two")
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = python(kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work")
     found = json.loads((out / "results.json").read_text())["machine"]
     assert found["device"] == "CPU" and done.returncode == found["status"] == 1
     sentence = "This machine lacks modules that the kit needs: no_such_one, no_such_two."
@@ -180,14 +171,11 @@ def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_benchmark_runs_whole_in_small(tmp_path: Path) -> None:
+def test_the_benchmark_runs_whole_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, picture = tmp_path / "gpu.json", tmp_path / "gpu.png"
-    words = ["--size", "tiny", "--repeats", "1", "--json", file, "--picture", picture]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "gpu.py", *words],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    words = ("--size", "tiny", "--repeats", 1, "--json", file, "--picture", picture)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    done = python(ROOT / "benchmarks" / "gpu.py", *words)
     assert done.returncode == 0, done.stderr
     rows = {row["what"]: row for row in json.loads(file.read_text())["rows"]}
     for passage in ("plain step", "forward of training", "scoring 8/8", "rod step 1/8"):
@@ -203,8 +191,6 @@ def test_the_benchmark_runs_whole_in_small(tmp_path: Path) -> None:
 
 
 def test_unknown_parts_are_refused(kit: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, kit / "run.py", "benches"], capture_output=True, text=True
-    )
+    done = python(kit / "run.py", "benches")
     assert done.returncode == 2
     assert "there is no part 'benches': expected machine, suite, bench" in done.stderr

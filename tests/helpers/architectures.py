@@ -121,14 +121,19 @@ def make(name: str) -> Any:
 
 def write(name: str, folder: Path) -> Path:
     """Writes the checkpoint of an architecture."""
-    from safetensors.torch import load_file, save_file
-
     save_published(make(name), folder)
     load_tokenizer("byte").save_pretrained(folder)
     if name in ARCHITECTURES and name != "nemotron_h":
-        file = folder / "model.safetensors"
-        head = {f"{PREDICTORS}fc.weight": torch.ones(32, 64)}
-        save_file({**load_file(file), **head}, file, {"format": "pt"})
+        add_tensor(folder, f"{PREDICTORS}fc.weight", torch.ones(32, 64))
+    return folder
+
+
+def add_tensor(folder: Path, name: str, values: torch.Tensor) -> Path:
+    """Adds a tensor to a checkpoint of one file."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), name: values}, file, {"format": "pt"})
     return folder
 
 

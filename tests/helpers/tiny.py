@@ -139,6 +139,12 @@ class Setting:
         options |= {"model": self.base, "steps": steps, "lr": 3e-3, "references": self.references}
         return self._job("rod", out, parallel, **options)
 
+    def rod_run(self, out: Path, parallel: Parallel, **options: Any) -> Path:
+        """Trains the job of a RoD run in its layout."""
+        job = self.rod_job(out, parallel, **options)
+        self.torchrun(parallel.world_size, "nemo_rod.megatron", job)
+        return out
+
     def reference(self, name: str, model: Path, role: str) -> Path:
         out, options = self.root / "references" / name, {"role": role, "model_digest": name}
         options["lengths"] = [64, 32, 16]
@@ -203,6 +209,11 @@ def configured(**keys: Any) -> Config:
         section, _, key = name.rpartition("__")
         setattr(getattr(config, section) if section else config, key, value)
     return config
+
+
+def printed(output: str) -> list[Any]:
+    """The objects of JSON that a worker has printed, one a line."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
 
 
 def metric(folder: Path, name: str) -> list[float]:

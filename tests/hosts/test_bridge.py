@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from command_line import here
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nemo_rod.cli import path_parser
 from nemo_rod.hosts.logger_runs import shown_name
 from nemo_rod.selection import References
 
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs
 STEPS = 6
 HALF = MULTIPLIER * STEPS * BATCH // 2  # samples of each corpus; replay is the second
 RECIPE = RECIPES / "megatron_bridge"
+ALONE: tuple[int, dict[str, int]] = (1, {"tensor": 1, "pipeline": 1})
 LAYOUTS = {
     "dp2": (2, {"tensor": 1, "pipeline": 1}),
     "tp2": (2, {"tensor": 2, "pipeline": 1}),
@@ -52,6 +53,7 @@ SHARDED = {
     "ddp.overlap_grad_reduce": True,
     "ddp.overlap_param_gather": True,
 }
+NEW_LOSS = "validation/adaptation/new/text_document/loss"
 REPLAY_LOSS = "validation/replay/old/text_document/loss"
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
 
@@ -77,24 +79,20 @@ def jobs(
     """
     jobs = BridgeJobs(tmp_path_factory.mktemp("swap_in"), torchrun)
     jobs.run(
-        1,
-        {"tensor": 1, "pipeline": 1},
+        *ALONE,
         {"name": "base", "kind": "stock", "steps": 10, "corpora": ["old"]},
         {"name": "specialist", "kind": "stock", "base": "base", "steps": 10, "corpora": ["new"]},
         {"name": "refs_new", **SCORE_NEW},
-        {"name": "refs_old", **SCORE_OLD},
-        # its own resume keys are not the reference model's
+        # keys that the job resumes by are not the reference model's, or replay would not score 0
         {
             **SCORE_OLD,
-            "name": "stepped",
+            "name": "refs_old",
             "settings": {
                 "checkpoint.ckpt_step": 5,
                 "checkpoint.non_persistent_ckpt_type": "global",
                 "checkpoint.non_persistent_global_ckpt_dir": str(jobs.root / "specialist"),
             },
         },
-        {"name": "long_new", **SCORE_NEW, "steps": LONG["steps"]},
-        {"name": "long_old", **SCORE_OLD, "steps": LONG["steps"]},
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
         {"name": "take_all", "kind": "take_all", "base": "base", "steps": STEPS},
         {"name": "rod", **ROD},
@@ -107,8 +105,6 @@ def jobs(
             },
             "validation_every": 2,
         },
-        # the weights that "rod" ends with, on the same held-out samples
-        {**ROD, "name": "after", "base": "rod", "references": ["long_new", "long_old"], "steps": 8},
         {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
         {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
         {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
@@ -119,18 +115,31 @@ def jobs(
     return jobs
 
 
+@pytest.fixture(scope="module")
+def long(jobs: BridgeJobs) -> BridgeJobs:
+    """And both references for a job of more steps."""
+    steps = {"steps": LONG["steps"]}
+    new, old = (
+        {"name": "long_new", **SCORE_NEW, **steps},
+        {"name": "long_old", **SCORE_OLD, **steps},
+    )
+    jobs.run(*ALONE, new, old)
+    return jobs
+
+
 def test_taking_all_is_the_stock_job(jobs: BridgeJobs) -> None:
     assert len(jobs.steps("stock", "loss")) == STEPS
     jobs.assert_same_steps("take_all", "stock", "loss", "grad_norm")
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
 
 
-def test_the_job_trains_on_the_top_of_its_pools(jobs: BridgeJobs) -> None:
+def test_the_job_trains_on_the_top_of_losses_less_references(jobs: BridgeJobs) -> None:
+    """Its candidates are what it would have read: each corpus from the first sample on."""
     jobs.assert_trained_on_the_top("rod", steps=STEPS)
-
-
-def test_scores_are_losses_less_references(jobs: BridgeJobs) -> None:
     curriculum = jobs.curriculum("rod")
+    ids = curriculum.block_ids.ravel()
+    assert ids[ids < HALF].tolist() == list(range(HALF))
+    assert ids[ids >= HALF].tolist() == list(range(HALF, 2 * HALF))
     references = References.open([jobs.root / "refs_new", jobs.root / "refs_old"])
     for ids, loss, score in zip(
         curriculum.block_ids, curriculum.loss, curriculum.score, strict=True
@@ -138,19 +147,6 @@ def test_scores_are_losses_less_references(jobs: BridgeJobs) -> None:
         np.testing.assert_allclose(score, loss - references.losses(ids), rtol=0, atol=1e-6)
     is_replay = curriculum.block_ids[0] >= HALF
     assert curriculum.score[0][~is_replay].mean() > 0.01  # the specialist is better on the new
-
-
-def test_keys_that_a_job_resumes_by_do_not_reach_its_reference_models(jobs: BridgeJobs) -> None:
-    one, other = (References.open([jobs.root / name]) for name in ("stepped", "refs_old"))
-    assert one.digest == other.digest
-    assert one.manifests[0].model == other.manifests[0].model
-
-
-def test_candidates_are_what_the_job_would_have_read(jobs: BridgeJobs) -> None:
-    """A blend reads each of its corpora from the first sample on."""
-    ids = jobs.curriculum("rod").block_ids.ravel()
-    assert ids[ids < HALF].tolist() == list(range(HALF))
-    assert ids[ids >= HALF].tolist() == list(range(HALF, 2 * HALF))
 
 
 def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: BridgeJobs) -> None:
@@ -183,19 +179,16 @@ def held_out(row: dict[str, float]) -> dict[str, float]:
 def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: BridgeJobs) -> None:
     """Every 2 steps if so asked, else at the job's own interval, of 10, and at the end."""
     begin, rows = (
-        {name: of(name) for name in ("rod", "twice", "take_all", "after")}
+        {name: of(name) for name in ("rod", "twice", "take_all")}
         for of in (jobs.start, jobs.metrics)
     )
-    sources = {"validation/adaptation/new/text_document/loss", REPLAY_LOSS}
-    assert set(begin["rod"]) == sources
+    assert set(begin["rod"]) == {NEW_LOSS, REPLAY_LOSS}
     assert begin["rod"] == begin["twice"] == begin["take_all"]  # of the same base
     measured = [row["step"] for row in rows["twice"] if held_out(row)]
     assert measured == [1, 3, 5]
     assert [row["step"] for row in rows["rod"] if held_out(row)] == [STEPS - 1]
     last = held_out(rows["rod"][-1])
     assert last == held_out(rows["twice"][-1])
-    # a job that begins with the weights of the end
-    assert begin["after"] == pytest.approx({name: last[name] for name in sources}, abs=1e-6)
     forgotten = max(0.0, last[REPLAY_LOSS] - begin["rod"][REPLAY_LOSS])
     assert last["validation/forgetting"] == pytest.approx(forgotten, rel=1e-9)
     assert abs(last[REPLAY_LOSS] - begin["rod"][REPLAY_LOSS]) > 0.001
@@ -221,16 +214,14 @@ def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
 
 def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[str]) -> None:
     folder = jobs.root / "rod"
-    options = path_parser("report").parse_args(["report", str(folder)])
-    options.main(options)
+    here("report", folder)
     assert capsys.readouterr().out == f"{folder}/rod/report/index.html\n"
     results = json.loads((folder / "rod" / "report" / "results.json").read_text())
     last = jobs.metrics("rod")[-1]
     rod, base = (results["arms"][name] for name in ("rod", "base"))
-    new, start = "validation/adaptation/new/text_document/loss", jobs.start("rod")
-    found = rod["val_forgetting"], rod["adapt_loss"], base["adapt_loss"]
-    expected = last["validation/forgetting"], last[new], start[new]
-    assert found == pytest.approx(expected, rel=1e-12)  # a weighted mean over one source
+    shown = rod["val_forgetting"], rod["adapt_loss"], base["adapt_loss"]
+    expected = last["validation/forgetting"], last[NEW_LOSS], jobs.start("rod")[NEW_LOSS]
+    assert shown == pytest.approx(expected, rel=1e-12)  # a weighted mean over one source
     assert rod["trained_tokens"] == STEPS * BATCH * 64
     assert rod["compute"] == pytest.approx(STEPS * (1 + MULTIPLIER / 3))
     page = (folder / "rod" / "report" / "index.html").read_text()
@@ -240,10 +231,8 @@ def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[
 @pytest.mark.swap_in
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(jobs: BridgeJobs, name: str) -> None:
-    processes, layout = LAYOUTS[name]
     jobs.run(
-        processes,
-        layout,
+        *LAYOUTS[name],
         {"name": f"stock_{name}", "kind": "stock", "base": "base", "steps": STEPS},
         {"name": f"take_all_{name}", "kind": "take_all", "base": "base", "steps": STEPS},
         {**ROD, "name": f"rod_{name}"},
@@ -260,8 +249,7 @@ def test_a_multiplier_need_not_be_whole(jobs: BridgeJobs) -> None:
     """With the paper's 1.5, a pool of 12 for a batch of 8, and samples built for 6 of them."""
     half = {"multiplier": 1.5, "steps": STEPS}
     jobs.run(
-        1,
-        {"tensor": 1, "pipeline": 1},
+        *ALONE,
         {**SCORE_NEW, **half, "name": "half_new"},
         {**SCORE_OLD, **half, "name": "half_old"},
         {**ROD, **half, "name": "half", "references": ["half_new", "half_old"]},
@@ -274,30 +262,44 @@ def test_a_multiplier_need_not_be_whole(jobs: BridgeJobs) -> None:
 
 
 @pytest.mark.swap_in
-def test_a_killed_job_repeats_and_skips_nothing(jobs: BridgeJobs) -> None:
-    processes, layout = LAYOUTS["dp2"]
-    jobs.run(processes, layout, {**LONG, "name": "whole"})
-    jobs.run(processes, layout, {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
-    assert jobs.steps("killed", "step") == list(range(7))
-    jobs.run(processes, layout, {**LONG, "name": "killed"})
+def test_held_out_losses_at_the_end_are_of_the_last_weights(long: BridgeJobs) -> None:
+    long.run(*ALONE, {**LONG, "name": "after", "base": "rod"})
+    last = long.metrics("rod")[-1]
+    expected = {name: last[name] for name in (NEW_LOSS, REPLAY_LOSS)}
+    assert long.start("after") == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.swap_in
+def test_a_killed_job_repeats_and_skips_nothing(long: BridgeJobs) -> None:
+    long.run(*LAYOUTS["dp2"], {**LONG, "name": "whole"})
+    long.run(*LAYOUTS["dp2"], {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
+    assert long.steps("killed", "step") == list(range(7))
+    long.run(*LAYOUTS["dp2"], {**LONG, "name": "killed"})
     # steps 5 and 6 were done again, from the checkpoint behind step 4
-    jobs.assert_resumed("killed", "whole", steps=[*range(7), 5, 6, 7], repeated=3)
-    killed = jobs.curriculum("killed")
+    long.assert_resumed("killed", "whole", steps=[*range(7), 5, 6, 7], repeated=3)
+    killed = long.curriculum("killed")
     assert sorted(killed.block_ids.ravel()) == list(range(MULTIPLIER * 8 * BATCH))
-    assert [row["step"] for row in jobs.metrics("killed")] == list(range(8))
+    assert [row["step"] for row in long.metrics("killed")] == list(range(8))
+
+
+def script(root: Path, lines: str) -> str:
+    """A program of a job on the data below a folder, with `cfg` as `make_config` makes it."""
+    return (
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
+        "from pathlib import Path\n"
+        "from before import make_config\n"
+        "from megatron.bridge.training.gpt_step import forward_step\n"
+        "from nemo_rod import swap_in\n"
+        f"root = Path({str(root)!r})\n"
+        f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
+        "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"
+    ) + lines
 
 
 @pytest.mark.swap_in
 def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path: Path) -> None:
     job = tmp_path / "job.py"
-    job.write_text(
-        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
-        "from pathlib import Path\n"
-        "from before import make_config\n"
-        "def make():\n"
-        f"    data = Path({str(jobs.root / 'data')!r})\n"
-        f"    return make_config(data, Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
-    )
+    job.write_text(script(jobs.root, "def make():\n    return cfg\n"))
     roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
     jobs.torchrun(
         *(2, "nemo_rod.cli", "reference", f"job={job}:make", "role=adaptation"),
@@ -315,21 +317,14 @@ def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path
 @pytest.mark.swap_in
 def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> None:
     """As in docs/swap-in.md, in two processes that the script itself connects."""
-    script = tmp_path / "both.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
-        "from pathlib import Path\n"
-        "from before import make_config\n"
-        "from megatron.bridge.training.gpt_step import forward_step\n"
-        "from nemo_rod import swap_in\n"
-        f"root = Path({str(jobs.root)!r})\n"
-        f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
-        "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"
+    program = tmp_path / "both.py"
+    lines = (
         "for role, model in (('adaptation', 'specialist'), ('replay', 'base')):\n"
         "    swap_in.reference('megatron_bridge', cfg, forward_step, role=role, roles=roles,\n"
         f"        checkpoint=root / model, out=Path({str(tmp_path)!r}) / role)\n"
     )
-    jobs.on_cpu(2, "megatron_bridge", script, path=str(ROOT), timeout=600)
+    program.write_text(script(jobs.root, lines))
+    jobs.on_cpu(2, "megatron_bridge", program, path=str(ROOT), timeout=600)
     for role, name in (("adaptation", "refs_new"), ("replay", "refs_old")):
         one, other = (References.open([folder]) for folder in (tmp_path / role, jobs.root / name))
         assert one.digest == other.digest
@@ -345,18 +340,11 @@ def test_a_base_may_be_of_hugging_face(tmp_path: Path, torchrun: Callable[..., l
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(tmp_path / "hf")
-    script = tmp_path / "of_hf.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
-        "from pathlib import Path\n"
+    program = tmp_path / "of_hf.py"
+    lines = (
         "import numpy as np, torch\n"
-        "from before import make_config\n"
         "from megatron.bridge import AutoBridge\n"
-        "from megatron.bridge.training.gpt_step import forward_step\n"
-        "from nemo_rod import swap_in\n"
         "from nemo_rod.hosts.swap_in.job_references import HostReferenceJob\n"
-        f"root = Path({str(tmp_path)!r})\n"
-        f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
         "model = AutoBridge.from_hf_pretrained(str(root / 'hf')).to_megatron_provider(False)\n"
         "for key in ('seq_length', 'params_dtype', 'pipeline_dtype', 'transformer_layer_spec',\n"
         "    'gradient_accumulation_fusion', 'apply_rope_fusion', 'persist_layer_norm',\n"
@@ -373,21 +361,21 @@ def test_a_base_may_be_of_hugging_face(tmp_path: Path, torchrun: Callable[..., l
         f"    ids = np.arange({HALF}, {HALF} + 8)\n"
         "    torch.save(next(job.data.micro_batches(ids, 8)), root / 'samples.pt')\n"
         "HostReferenceJob.write = write_and_keep\n"
-        "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"
         "swap_in.reference('megatron_bridge', cfg, forward_step, role='replay', roles=roles,\n"
         "    out=root / 'refs')\n"
     )
+    program.write_text(script(tmp_path, lines))
     jobs = Jobs(tmp_path, torchrun)
     jobs.make_data()
-    jobs.on_cpu(1, "megatron_bridge", script, path=str(ROOT), timeout=600)
+    jobs.on_cpu(1, "megatron_bridge", program, path=str(ROOT), timeout=600)
     samples = torch.load(tmp_path / "samples.pt")
     with torch.no_grad():
         logits = model(input_ids=samples["tokens"]).logits
     loss = torch.nn.functional.cross_entropy(logits.mT, samples["labels"], reduction="none")
     mask = samples["loss_mask"]
     expected = (loss * mask).sum(1) / mask.sum(1)
-    found = References.open([tmp_path / "refs"]).losses(np.arange(HALF, HALF + 8))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    written = References.open([tmp_path / "refs"]).losses(np.arange(HALF, HALF + 8))
+    np.testing.assert_allclose(written, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.swap_in

@@ -2,18 +2,17 @@
 
 import dataclasses
 import importlib.util
-import json
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import BYTE, S, run, tree, write
+from corpus_cases import BYTE, S, interrupted, manifest, run, tree, write
 from places import Later
 
 from nemo_rod.corpus import BlockStore, SourceSpec
@@ -112,7 +111,7 @@ def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path: Path)
         build(tmp_path / name, made(4000, number))
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     run(tmp_path / "store", [source(0.3, a, 0.7, b)])
-    files = json.loads((tmp_path / "store/replay/web/manifest.json").read_text())["files"]
+    files = manifest(tmp_path / "store")["files"]
     assert files[0]["share"] == pytest.approx(3 / 7, rel=0.02) and "share" not in files[1]
     assert files[1]["documents"] == 4000
     assert files[0]["documents"] / 4000 == pytest.approx(files[0]["share"], abs=0.03)
@@ -133,27 +132,16 @@ def test_a_file_has_one_weight_whatever_leads_to_it(tmp_path: Path) -> None:
             open_inputs(source(0.5, tmp_path / "a", 0.5, tmp_path / other))
 
 
+@pytest.mark.parametrize("fields", [{"subsample": 0.7}, {"options": {"copy": False}}])
 def test_an_interrupted_run_ends_in_the_same_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     build(tmp_path / "a", made(400, 3))
-    spec = source(tmp_path / "a", subsample=0.7)
+    spec = source(tmp_path / "a", **fields)
     run(tmp_path / "whole", [spec])
-    stops = 0
-    for _ in range(60):
-        calls = iter([None] * 3)  # of a run that is interrupted
-
-        def stop(*_: object, calls: Iterator[None] = calls) -> None:
-            if next(calls, "over"):
-                raise KeyboardInterrupt
-
-        try:
-            run(tmp_path / "broken", [spec], progress=stop, checkpoint_seconds=0.0)
-            break
-        except KeyboardInterrupt:
-            stops += 1
-    assert stops > 4
+    interrupted(tmp_path / "broken", [spec], 4, 6, 3, 10, 2, 5)
+    run(tmp_path / "broken", [spec])
     assert tree(tmp_path / "broken") == tree(tmp_path / "whole")
 
 
@@ -271,35 +259,12 @@ def test_blocks_that_stay_in_their_files_are_those_that_are_copied(both: tuple[P
         assert there.digest == copied.digest and there.sources == copied.sources
         there.verify()
     folder = both[1] / "replay" / "web"
-    manifests = [json.loads((root / "replay/web/manifest.json").read_text()) for root in both]
+    manifests = [manifest(root) for root in both]
     assert "thinned" in manifests[0] and "raised" in manifests[0] and len(copied) > 60
     assert manifests[0].keys() ^ manifests[1].keys() == {"in_place"}
     assert not [*folder.rglob("*.bin"), *folder.rglob("*.idx")] and [*folder.rglob("*.rows")]
     for path in (*folder.rglob("hash.npy"), *(both[1] / "adaptation").rglob("*.*")):
         assert path.read_bytes() == (both[0] / path.relative_to(both[1])).read_bytes()
-
-
-def test_a_run_in_place_that_is_interrupted_ends_in_the_same_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
-    build(tmp_path / "a", made(400, 3))
-    spec = in_place(tmp_path / "a")
-    run(tmp_path / "whole", [spec])
-    ends = 0
-    for stop in (3, 5, 2, 9, 1, 4, 1000):
-        calls = iter([None] * stop)
-
-        def count(*_: object, calls: Iterator[None] = calls) -> None:
-            if next(calls, "over"):
-                raise KeyboardInterrupt
-
-        try:
-            run(tmp_path / "broken", [spec], progress=count, checkpoint_seconds=0.0)
-            ends += 1
-        except KeyboardInterrupt:
-            continue
-    assert ends == 1 and tree(tmp_path / "broken") == tree(tmp_path / "whole")
 
 
 def test_of_many_files_few_stay_open(tmp_path: Path) -> None:
@@ -357,16 +322,9 @@ def test_a_file_that_changes_before_the_store_is_done_is_noticed(
 ) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     file = build(tmp_path / "a", made(400, 3)).with_suffix(".bin")
-    calls = iter([None] * 4)
-
-    def touch(*_: object) -> None:
-        if next(calls, "over"):
-            os.utime(file, (0, 0))
-            raise KeyboardInterrupt
-
     spec, store = in_place(tmp_path / "a"), tmp_path / "store"
-    with pytest.raises(KeyboardInterrupt):
-        run(store, [spec], progress=touch, checkpoint_seconds=0)
+    interrupted(store, [spec], 5)
+    os.utime(file, (0, 0))
     with pytest.raises(ValueError, match=r"a\.bin, .* was changed after they were made"):
         run(store, [spec])
     run(store, [spec]).verify()  # from its beginning

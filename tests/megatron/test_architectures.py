@@ -22,8 +22,8 @@ transformers = pytest.importorskip("transformers")
 if find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
-from architectures import ARCHITECTURES, TYPES, make, tensors, token_losses, write  # noqa: E402
-from tiny import Setting, Torchrun, metric  # noqa: E402
+from architectures import ARCHITECTURES, TYPES, add_tensor, make, tensors, token_losses, write  # noqa: E402
+from tiny import Setting, Torchrun, metric, printed  # noqa: E402
 
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
@@ -102,24 +102,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     def checkpoint(name: str) -> Path:
         if name == MISNAMED:  # as transformers writes it
             make("nemotron_h").save_pretrained(root / name)
-        elif name == ONE_TOO_MANY:
-            write("qwen3_5_text", root / name)
-            add_tensor(root / name, "model.layers.3.self_attn.q_proj.bias")
-        elif name in LEFT_ON:
-            return write(LEFT_ON[name][0], root / name)
-        else:
-            return write(name, root / name)
-        load_tokenizer("byte").save_pretrained(root / name)
-        return root / name
+            load_tokenizer("byte").save_pretrained(root / name)
+            return root / name
+        if name == ONE_TOO_MANY:
+            folder = write("qwen3_5_text", root / name)
+            return add_tensor(folder, "model.layers.3.self_attn.q_proj.bias", torch.zeros(128))
+        return write(LEFT_ON[name][0] if name in LEFT_ON else name, root / name)
 
     return checkpoint
-
-
-def add_tensor(folder: Path, name: str) -> None:
-    from safetensors.torch import load_file, save_file
-
-    file = folder / "model.safetensors"
-    save_file({**load_file(file), name: torch.zeros(128)}, file, {"format": "pt"})
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +130,7 @@ def scored(
         plan.write_text(json.dumps(values))
         world_size = Parallel(**chosen[layouts[0]]).world_size
         output, *_ = torchrun(world_size, WORKERS / "architectures_worker.py", plan, timeout=900)
-        rows = [json.loads(line) for line in output.splitlines() if line.startswith('{"model"')]
-        return {(row["model"], row["layout"]): row for row in rows}
+        return {(row["model"], row["layout"]): row for row in printed(output)}
 
     return run
 

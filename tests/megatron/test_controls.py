@@ -19,17 +19,13 @@ from nemo_rod.selection import Curriculum  # noqa: E402
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
 
 
-def test_the_offline_arm_trains_on_the_choices_of_the_base() -> None:
+def test_the_offline_arm_follows_the_base_and_the_single_reference_is_of_a_mixture() -> None:
     jobs = Stages(composed("recipe=toy_controls", "seed=3", "run_dir=runs/here")).jobs
     offline = jobs.arm("rod_offline", BLOCKS)
     assert offline.recorded == "runs/here/arms/rod_offline_scores/curriculum.rod"
     assert offline.follow_by is None  # the blocks themselves
     assert jobs.settings("rod_offline").recorded_by == "rod_offline_scores"
     assert not jobs.settings("rod_offline").scores
-
-
-def test_the_single_reference_is_a_specialist_of_a_mixture() -> None:
-    jobs = Stages(composed("recipe=toy_controls", "seed=3", "run_dir=runs/here")).jobs
     base, mixed = jobs.references(jobs.settings("rod_mixture"))
     assert base == RunFolder(Path("runs/here"), "toy_controls").reference("base")
     other = Stages(composed("recipe=toy_mixture", "seed=3", "run_dir=runs/toy_mixture/seed_3"))

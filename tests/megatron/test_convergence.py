@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
-from test_resume import kill_after, rows
+from test_resume import assert_same_run, kill_after
 from tiny import LAYOUTS, Setting, metric
 
 from nemo_rod.selection import SourceRow
@@ -81,12 +80,7 @@ def test_killed_before_and_after_converging_equals_uninterrupted(tiny: Setting) 
     kill_after(4, broken, 2)
     kill_after(8, broken, 2)
     tiny.torchrun(2, "nemo_rod.megatron", broken)
-
-    assert [row["step"] for row in rows(whole.parent)] == list(range(10))
-    assert rows(broken.parent) == rows(whole.parent)
-    one, other = (load_file(job.parent / "hf" / "model.safetensors") for job in (whole, broken))
-    assert all((one[name] == other[name]).all() for name in one)
-
+    assert_same_run(whole.parent, broken.parent, steps=10)
     lr = metric(whole.parent, "train/lr")
     decay = [3e-4 + 0.5 * (3e-3 - 3e-4) * (1 + math.cos(math.pi * i / 4)) for i in range(4)]
     assert lr[2:7] == pytest.approx([3e-3] * 5)

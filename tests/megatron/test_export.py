@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from architectures import tensors
 from test_layouts import assert_validated
 from tiny import Setting
 
@@ -13,21 +13,16 @@ from nemo_rod.config import Parallel
 from nemo_rod.jobs import ExportJob
 
 
-def tensors(folder: Path) -> dict[str, np.ndarray]:
-    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Parallel(), Parallel(tensor=2)])
 def test_a_saved_step_is_what_was_validated_then(tiny: Setting, layout: Parallel) -> None:
     """Validated after step 10 of 20; the last step equals the export at the end, bit for bit."""
     out = tiny.root / f"exported_tp{layout.tensor}"
-    job = tiny.rod_job(out, layout, checkpoint__every=10)
-    tiny.torchrun(layout.world_size, "nemo_rod.megatron", job)
+    tiny.rod_run(out, layout, checkpoint__every=10)
     exported = {step: export(tiny, out, step) for step in (10, 20)}
     at_end, last = tensors(out / "hf"), tensors(exported[20])
     assert at_end.keys() == last.keys() and len(last) > 10
-    assert all((at_end[name] == last[name]).all() for name in last)
+    assert all(torch.equal(at_end[name], last[name]) for name in last)
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[9])
     assert_validated(tiny, row, exported[10])
 

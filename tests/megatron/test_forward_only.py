@@ -11,10 +11,7 @@ import torch
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 
-NEWER = {
-    "moe_router_force_biased",
-    "hybrid_context_parallel",
-}  # settings that the second set does not have
+NEWER = {"moe_router_force_biased", "hybrid_context_parallel"}  # the second set has neither
 
 
 def configuration(**settings: Any) -> Any:
@@ -31,24 +28,18 @@ def configuration(**settings: Any) -> Any:
 
 
 def refusal(
-    *,
-    use_megatron_fsdp: bool = False,
-    reuse_grad_buf_for_mxfp8_param_ag: bool = False,
-    other_shapes: bool = False,
-    is_prefix: bool = False,
-    **settings: Any,
+    *, scoring: int = 1, is_prefix: bool = False, ddp: str = "", **settings: Any
 ) -> str | None:
-    """The message about a configuration; None if it is safe."""
+    """The message about a configuration; None if it is safe.
+
+    `ddp` is a feature of the data-parallel wrapper that is on, and `scoring` the number of blocks
+    in a micro-batch of scoring, of which training has 1.
+    """
     from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 
     config = configuration(**settings)
-    ddp_config = SimpleNamespace(
-        use_megatron_fsdp=use_megatron_fsdp,
-        reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
-    )
     try:
-        refuse_unsafe(config, ddp_config)
-        scoring = 2 if other_shapes else 1
+        refuse_unsafe(config, SimpleNamespace(**{ddp: True} if ddp else {}))
         refuse_other_shapes(config, scoring=scoring, training=1, is_prefix=is_prefix)
     except ValueError as error:
         return str(error)
@@ -68,7 +59,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "delayed FP8 scaling: it lets scoring move"),
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe='custom': it has quantizers of"),
         ({"fp4": "e2m1", "fp4_recipe": "custom"}, "fp4_recipe='custom': it has quantizers of"),
-        ({"reuse_grad_buf_for_mxfp8_param_ag": True},
+        ({"ddp": "reuse_grad_buf_for_mxfp8_param_ag"},
          "reuse_grad_buf_for_mxfp8_param_ag: it leaves gradients where scoring between two st"),
         ({"moe_expert_capacity_factor": 1.5}, "it drops tokens by what else is in a micro-batch"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "it routes a token by its neighbours"),
@@ -78,8 +69,8 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
          "it scores with random routing; set moe_router_force_bias"),
         ({"qk_clip": True}, "qk_clip: it clips queries and keys by candidates that are not trai"),
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
-        ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
-        ({**OVERLAPPED, "other_shapes": True},
+        ({"ddp": "use_megatron_fsdp"}, "Megatron FSDP: it is not supported yet"),
+        ({**OVERLAPPED, "scoring": 2},
          "its buffers have only the shape of training's; set tp_comm_overlap=False, or"),
         ({**OVERLAPPED, "is_prefix": True},
          "or scoring.micro_batch_size to train.micro_batch_size and"),
@@ -97,7 +88,7 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
         {}, {**INTERLEAVED, "overlap_p2p_comm": True, "batch_p2p_comm": False},
         {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, {"fp8_recipe": "custom"},
         {"context_parallel_size": 2}, {"moe_expert_capacity_factor": -1.0}, OVERLAPPED,
-        {"tp_comm_overlap": True, "other_shapes": True},
+        {"tp_comm_overlap": True, "scoring": 2},
         {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
     ],
 )  # fmt: skip

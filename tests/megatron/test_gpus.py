@@ -50,9 +50,7 @@ def assert_holds(setting: Setting, layout: str, processes: int) -> None:
     parallel, moves = LAYOUTS[layout](processes), MOVES[setting.precision]
     batch, changes = {"batch_size": BATCH // 2 * parallel.data}, {"model": DROPOUT}
     assert_update_is_ordinary(setting, layout, parallel, changes, rounding=moves, **batch)
-    alone = setting.root / f"{layout}_alone"
-    job = setting.rod_job(alone, Parallel(), steps=1, **batch)
-    setting.torchrun(1, "nemo_rod.megatron", job)
+    alone = setting.rod_run(setting.root / f"{layout}_alone", Parallel(), steps=1, **batch)
     one, other = (
         next(iter(Curriculum.open(folder / "curriculum.rod", read_only=True)))
         for folder in (alone, setting.root / f"{layout}_rod")

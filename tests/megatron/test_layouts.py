@@ -12,33 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from architectures import token_losses
 from places import WORKERS
-from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric
+from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
 from nemo_rod.corpus import BlockStore
+from nemo_rod.lab.rehearsal.exported_losses import load
 from nemo_rod.selection import Pool, References
 from nemo_rod.selection.estimates import SourceAverages
 
 PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
 
 
-@functools.lru_cache(maxsize=4)  # a step's weights, and the two references of all steps
-def hugging_face_model(checkpoint: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+# a step's weights, and the two references of all steps
+hugging_face_model = functools.lru_cache(maxsize=4)(load)
 
 
 def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
     """Mean loss over the next-token targets within each row of tokens, nats, float64 `[C]`."""
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    with torch.no_grad():
-        logits = hugging_face_model(checkpoint)(ids).logits[:, :-1].double()
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    )
-    return loss.view(len(ids), -1).mean(dim=1).numpy()
+    return token_losses(hugging_face_model(checkpoint), tokens).mean(1)
 
 
 def assert_choice_is_plain_arithmetic(
@@ -116,8 +108,7 @@ def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) ->
     losses = {}
     for layout in ("single", "dp2_distopt"):
         folder = tiny.root / f"{layout}_first_validation"
-        job = tiny.rod_job(folder, LAYOUTS[layout], steps=3, validation__every=1)
-        tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job, timeout=300)
+        tiny.rod_run(folder, LAYOUTS[layout], steps=3, validation__every=1)
         names = [f"validation/{source.role}/{source.name}/loss" for source in tiny.store.sources]
         losses[layout] = [metric(folder, name) for name in names]
     np.testing.assert_allclose(losses["dp2_distopt"], losses["single"], rtol=0, atol=1e-5)
@@ -139,8 +130,7 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
     beats = [-(-per_replica // micro_batch)] * (1 + steps // every)  # before the first step, too
     assert min(beats) > 1
     for output in outputs:
-        (line,) = (line for line in output.splitlines() if line.startswith('{"'))
-        assert json.loads(line)["beats"] == beats
+        assert [row["beats"] for row in printed(output)] == [beats]
 
 
 @pytest.mark.layouts
@@ -196,10 +186,7 @@ def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting) -> None:
 def scores(torchrun: Torchrun, processes: int, *arguments: object) -> list[list[dict[str, Any]]]:
     """The lines that each rank of scoring_worker.py prints."""
     outputs = torchrun(processes, WORKERS / "scoring_worker.py", *arguments)
-    return [
-        [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        for output in outputs
-    ]
+    return [printed(output) for output in outputs]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A run that was killed and taken up again is the run that was never killed, bit for bit."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from safetensors.torch import load_file
 from tiny import LAYOUTS, STEPS, Setting
 
 from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
+from nemo_rod.selection.curriculum.journal import read_rows
 
 # metrics that no two runs share
 NEVER = ("timing/", "throughput/", "memory/", "rod/overhead")
@@ -54,12 +53,18 @@ def kill_after(step: int, job: Path, world_size: int) -> None:
     )
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith(NEVER)}
-        for line in lines
-    ]
+def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
+    """The same metrics in every step, and the same files, to the bit."""
+    expected, actual = (
+        [
+            {key: value for key, value in row.items() if not key.startswith(NEVER)}
+            for row in read_rows(folder / "metrics.jsonl")
+        ]
+        for folder in (one, other)
+    )
+    assert actual == expected and [row["step"] for row in actual] == list(range(steps))
+    for name in ("curriculum.rod", "hf/model.safetensors"):
+        assert (other / name).read_bytes() == (one / name).read_bytes()
 
 
 @pytest.mark.slow
@@ -73,19 +78,12 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
     parallel, guessed = LAYOUTS[layout], "_guessed" if scoring else ""
     whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
     options: dict[str, Any] = {"checkpoint__every": 4, "scoring": scoring}
-    job = tiny.rod_job(whole, parallel, **options)
-    tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)
+    tiny.rod_run(whole, parallel, **options)
     job = tiny.rod_job(broken, parallel, **options)
     kill_after(6, job, parallel.world_size)
     kill_after(13, job, parallel.world_size)
-    tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)
-
-    assert [row["step"] for row in rows(broken)] == list(range(STEPS))
-    assert rows(broken) == rows(whole)
-    assert (broken / "curriculum.rod").read_bytes() == (whole / "curriculum.rod").read_bytes()
-    one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (whole, broken))
-    assert one.keys() == other.keys()
-    assert all((one[name] == other[name]).all() for name in one)
+    tiny.rod_run(broken, parallel, **options)
+    assert_same_run(whole, broken, steps=STEPS)
 
 
 @pytest.mark.slow
@@ -98,17 +96,11 @@ def test_resumed_with_other_replicas_choose_the_same(
     layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}
     whole, moved = tiny.root / f"whole_{before}", tiny.root / f"moved_{before}_{after}"
     if not (whole / "hf").exists():
-        world_size = layouts[before].world_size
-        job = tiny.rod_job(whole, layouts[before], checkpoint__every=4)
-        tiny.torchrun(world_size, "nemo_rod.megatron", job)
+        tiny.rod_run(whole, layouts[before], checkpoint__every=4)
     job = tiny.rod_job(moved, layouts[before], checkpoint__every=4)
     kill_after(6, job, layouts[before].world_size)
-    job = tiny.rod_job(moved, layouts[after], checkpoint__every=4)
-    tiny.torchrun(layouts[after].world_size, "nemo_rod.megatron", job)
-
-    one, other = (
-        list(Curriculum.open(run / "curriculum.rod", read_only=True)) for run in (whole, moved)
-    )
+    tiny.rod_run(moved, layouts[after], checkpoint__every=4)
+    one, other = (Curriculum.open(run / "curriculum.rod", read_only=True) for run in (whole, moved))
     assert len(one) == len(other) == STEPS
     for a, b in zip(one, other, strict=True):
         assert (a.block_ids[a.chosen] == b.block_ids[b.chosen]).all()

@@ -1,12 +1,12 @@
 """A run that was killed while it wrote the last files of a checkpoint resumes from a whole one."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from places import Later
-from tiny import LAYOUTS, Setting
+from test_resume import assert_same_run
+from tiny import LAYOUTS, STEPS, Setting
 
 whole = Later("nemo_rod.megatron.whole_checkpoints")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -25,28 +25,24 @@ def checkpoints(folder: Path, *iterations: int) -> Path:
     return folder
 
 
-def cut(text: str) -> Callable[[Path], object]:
-    return lambda file: file.write_text(text)
-
-
-DAMAGE: dict[str, dict[str, Callable[[Path], object]]] = {
-    "nothing of it is written": {STATE: cut("state 4"), TRACKER: cut("4"),
-                                 "iter_0000008/run_config.yaml": Path.unlink},
-    "the state is cut": {STATE: cut("sta"), TRACKER: cut("4"),
-                         "iter_0000008/run_config.yaml": Path.unlink},
-    "the iteration is cut": {TRACKER: cut(""), "iter_0000008/run_config.yaml": Path.unlink},
-    "the configuration is missing": {"iter_0000008/run_config.yaml": Path.unlink},
-    "the configuration is empty": {"iter_0000008/run_config.yaml": cut("")},
-    "the configuration is cut": {"iter_0000008/run_config.yaml": cut(WHOLE[:33])},
-    "the configuration is no YAML": {"iter_0000008/run_config.yaml": cut("checkpoint: {")},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damaged", DAMAGE)
-def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, damaged: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "iteration", "config"),
+    [
+        ("state 4", "4", None), ("sta", "4", None), ("state 8", "", None), ("state 8", "8", None),
+        *(("state 8", "8", content) for content in ("", WHOLE[:33], "checkpoint: {")),
+    ],
+)  # fmt: skip
+def test_the_trackers_name_the_last_whole_checkpoint(
+    tmp_path: Path, state: str, iteration: str, config: str | None
+) -> None:
+    """A kill left the state, the iteration and the configuration of step 8 so, None if missing."""
     folder = checkpoints(tmp_path / "checkpoints", 4, 8)
-    for file, damage in DAMAGE[damaged].items():
-        damage(folder / file)
+    (folder / STATE).write_text(state)
+    (folder / TRACKER).write_text(iteration)
+    if config is None:
+        (folder / "iter_0000008" / "run_config.yaml").unlink()
+    else:
+        (folder / "iter_0000008" / "run_config.yaml").write_text(config)
     whole.name_the_last_whole(folder)
     assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("4", "state 4")
 
@@ -115,15 +111,11 @@ def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_resumes_from_the_checkpoint_before_to_the_bit(tiny: Setting) -> None:
     whole, killed = tiny.root / "rod_whole", tiny.root / "rod_killed"
-    tiny.torchrun(
-        1, "nemo_rod.megatron", tiny.rod_job(whole, LAYOUTS["single"], checkpoint__every=10)
-    )
-    job = tiny.rod_job(killed, LAYOUTS["single"], checkpoint__every=10)
-    tiny.torchrun(1, "nemo_rod.megatron", job)
+    for folder in (whole, killed):
+        tiny.rod_run(folder, LAYOUTS["single"], checkpoint__every=10)
     shutil.rmtree(killed / "hf")
     last = max((killed / "checkpoints").glob("iter_*"))
     config = last / "run_config.yaml"
     config.write_text(config.read_text()[:6883])  # as a kill had left it
-    tiny.torchrun(1, "nemo_rod.megatron", job)
-    for name in ("curriculum.rod", "hf/model.safetensors"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    tiny.rod_run(killed, LAYOUTS["single"], checkpoint__every=10)
+    assert_same_run(whole, killed, steps=STEPS)

@@ -3,8 +3,8 @@
 torchrun ... tests/workers/gpu_worker.py OUT {"size": "tiny", ...} BODY [BODY ...]
 
 Every body is a function of this file. It returns what it found as plain values, which are written
-to OUT/<body>.json; `test_gpu.py` compares them with what must hold, on GPUs, and `test_bodies.py`
-on a CPU. A body that fails ends the others.
+to OUT/<body>.json; `test_gpu.py` compares them with what must hold. A body that fails ends the
+others.
 """
 
 import json
