@@ -88,16 +88,24 @@ def show_status() -> None:
     status.main(Namespace(run_dir=Path("run"), watch=False))
 
 
-@pytest.mark.parametrize("second", ["slurm", "ray"])
-def test_one_run_folder_has_one_chain(cluster: Slurm, second: str) -> None:
+@pytest.mark.parametrize(("second", "name"), [("slurm", ""), ("ray", ""), ("slurm", ";east")])
+def test_one_run_folder_has_one_chain(
+    cluster: Slurm, monkeypatch: pytest.MonkeyPatch, second: str, name: str
+) -> None:
+    """With the name of a cluster where Slurm has many: its jobs are sought there."""
+    if name:
+        monkeypatch.setenv("MANY", "1")
     launch("slurm")
+    assert f"prepare\t101{name}\n" in Path("run/launch/slurm/jobs.tsv").read_text()
     before = cluster.numbers()
     assert len(before) == 5
+    active = rf"launch of run is still active \(jobs 101{name}, 102{name}"
     for other in (lambda: launch(second), lambda: run_stages.run(composed(*HERE))):
-        with pytest.raises(ValueError, match=r"launch of run is still active \(jobs 101, 102"):
+        with pytest.raises(ValueError, match=active):
             other()
     assert cluster.numbers() == before
     cancelled()
+    assert cluster.numbers() == []
     launch(second)
     assert len(cluster.numbers()) == 5
 
@@ -145,16 +153,6 @@ def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
     Path("link").symlink_to("run")  # another name of the same folder
     cancelled("link")
     assert cluster.numbers() == ["106", "107", "108", "109", "110"]
-
-
-def test_jobs_are_sought_on_their_cluster(cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANY", "1")
-    launch()
-    assert "prepare\t101;east" in Path("run/launch/slurm/jobs.tsv").read_text()
-    with pytest.raises(ValueError, match="An earlier launch of run is still active"):
-        launch()
-    cancelled()
-    assert cluster.numbers() == []
 
 
 def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
