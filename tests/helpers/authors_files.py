@@ -1,13 +1,8 @@
-"""Blocks and traces as bethgelab/replay-on-demand writes them, made up.
-
-python tests/helpers/authors_files.py FOLDER BLOCKS [SIZE]
-"""
+"""Blocks and traces as bethgelab/replay-on-demand writes them, made up."""
 
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +29,13 @@ def content_hash(origin: str, tokens: list[int]) -> str:
 
 
 def write_blocks(
-    folder: Path,
-    count: int,
-    *,
-    size: int = 64,
-    per_part: int = 50_000,
-    origins: Sequence[tuple[str, int, str]] = ORIGINS,
+    folder: Path, count: int, *, size: int = 64, per_part: int = 50_000
 ) -> list[dict[str, Any]]:
-    """Writes `count` blocks of byte tokens over all origins; returns the rows without tokens."""
+    """Writes `count` blocks of byte tokens over all origins; returns their rows."""
     folder.mkdir(parents=True)
     dice, train, holdout = np.random.default_rng(0), [], []
-    for index, (origin, tag, domain) in enumerate(origins):
-        tokens = dice.integers(0, 256, (count // len(origins) + index, size))
+    for index, (origin, tag, domain) in enumerate(ORIGINS):
+        tokens = dice.integers(0, 256, (count // len(ORIGINS) + index, size))
         rows = [
             {
                 "token_ids": row.astype(np.int32), "origin": origin, "origin_tag": tag,
@@ -54,7 +44,7 @@ def write_blocks(
             }
             for row in tokens
         ]  # fmt: skip
-        rows.sort(key=lambda row: sha_key(row["content_hash"]))
+        rows.sort(key=lambda row: hashlib.sha256(f"42:{row['content_hash']}".encode()).digest()[:4])
         held = min(math.ceil(0.01 * len(rows)), max(1, len(rows) // 5))
         holdout += [row | {"split": "holdout"} for row in rows[:held]]
         train += [row | {"split": "train"} for row in rows[held:]]
@@ -63,10 +53,6 @@ def write_blocks(
         table = pa.Table.from_pylist(rows[first : first + per_part], schema=SCHEMA)
         pq.write_table(table, folder / f"part_{number:05d}.parquet", compression="snappy")
     return rows
-
-
-def sha_key(name: str) -> int:
-    return int(hashlib.sha256(f"42:{name}".encode()).hexdigest()[:8], 16)
 
 
 def trace_rows(rows: list[dict[str, Any]], step: int, k: int, seed: int = 0) -> list[dict]:
@@ -87,7 +73,3 @@ def trace_rows(rows: list[dict[str, Any]], step: int, k: int, seed: int = 0) -> 
 def write_lines(path: Path, rows: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_blocks(Path(sys.argv[1]), int(sys.argv[2]), size=int([*sys.argv, 4096][3]))

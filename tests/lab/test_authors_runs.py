@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import composed, nemo_rod
+from command_line import composed, here
 
+from nemo_rod.config import Config
 from nemo_rod.lab.composing import composed as composed_with
 from nemo_rod.run.variants import arm_settings
 
@@ -19,24 +20,21 @@ DEFAULT = {
     "checkpointing": {"save_period": 5000, "keep_top_k": 1},
     "policy": {
         "model_name": "${oc.env:ROD_MODEL_DIR,/models/base}",
-        "train_global_batch_size": 256,
-        "train_micro_batch_size": 1,
-        "max_total_sequence_length": 4096,
-        "logprob_batch_size": 8,
-        "max_grad_norm": 1.0,
+        "train_global_batch_size": 256, "train_micro_batch_size": 1,
+        "max_total_sequence_length": 4096, "logprob_batch_size": 8, "max_grad_norm": 1.0,
         "megatron_cfg": {
             "activation_checkpointing": True,
             "tensor_model_parallel_size": "${oc.decode:${oc.env:ROD_TP,1}}",
             "optimizer": {
-                **{"lr": 1e-5, "min_lr": 1e-5, "weight_decay": 0.1, "adam_beta1": 0.9},
-                **{"adam_beta2": 0.95, "adam_eps": 1e-8, "use_precision_aware_optimizer": True},
+                "lr": 1e-5, "min_lr": 1e-5, "weight_decay": 0.1, "adam_beta1": 0.9,
+                "adam_beta2": 0.95, "adam_eps": 1e-8, "use_precision_aware_optimizer": True,
                 "optimizer_cpu_offload": False,
             },
             "scheduler": {"lr_decay_style": "constant", "lr_warmup_iters": 20},
             "distributed_data_parallel_config": {"grad_reduce_in_fp32": False},
         },
     },
-}
+}  # fmt: skip
 
 
 def scheduled(steps: int, pool: int, warmup: int, decay: int, **more: Any) -> dict[str, Any]:
@@ -48,14 +46,12 @@ def scheduled(steps: int, pool: int, warmup: int, decay: int, **more: Any) -> di
     return {"sft": {"max_num_steps": steps, "val_batches": 100}, "policy": policy, **more}
 
 
-PLAIN = {"enable_selection": False}
+PLAIN, MIXED = {"enable_selection": False}, {"replay_share": 0.111}
 FIXED = {"top_k": 1024, "selection_strategy": "fixed_ratio_rho", "fixed_replay_ratio": 0.072}
 RUNS: dict[str, dict[str, Any]] = {
     "rod": scheduled(2958, 2048, 25, 308, rod={"top_k": 1024}),
     "specialist": scheduled(2898, 1024, 25, 580, rod=PLAIN, data_mixer={"replay_share": 0.0}),
-    "fixed-replay-10": scheduled(
-        2958, 1024, 25, 615, rod=PLAIN, data_mixer={"replay_share": 0.111}
-    ),
+    "fixed-replay-10": scheduled(2958, 1024, 25, 615, rod=PLAIN, data_mixer=MIXED),
     "fixed-replay-20-long": scheduled(
         3620, 1024, 25, 724, rod=PLAIN, data_mixer={"replay_share": 0.25}
     ),
@@ -73,16 +69,19 @@ def theirs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def imported(folder: Path, *names: str, more: tuple[str, ...] = (f"recipe={RECIPE}",)) -> Any:
+def imported(folder: Path, *names: str, keys: tuple[str, ...] = ()) -> Config:
+    """The recipe that is made of the defaults and these runs."""
     files = [folder / f"{name}.yaml" for name in ("default", *names)]
-    return nemo_rod("import", "config", *files, folder / "my" / "recipe" / "legal.yaml", *more)
+    out = folder / "my" / "recipe" / "legal.yaml"
+    here("import", "config", *files, out, f"recipe={RECIPE}", *keys)
+    return composed_with("recipe=legal", folder=folder / "my")
 
 
-def test_arms_are_those_of_the_shipped_recipe(theirs: Path) -> None:
-    done = imported(theirs, *RUNS)
-    assert done.returncode == 0, done.stderr
-    assert "sft.val_batches=100" in done.stdout
-    ours = composed_with("recipe=legal", folder=theirs / "my")
+def test_arms_are_those_of_the_shipped_recipe(
+    theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = imported(theirs, *RUNS)
+    assert "sft.val_batches=100" in capsys.readouterr().out
     shipped = composed(f"recipe={RECIPE}")
     assert ours.model.hf == shipped.model.hf and ours.domain.sources == shipped.domain.sources
     arms = ["no_replay", "fixed_10", "fixed_20_long", "max_replay", "rod_m4", "rho_rho"]
@@ -102,11 +101,10 @@ def test_a_transfer_trains_on_the_curriculum_that_is_named(theirs: Path) -> None
     # their folders are known there alone
     rod = {**PLAIN, "curriculum_trace_dirs": ["${oc.env:ROD_TRACE_DIR_1}"]}
     (theirs / "transfer.yaml").write_text(json.dumps(scheduled(2862, 1024, 25, 612, rod=rod)))
-    assert "give the folder of the arm" in imported(theirs, "transfer").stderr
-    more = (f"recipe={RECIPE}", "curriculum=runs/german_qwen3_5_4b")
-    done = imported(theirs, "transfer", more=more)
-    assert done.returncode == 0, done.stderr
-    arm = arm_settings(composed_with("recipe=legal", folder=theirs / "my"), "rod_transfer")
+    with pytest.raises(ValueError, match="give the folder of the arm"):
+        imported(theirs, "transfer")
+    ours = imported(theirs, "transfer", keys=("curriculum=runs/german_qwen3_5_4b",))
+    arm = arm_settings(ours, "rod_transfer")
     assert (arm.variant.curriculum, arm.train.decay) == ("runs/german_qwen3_5_4b", 612)
 
 
@@ -125,6 +123,6 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
 ) -> None:
     values = {**RUNS["rod"], **change} if isinstance(change, dict) else change
     (theirs / "rod.yaml").write_text(json.dumps(values))
-    done = imported(theirs, "rod")
-    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(ValueError, match=sentence):
+        imported(theirs, "rod")
     assert not [*(theirs / "my").glob("recipe/*")]

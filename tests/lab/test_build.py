@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_run import made_up_training, recipe
 from matplotlib.figure import Figure
 
-from nemo_rod.commands import run_stages
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged
@@ -26,6 +24,7 @@ from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
 from nemo_rod.lab.report.figures.labels import Label, place_labels
 from nemo_rod.lab.report.figures.plane import frontier
 from nemo_rod.lab.report.figures.sources import forgetting_profile, sampling_ratio
+from nemo_rod.lab.report.history import read_history
 from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
@@ -824,11 +823,15 @@ def test_a_damaged_file_is_named_in_one_sentence(
 
 
 @pytest.mark.parametrize("steps", [1, 48])
-def test_a_short_run_has_its_figures(tmp_path: Path, steps: int) -> None:
+def test_the_replay_share_of_a_short_run_is_drawn(
+    pair: FakeRun, steps: int, tmp_path: Path
+) -> None:
     """Also where no step of the curve is near the centre of a decile."""
-    with made_up_training():
-        run_stages.run(recipe(tmp_path, f"train.steps={steps}", "arms=[base,no_replay,rod]"))
-    assert (tmp_path / "report" / "figures" / "replay_share.svg").is_file()
+    write_curriculum(tmp_path / "curriculum.rod", "fixed_32", steps, K, seed=0)
+    run = read_run(pair.folder)
+    history = read_history(tmp_path / "curriculum.rod")
+    run.arms["rod"] = replace(run.arms["rod"], history=history)
+    assert during_training.replay_share([(run, judged(run))]) is not None
 
 
 def test_an_arm_that_forgot_nothing_is_on_the_logarithmic_axis() -> None:

@@ -7,19 +7,16 @@ import pytest
 from command_line import composed, nemo_rod
 
 from nemo_rod.commands.run_stages import _NEEDS, check_packages
+from nemo_rod.files import write_json
 from nemo_rod.lab.exports import evaluate_stages, export_stages, find_checkpoint
 from nemo_rod.run.stages import Stages
 
 
 def save(folder: Path, *steps: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.json").write_text(
-        json.dumps({"config_digest": "c", "config": {"seed": 42}, "start": "base/hf"})
-    )
+    job = {"config_digest": "c", "config": {"seed": 42}, "start": "base/hf"}
+    write_json(folder / "job.json", job)
     for step in steps:
-        checkpoint = folder / "checkpoints" / f"iter_{step:07d}"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "metadata.json").write_text("{}")
+        write_json(folder / "checkpoints" / f"iter_{step:07d}" / "metadata.json", {})
 
 
 def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
@@ -35,8 +32,7 @@ def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
 @pytest.fixture
 def stages(tmp_path: Path) -> Stages:
     """Those of a run of which step 20 of RoD is to be exported."""
-    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
-    return Stages(config)
+    return Stages(composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20"))
 
 
 def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_path: Path) -> None:
@@ -46,9 +42,7 @@ def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_
     save(tmp_path / "arms" / "rod.partial", 20)
     assert not stage.is_done()
     assert looked.needs == (stage.name,) and not looked.is_done()
-    stage.folder.mkdir(parents=True)
-    inputs = {"arm": "c", "seed": 42, "step": 20}
-    (stage.folder / "manifest.json").write_text(json.dumps({"inputs": inputs}))
+    write_json(stage.folder / "manifest.json", {"inputs": {"arm": "c", "seed": 42, "step": 20}})
     assert stage.is_done()
     save(tmp_path / "arms" / "rod.partial")
     job = tmp_path / "arms" / "rod.partial" / "job.json"
@@ -60,26 +54,22 @@ def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_
 def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) -> None:
     arm = tmp_path / "arms" / "rod"
     save(arm, 20)
-    (arm / "manifest.json").write_text(json.dumps({"inputs": {"base": "b", "blocks": "d"}}))
+    write_json(arm / "manifest.json", {"inputs": {"base": "b", "blocks": "d"}})
     stage, looked = evaluate_stages(stages)
-    stage.folder.mkdir(parents=True)
+    manifest = stage.folder / "manifest.json"
     inputs = {"arm": "c", "seed": 42, "step": 20, "rod.base": "b", "rod.blocks": "d"}
-    manifest = {"inputs": inputs, "outputs": {"weights": "w"}}
-    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(manifest, {"inputs": inputs, "outputs": {"weights": "w"}})
     assert stage.is_done() and not looked.is_done()
     blocks = {"digest": "d", "num_adaptation": 1, "num_replay": 1}
-    (tmp_path / "blocks").mkdir()
-    (tmp_path / "blocks" / "manifest.json").write_text(json.dumps({"outputs": blocks}))
-    evaluation = {"inputs": {"model": "w", "blocks": "d"}}
-    (stage.folder / "evaluation.json").write_text(json.dumps(evaluation))
+    write_json(tmp_path / "blocks" / "manifest.json", {"outputs": blocks})
+    write_json(stage.folder / "evaluation.json", {"inputs": {"model": "w", "blocks": "d"}})
     assert looked.is_done()
-    manifest["outputs"] = {"weights": "others"}
-    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(manifest, {"inputs": inputs, "outputs": {"weights": "others"}})
     with pytest.raises(ValueError, match=r"model=w, but now it is others: add rebuild=\[evaluate_"):
         looked.is_done()
     for name in ("manifest.json", "inputs.json"):  # finished, or in training again
         (arm / "manifest.json").unlink(missing_ok=True)
-        (arm / name).write_text(json.dumps({"inputs": {"base": "another", "blocks": "d"}}))
+        write_json(arm / name, {"inputs": {"base": "another", "blocks": "d"}})
         with pytest.raises(ValueError, match=r"rod\.base=b, but now it is another"):
             stage.is_done()
 

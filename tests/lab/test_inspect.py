@@ -16,6 +16,7 @@ from random_curriculum import write_curriculum
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.lab import curriculum_tools, doctor
+from nemo_rod.lab.block_text import END_OF_DOCUMENT, block_text, block_texts, find_tokenizer
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.text import tenths
 from nemo_rod.run.processes.pythons import MEGATRON_WORKER
@@ -92,7 +93,7 @@ def test_blocks_as_text(run_dir: Path) -> None:
     shown = inspect(run_dir / "blocks", block=0)
     head, _, text = shown.partition("\n\n")
     assert ["hash", store.hashes([0])[0].tobytes().hex()] in lines(head)
-    decoded = text.replace("\n--- end of document ---\n", "\0")
+    decoded = text.replace(END_OF_DOCUMENT, "\0")
     assert len(decoded) == S and decoded in whole
     assert decoded.count("\0") == (store.tokens([0])[0] == store.eod_id).sum()
     # in a source, its own blocks are counted
@@ -103,6 +104,18 @@ def test_blocks_as_text(run_dir: Path) -> None:
     held = inspect(run_dir / "blocks" / "replay" / "web" / "holdout", block=0)
     number = BlockStore(run_dir / "blocks", "holdout").num_adaptation
     assert held == inspect(run_dir / "blocks", split="holdout", block=number)
+
+
+def test_a_report_has_the_beginnings_of_blocks_of_its_store_alone(run_dir: Path) -> None:
+    blocks, store = run_dir / "blocks", BlockStore(run_dir / "blocks")
+    whole = inspect(blocks, block=3).partition("\n\n")[2]
+    assert block_texts(blocks, store.digest, [3]) == [whole]
+    first = block_text(store, find_tokenizer(store), 3, length=5)
+    assert whole.startswith(first) and len(first.replace(END_OF_DOCUMENT, "\0")) == 5
+    with pytest.raises(ValueError, match="is not the store that the curriculum was recorded with"):
+        block_texts(blocks, "another", [0])
+    with pytest.raises(ValueError, match=r"no complete block store in .*nowhere"):
+        block_texts(run_dir / "nowhere", store.digest, [0])
 
 
 def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:

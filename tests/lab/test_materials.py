@@ -17,6 +17,23 @@ for module in ("datasets", "pyarrow", "tokenizers", "transformers", "zstandard")
     pytest.importorskip(module)
 
 
+RECIPES = {
+    "german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b", "legal": "legal_qwen3_5_9b",
+}  # fmt: skip
+FILES = {
+    "german": {
+        "HuggingFaceFW/finepdfs/data/deu_Latn/train/000_00000.parquet",
+        "HuggingFaceFW/finewiki/data/dewiki/000_00000.parquet",
+        "nvidia/Nemotron-CC-Math-v1/4plus/part_000002.parquet",
+        "nvidia/Nemotron-CC-Math-v1/4plus_MIND/part_000000.parquet",
+    },
+    "german_open": {"codeparrot/codeparrot-clean/file-000000000001.json.gz"},
+    "legal": {
+        "nvidia/Nemotron-Pretraining-Legal-v1/Nemotron-Pretraining-Legal-eCFR/part_000000.parquet"
+    },
+}
+
+
 def small_sources(specs: list[SourceSpec], folder: Path) -> list[SourceSpec]:
     write_sources(specs, folder)
     return [
@@ -40,22 +57,18 @@ def made(
 
 @pytest.mark.parametrize("domain", ["german", "legal"])
 def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Path) -> None:
-    recipe = "german_qwen3_5_4b" if domain == "german" else "legal_qwen3_5_9b"
-    config = composed(f"recipe={recipe}").domain
-    specs = config.specs
+    config = composed(f"recipe={RECIPES[domain]}").domain
     options = ("holdout_fraction", "holdout_seed", "holdout_floor", "replay_ratio")
-    counted = made(specs, tmp_path, **{key: getattr(config, key) for key in options})
-    assert set(counted) == {spec.name for spec in specs}
+    counted = made(config.specs, tmp_path, **{key: getattr(config, key) for key in options})
+    assert set(counted) == {spec.name for spec in config.specs}
     for name, (trained, held) in counted.items():
         least = (trained + held) // 5 if domain == "german" else 1
         assert trained >= 30 and least <= held <= (trained + held) // 5, name
 
 
-@pytest.mark.parametrize("domain", ["german", "german_open", "legal"])
+@pytest.mark.parametrize("domain", RECIPES)
 def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> None:
-    recipe = {"german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b"}
-    chosen = composed(f"recipe={recipe.get(domain, 'legal_qwen3_5_9b')}").domain
-    specs = chosen.specs
+    specs = composed(f"recipe={RECIPES[domain]}").domain.specs
     assert all(layout_for(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
     for small in small_sources(specs, tmp_path):
         read = list(read_documents(small))
@@ -63,21 +76,7 @@ def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> 
         # not its test split, nor a configuration with a longer name, nor a prompt
         assert all(text.startswith(f"{small.name} ") for text in read), small.name
     files = {str(path.relative_to(tmp_path / "datasets")) for path in tmp_path.rglob("*.*")}
-    assert (
-        files
-        >= {
-            "german": {
-                "HuggingFaceFW/finepdfs/data/deu_Latn/train/000_00000.parquet",
-                "HuggingFaceFW/finewiki/data/dewiki/000_00000.parquet",
-                "nvidia/Nemotron-CC-Math-v1/4plus/part_000002.parquet",
-                "nvidia/Nemotron-CC-Math-v1/4plus_MIND/part_000000.parquet",
-            },
-            "german_open": {"codeparrot/codeparrot-clean/file-000000000001.json.gz"},
-            "legal": {
-                "nvidia/Nemotron-Pretraining-Legal-v1/Nemotron-Pretraining-Legal-eCFR/part_000000.parquet"
-            },
-        }[domain]
-    )
+    assert files >= FILES[domain]
 
 
 def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> None:
@@ -88,13 +87,10 @@ def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> Non
         SourceSpec(name="web", role="replay", kind="parquet", files=["../web/*.parquet"]),
         SourceSpec(name="notes", role="replay", kind="text", files=["notes/*.txt.gz"]),
     ]  # fmt: skip
-    counted = made(specs, tmp_path)
-    blocks = {name: sum(both) for name, both in counted.items()}
+    blocks = {name: sum(both) for name, both in made(specs, tmp_path).items()}
     assert blocks == {"cases": 48, "web": 72, "notes": 72}
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.zst"))
-    assert [str(file) for file in files] == [
-        f"made/cases/data/cases/part{n}/made{n}.jsonl.zst" for n in (0, 1)
-    ]
+    cases = tmp_path / "made/cases/data/cases"
+    assert {*tmp_path.rglob("*.zst")} == {cases / f"part{n}/made{n}.jsonl.zst" for n in (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -109,8 +105,8 @@ def test_the_small_tokenizer_has_the_published_special_tokens(
     small = load_tokenizer(str(tmp_path))
     assert small.eod_id == eod
     assert small.vocab_size <= 384
-    every = small.encode_batch(list(tokens.ids))
-    assert [ids.tolist() for ids in every] == [[i] for i in tokens.small_ids().values()]
+    encoded = [ids.tolist() for ids in small.encode_batch([*tokens.ids])]
+    assert encoded == [[number] for number in tokens.small_ids().values()]
     text = "Größe § 433 «naïf»\n\t🙂"
     (ids,) = small.encode_batch([text])
     assert len(ids) == len(text.encode()) and small.decode(ids) == text
