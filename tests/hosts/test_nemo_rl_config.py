@@ -20,10 +20,10 @@ from tiny import configured
 
 from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.hosts.nemo_rl import cluster, compat, inputs, reference_losses, settings
-from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.hosts.nemo_rl import compat, inputs, reference_losses, settings
+from nemo_rod.hosts.nemo_rl.launcher import nemo_rl_values
+from nemo_rod.hosts.nemo_rl.policy import FOLDER, separate_conversions
 from nemo_rod.hosts.nemo_rl.settings import RoD, check, short_precision
-from nemo_rod.hosts.nemo_rl.shown import model_speed
 from nemo_rod.hosts.nemo_rl.worker import update_metrics
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
@@ -159,8 +159,8 @@ def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> No
 
 
 def conversions_of(model: Path | str, variables: dict[str, str]) -> Path:
-    cluster.separate_conversions(str(model), "run/out", variables)
-    return Path(variables[cluster.FOLDER])
+    separate_conversions(str(model), "run/out", variables)
+    return Path(variables[FOLDER])
 
 
 def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> No
     weights.write_bytes(b"new ones")
     assert conversions_of(tmp_path, {**home}) != old
     # the user's own folder goes first, and by default it is one that every node sees
-    assert conversions_of(tmp_path, {cluster.FOLDER: "/x"}).parent == Path("/x")
+    assert conversions_of(tmp_path, {FOLDER: "/x"}).parent == Path("/x")
     assert conversions_of(tmp_path, {}).parent == Path("run/out/converted").absolute()
     assert conversions_of("team/model", {**home}) == Path("/shared/hf/nemo_rl")
 
@@ -286,21 +286,6 @@ def test_keys_that_save_memory_in_nemo_rls_terms() -> None:
     assert small["optimizer"]["optimizer_offload_fraction"] == 1.0  # all that NeMo-RL allows
 
 
-def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
-    built = []
-
-    def setup_model_and_optimizer(policy_cfg: Any, megatron_cfg: Any, load: bool = True) -> str:
-        built.append((policy_cfg, megatron_cfg.model.frozen, load))
-        return "model"
-
-    worker = SimpleNamespace(setup_model_and_optimizer=setup_model_and_optimizer)
-    config = SimpleNamespace(model=SimpleNamespace(frozen=False))
-    with compat.providers(worker, lambda provider: setattr(provider, "frozen", True)):
-        assert worker.setup_model_and_optimizer("policy", config, load=False) == "model"
-    assert built == [("policy", True, False)]
-    assert worker.setup_model_and_optimizer is setup_model_and_optimizer
-
-
 @pytest.mark.parametrize(
     ("given", "warmup", "decay"),
     [
@@ -311,7 +296,8 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 )  # fmt: skip
 def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
     """Megatron asserts that the warm-up is shorter than the whole schedule."""
-    assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
+    parts = [settings.schedule_part(name, *given) for name in ("warmup", "decay")]
+    assert parts == [warmup, decay]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
@@ -332,8 +318,7 @@ def test_jobs_and_hand_written_configurations_have_one_schedule(
 
 def scheduler_of(*layers: Any) -> Any:
     """Scheduler that Megatron gets for layers over our defaults."""
-    for name in ("warmup", "decay"):
-        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
+    OmegaConf.register_new_resolver("rod_part", settings.schedule_part, replace=True)
     ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
     config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, *layers)
     return config.policy.megatron_cfg.scheduler
@@ -401,25 +386,15 @@ def test_winners_are_dealt_by_whole_micro_batches() -> None:
 
 def test_metrics_of_an_update() -> None:
     trained = {"global_loss": [3.0], "grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5]}}
-    metrics = {
-        "train/loss": 3.0, "train/grad_norm": 2.0, "train/lr": 0.5, "timing/train/update": 0.25,
-    }  # fmt: skip
-    assert update_metrics(trained, 0.25) == metrics
-    assert update_metrics(trained | {"total_flops": 6.0}, 0.25) == metrics | {"flops": 6.0}
+    metrics = {"train/loss": 3.0, "train/grad_norm": 2.0, "train/lr": 0.5}
+    assert update_metrics(trained) == metrics
+    assert update_metrics(trained | {"total_flops": 6.0}) == metrics | {"flops": 6.0}
 
 
-def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
-    """An update of 8e12 operations on half of a pool of half blocks, in 2 s on 2 GPUs."""
+def test_tflops_are_of_scoring_too() -> None:
+    """An update of 8e12 operations on half of a pool of half blocks, in 2 s."""
     pool = Pool(0, np.arange(8), np.arange(8) > 3)
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
-    workers: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
-    half = rod_arm(prefix="1/2")
-    expected = {"throughput/model_tflops_per_gpu": pytest.approx(8 * (1 + 2 / 2 / 3) / 2 / 2)}
-    for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
-        assert model_speed(workers, choice, metrics, half, 2) == expected
-        assert "flops" not in metrics
-    workers.update_flops = lambda num_blocks: None
-    assert model_speed(workers, choice, {"timing/train/total": 2.0}, half, 2) == {}
-    unscored = choose(pool, TakeAll(), 8)
-    assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0
+    assert model_tflops(choice, 8e12, 2.0, scored_share=0.5) == pytest.approx(4 * (1 + 2 / 2 / 3))
+    assert model_tflops(choose(pool, TakeAll(), 8), 8e12, 2.0, scored_share=1.0) == 4.0

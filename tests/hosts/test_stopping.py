@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from nemo_rod.hosts.nemo_rl import algorithm, cluster
+from nemo_rod.hosts.nemo_rl import algorithm
 from nemo_rod.hosts.nemo_rl.policy import WorkerFailed
 from nemo_rod.signals import Stopped
 
@@ -19,7 +19,7 @@ class RayError(Exception):
 
 
 class Nothing:
-    """Stands for NeMo-RL's timeout and our journal: any call of any method is fine."""
+    """Stands for what no step reaches: any call of any method is fine."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -29,34 +29,33 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the imports from Ray and NeMo-RL, and for the journal."""
+    """Stand-ins for the imports from Ray and NeMo-RL."""
     for name, content in {
-        "ray": {},
+        "ray": {"is_initialized": lambda: True},
         "ray.exceptions": {"RayError": RayError, "RayActorError": type("Died", (RayError,), {})},
-        **{"nemo_rl": {}, "nemo_rl.utils": {}, "nemo_rl.utils.timer": {"TimeoutChecker": Nothing}},
+        **{name: {} for name in ("nemo_rl", "nemo_rl.distributed", "nemo_rl.utils")},
+        "nemo_rl.distributed.virtual_cluster": {"init_ray": None},
+        "nemo_rl.utils.timer": {"TimeoutChecker": Nothing},
     }.items():
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(algorithm, "Journal", Nothing)
 
 
 def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool) -> BaseException:
     """The exception of a run whose workers end in its third step by an error."""
 
-    def step(number: int) -> None:
+    def call(method: str, *, step: int) -> None:
         if signalled:
             signal.raise_signal(signal.SIGTERM)
         raise error
 
     rod = {"arm": "rod", "out": str(folder), "steps": 9, "validation": {"every": 0}}
     saving = {"enabled": saves, "checkpoint_must_save_by": None, "save_period": 2}
-    run: Any = SimpleNamespace(
-        config={"rod": rod, "checkpointing": saving}, policy=Nothing(),
-        workers=SimpleNamespace(step=step), header=None, step=2,
-    )  # fmt: skip
+    config, rest = {"rod": rod, "checkpointing": saving}, cast(Any, Nothing())
+    workers: Any = SimpleNamespace(policy=rest, call=call)
     with pytest.raises(BaseException) as caught:
-        algorithm.rod_train(run)
+        algorithm.train_steps(config, rest, workers, rest, rest, rest, step=2)
     return caught.value
 
 
@@ -98,8 +97,7 @@ def test_a_stop_is_told_from_a_failure(
     def train(_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(cluster, "separate_conversions", lambda *_: None)
-    monkeypatch.setattr(cluster, "start_ray", lambda: None)
-    monkeypatch.setattr(cluster, "train", train)
+    monkeypatch.setattr(algorithm, "separate_conversions", lambda *_: None)
+    monkeypatch.setattr(algorithm, "train", train)
     with pytest.raises(expected):
-        cluster.run("train", {"policy": {"model_name": "base"}, "rod": {"out": "out"}})
+        algorithm.run("train", {"policy": {"model_name": "base"}, "rod": {"out": "out"}})

@@ -69,7 +69,7 @@ def test_models_that_others_load_get_no_head_for_further_tokens() -> None:
     import transformers
     from megatron.bridge import AutoBridge
 
-    from nemo_rod.hosts.nemo_rl.compat import whole_loads
+    from nemo_rod.hosts.nemo_rl.worker import whole_loads
 
     if not hasattr(transformers, "NemotronHConfig"):
         pytest.skip("this transformers has no Nemotron-H of its own")

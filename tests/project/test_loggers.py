@@ -229,7 +229,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from nemo_rod.hosts.logger_runs import known_runs
-from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, use_loggers
+from nemo_rod.hosts.nemo_rl.algorithm import continued_logger
 
 name = sys.argv[2]
 
@@ -266,11 +266,9 @@ def logger(out):
 
 for number, arm in enumerate(("first", "second", "first")):
     out = Path(sys.argv[1]) / arm
-    prepared = use_loggers({f"{name}_enabled": True}, out)
-    log = logger(str(out))
-    keep_runs(log, out, step=0)
-    log.loggers[0].log_metrics({"train/loss": float(number)}, number + 1)
-    end_runs(log, prepared)
+    enabled = {f"{name}_enabled": True}
+    with continued_logger(lambda: logger(str(out)), enabled, out, step=0) as log:
+        log.loggers[0].log_metrics({"train/loss": float(number)}, number + 1)
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
-from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.hosts.nemo_rl.launcher import nemo_rl_values
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
 from nemo_rod.run.checks import check
 from nemo_rod.run.model_jobs import ModelJobs
@@ -87,7 +87,7 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
     monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.settings.compose", lambda values: values)
-    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.cluster.run", lambda *_: ran.append("ray"))
+    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.algorithm.run", lambda *_: ran.append("ray"))
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     job = partial(jobs.job, name="a job", out=tmp_path)
     jobs.run(job(EvaluateJob, models={"base": "hf"}), tmp_path)

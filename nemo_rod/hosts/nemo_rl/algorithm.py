@@ -1,4 +1,4 @@
-"""RoD as one of NeMo-RL's algorithms: `setup` and `rod_train`.
+"""RoD as one of NeMo-RL's algorithms: the driver of a run.
 
 The driver holds neither tokens nor the model. It counts steps, writes the curriculum and the
 metrics, logs, validates and saves.
@@ -9,110 +9,99 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import write_json
-from nemo_rod.hosts.logger_runs import Prepared, known_metrics
+from nemo_rod.hosts.logger_runs import (
+    keep_run,
+    known_metrics,
+    mark_restart,
+    prepare_runs,
+    recorded,
+)
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
-from nemo_rod.hosts.nemo_rl.policy import WorkerFailed, Workers, make_policy, sentence
-from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, model_speed, use_loggers
-from nemo_rod.hosts.nemo_rl.worker import Task
-from nemo_rod.selection import CurriculumHeader
+from nemo_rod.hosts.nemo_rl.policy import (
+    WorkerFailed,
+    Workers,
+    sentence,
+    separate_conversions,
+    started,
+)
+from nemo_rod.hosts.nemo_rl.reference_losses import write_reference
+from nemo_rod.loggers import LOGGERS, check_installed
 from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 
-@dataclass
-class Run:
-    """The state of a run, which `setup` creates and `rod_train` uses."""
+def run(command: str, config: dict[str, Any]) -> None:
+    """Runs "train" or "reference" with a configuration that `settings` returns.
 
-    config: dict[str, Any]  # all sections of the configuration, as plain values
-    policy: Any  # NeMo-RL's, like the next one, the logger and the checkpointer
-    cluster: Any
-    arm: Arm
-    workers: Workers
-    header: CurriculumHeader
-    logger: Any
-    checkpointer: Any
-    step: int  # the next one
-    prepared: Prepared  # changes to this process for the loggers' runs
-
-    def close(self, *, force: bool = False) -> None:
-        """Ends the workers, frees the cluster and ends the loggers' runs.
-
-        After a failure workers may hang: `force` kills them without asking.
-        """
-        group = self.policy.worker_group
-        try:
-            group.shutdown(cleanup_method=None if force else "shutdown", force=force)
-            self.cluster.shutdown()
-        finally:
-            end_runs(self.logger, self.prepared, failed=force)
-
-
-def setup(config: dict[str, Any]) -> Run:
-    """Builds a run, from its latest checkpoint if there is one. Ray must be running.
+    It joins the running Ray cluster, or starts one on this machine.
 
     Raises:
         ValueError: store, references, model and configuration do not belong together.
-        WorkerFailed: a worker refuses; the message names the reason.
+        WorkerFailed: a worker failed; the message names it and the reason.
+        Stopped: the run was asked to stop, and resumes when it is started again.
     """
+    separate_conversions(config["policy"]["model_name"], config["rod"]["out"])
+    import ray
+    from nemo_rl.distributed.virtual_cluster import init_ray
+    from ray.exceptions import RayError
+
+    if not ray.is_initialized():
+        init_ray()
+    try:
+        (train if command == "train" else write_reference)(config)
+    except RayError as error:  # from one of NeMo-RL's own calls
+        raise WorkerFailed(sentence(error)) from error
+
+
+def train(config: dict[str, Any]) -> None:
+    """Trains one arm, resuming after the last step that has a checkpoint; see `run`."""
     from nemo_rl.utils.checkpoint import CheckpointManager
     from nemo_rl.utils.logger import Logger
 
-    rod, policy_cfg = config["rod"], config["policy"]
+    rod, out = config["rod"], Path(config["rod"]["out"])
     store = open_store(config)
     arm = build_arm(config, store)
     references = open_references(config, store) if arm.policy().needs_scores else None
     header = curriculum_header(arm, store, references, config=config_digest(config, arm))
-
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
-    info = checkpointer.load_training_info(latest) or {"step": 0}
-    policy_cfg["megatron_cfg"]["train_iters"] = rod["steps"]
-    policy, cluster = make_policy(config, resume_paths=checkpointer.get_resume_paths(latest))
-    prepared = Prepared()
-    try:
-        task = Task(
-            blocks=rod["blocks"],
-            arm=arm,
-            references=tuple(rod["references"]) if references is not None else (),
-            scoring_micro_batch_size=rod["scoring"]["micro_batch_size"],
-            validation_blocks=rod["validation"]["blocks"],
-            on_nonfinite=rod["selection"]["on_nonfinite"],
-        )
-        workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
-        prepared = use_loggers(config["logger"], Path(rod["out"]))
-        logger = Logger(config["logger"])
-        logger.log_hyperparams(config)
-        keep_runs(logger, Path(rod["out"]), step=info["step"])
-        return Run(
-            config=config,
-            policy=policy,
-            cluster=cluster,
-            arm=arm,
-            workers=workers,
-            header=header,
-            logger=logger,
-            checkpointer=checkpointer,
-            step=info["step"],
-            prepared=prepared,
-        )
-    except BaseException:
-        policy.worker_group.shutdown(force=True)
-        prepared.end(failed=True)
-        raise
+    step = (checkpointer.load_training_info(latest) or {"step": 0})["step"]
+    config["policy"]["megatron_cfg"]["train_iters"] = rod["steps"]
+    with started(config, arm, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
+        section = config["logger"]
+        with continued_logger(lambda: Logger(section), section, out, step=step) as logger:
+            logger.log_hyperparams(config)
+            journal = Journal(out, header, step=step)
+            train_steps(config, arm, workers, journal, logger, checkpointer, step=step)
+            if rod["hf"]:
+                workers.call("rod_export", folder=str(out / "hf"))
 
 
-def rod_train(run: Run) -> None:
-    """Trains to the end, resuming after the last completed step.
+def train_steps(
+    config: dict[str, Any],
+    arm: Arm,
+    workers: Workers,
+    journal: Journal,
+    logger: Any,
+    checkpointer: Any,
+    *,
+    step: int,
+) -> None:
+    """Trains from `step` to the end; the logger and the checkpoint manager are NeMo-RL's.
+
+    A stop signal lets the step under way be completed and saved. If the workers fail after it, as
+    the end of a job may end Ray before the driver has saved, a run with checkpoints has stopped;
+    without any, it has failed.
 
     Raises:
         WorkerFailed: a worker failed; raised at once, with the cause. The last checkpoint remains.
@@ -120,84 +109,130 @@ def rod_train(run: Run) -> None:
             its workers ended first, has the last one.
     """
     from nemo_rl.utils.timer import TimeoutChecker
+    from ray.exceptions import RayError
 
-    rod, saving = run.config["rod"], run.config["checkpointing"]
-    out = Path(rod["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    journal = Journal(out, run.header, step=run.step)
-    every = rod["validation"]["every"]
+    rod, saving = config["rod"], config["checkpointing"]
+    every, last = rod["validation"]["every"], rod["steps"]
     timeout = TimeoutChecker(timeout=saving["checkpoint_must_save_by"], fit_last_save_time=True)
     timeout.start_iterations()
-    run.policy.prepare_for_training()
-    if every and run.step == 0:
-        losses = run.workers.validate()
-        write_json(out / START_FILE, losses)
-        run.logger.log_metrics(known_metrics(losses), 0)
-    with _stoppable(run) as stopping:
-        while run.step < rod["steps"]:
-            start = time.perf_counter()
-            choice, metrics = run.workers.step(run.step)
-            metrics["timing/train/total"] = time.perf_counter() - start
-            done = run.step + 1
-            metrics |= model_speed(run.workers, choice, metrics, run.arm, run.cluster.world_size())
-            validated = run.workers.validate() if every and done % every == 0 else {}
-            row = journal.append(run.step, choice, metrics | validated)
-            run.logger.log_metrics(known_metrics(row), done)
-            run.step = done
-            timeout.mark_iteration()
-            stop = stopping.is_set() or timeout.check_save()
-            due = stop or done == rod["steps"] or done % saving["save_period"] == 0
-            if saving["enabled"] and due:
-                save(run, row)
-            if stop and done < rod["steps"]:
-                raise Stopped(f"{rod['arm']} stopped after step {done}: run it again to resume")
+    workers.policy.prepare_for_training()
+    if every and step == 0:
+        losses = workers.call("rod_validate")
+        write_json(Path(rod["out"]) / START_FILE, losses)
+        logger.log_metrics(known_metrics(losses), 0)
+    with _stop_signals() as stopping:
+        try:
+            while step < last:
+                start = time.perf_counter()
+                choice, metrics = workers.call("rod_step", step=step)
+                seconds = metrics["timing/train/total"] = time.perf_counter() - start
+                flops = metrics.pop("flops", None) or workers.update_flops(len(choice.chosen))
+                if flops:  # NeMo-RL can count this model's operations
+                    tflops = model_tflops(choice, flops, seconds, scored_share=arm.scored_part)
+                    metrics["throughput/model_tflops_per_gpu"] = tflops / workers.count
+                done = step + 1
+                if every and done % every == 0:
+                    metrics |= workers.call("rod_validate")
+                row = journal.append(step, choice, metrics)
+                logger.log_metrics(known_metrics(row), done)
+                step = done
+                timeout.mark_iteration()
+                stop = stopping.is_set() or timeout.check_save()
+                due = stop or step == last or step % saving["save_period"] == 0
+                if saving["enabled"] and due:
+                    save(config, workers.policy, checkpointer, row, step=step)
+                if stop and step < last:
+                    raise Stopped(f"{rod['arm']} stopped after step {step}: run it again to resume")
+        except (WorkerFailed, RayError) as error:
+            if not (stopping.is_set() and saving["enabled"]):
+                raise
+            reason = str(error) if isinstance(error, WorkerFailed) else sentence(error)
+            raise Stopped(
+                f"{rod['arm']} was asked to stop, and ended in step {step + 1} before it had saved "
+                f"({reason}): run it again to resume"
+            ) from error
 
 
-def save(run: Run, metrics: dict[str, Any]) -> None:
-    """Writes a checkpoint of the state after `run.step` steps.
+def save(
+    config: dict[str, Any], policy: Any, checkpointer: Any, metrics: dict[str, Any], *, step: int
+) -> None:
+    """Writes a checkpoint of the state after `step` steps.
 
     NeMo-RL ranks checkpoints by a metric, `train:loss` or `val:<role>/<source>/loss` in its names.
     """
-    saving = run.config["checkpointing"]
-    info: dict[str, Any] = {"step": run.step}
+    saving = config["checkpointing"]
+    info: dict[str, Any] = {"step": step}
     kind, _, name = (saving["metric_name"] or "").partition(":")
     ranked = metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + name)
     if ranked is not None:
         info[saving["metric_name"]] = ranked
-    path = run.checkpointer.init_tmp_checkpoint(run.step, info, compat.run_config(run.config))
+    path = checkpointer.init_tmp_checkpoint(step, info, compat.run_config(config))
     folder = Path(path) / "policy"
-    run.policy.save_checkpoint(
+    policy.save_checkpoint(
         weights_path=str(folder / "weights"),
-        optimizer_path=str(folder / "optimizer") if run.checkpointer.save_optimizer else None,
+        optimizer_path=str(folder / "optimizer") if checkpointer.save_optimizer else None,
         tokenizer_path=str(folder / "tokenizer"),
         checkpointing_cfg=saving,
     )
-    compat.finish_checkpoint(run.checkpointer, run.policy, path)
+    compat.finish_checkpoint(checkpointer, policy, path)
 
 
 @contextmanager
-def _stoppable(run: Run) -> Iterator[threading.Event]:
-    """Records a stop signal, so that the step can first be completed and saved.
+def continued_logger(
+    make: Callable[[], Any], section: dict[str, Any], out: Path, *, step: int
+) -> Iterator[Any]:
+    """Makes NeMo-RL's logger and ends it, so that the next arm of this process has its own runs.
 
-    A failure after the signal becomes `Stopped`: the end of a job may end Ray before the driver has
-    saved. A run with checkpoints resumes from its last one; without any, it stays a failure.
+    Its backends continue the runs of an earlier attempt (`logger_runs.py`).
+
+    Args:
+        make: makes NeMo-RL's `Logger` of the section.
+        section: the configuration `logger`.
+        out: folder of the run.
+        step: step at which the run starts or resumes; what backends lost of earlier ones in a kill
+            is logged again.
     """
-    from ray.exceptions import RayError
+    names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
+    check_installed(names)
+    out.mkdir(parents=True, exist_ok=True)
+    prepared, failed = prepare_runs(names, out), True
+    try:
+        logger = make()
+        for backend in logger.loggers:
+            if step and hasattr(backend, "writer"):
+                mark_restart(backend.writer, step + 1)
+            if step and type(backend).__name__ == "WandbLogger":
+                for done, metrics in recorded(out, first=backend.run.step, last=step):
+                    backend.log_metrics(metrics, done)
+            if type(backend).__name__ == "MLflowLogger":
+                import mlflow
 
+                keep_run(out, "mlflow", mlflow.active_run().info.run_id)
+        try:
+            yield logger
+            failed = False
+        finally:
+            if logger.gpu_monitor:
+                logger.gpu_monitor.stop()  # a thread of its own, which logs
+            for backend in logger.loggers:
+                if hasattr(backend, "writer"):
+                    backend.writer.close()
+            # MLflow's backend ends whatever run is current when it is collected: now, not in the
+            # next arm
+            logger.loggers.clear()
+    finally:
+        prepared.end(failed=failed)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Yields an event that a stop signal sets instead of ending the process."""
     stopping, before = threading.Event(), {}
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
             before[number] = signal.signal(number, lambda *_: stopping.set())
     try:
         yield stopping
-    except (WorkerFailed, RayError) as error:
-        if not (stopping.is_set() and run.config["checkpointing"]["enabled"]):
-            raise
-        reason = str(error) if isinstance(error, WorkerFailed) else sentence(error)
-        raise Stopped(
-            f"{run.config['rod']['arm']} was asked to stop, and ended in step {run.step + 1} "
-            f"before it had saved ({reason}): run it again to resume"
-        ) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

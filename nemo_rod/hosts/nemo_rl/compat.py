@@ -5,17 +5,15 @@ Code here checks for features rather than version numbers: main still calls itse
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.run.processes.pythons import worker_python
-
 SUPPORTED = "v0.6.0, v0.7.0 and main of August 2026"
+# key that enables the fused output layer and loss: until v0.7.0, and on main
+FUSED_LOSS = ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs")
 
 
 def check_supported() -> None:
@@ -80,34 +78,6 @@ def run_config(values: dict[str, Any]) -> Any:
         ) from None
 
 
-def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
-    """Returns the key, renamed once, that enables the fused output layer and loss, if it is on."""
-    for key in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs"):
-        if megatron_cfg.get(key):
-            return key
-    return None
-
-
-@contextmanager
-def providers(worker: Any, change: Callable[[Any], None]) -> Iterator[None]:
-    """Calls `change` with a model's provider before the module `worker` builds its model from it.
-
-    Keys of the configuration reach some of its settings, and those of vision towers only on main.
-    """
-    build = worker.setup_model_and_optimizer
-
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(build).bind(*args, **kwargs)
-        change(bound.arguments["megatron_cfg"].model)
-        return build(*args, **kwargs)
-
-    worker.setup_model_and_optimizer = changed
-    try:
-        yield
-    finally:
-        worker.setup_model_and_optimizer = build
-
-
 def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
     """Creates one bundle per GPU (without GPUs, per process) on the configured number of nodes."""
     from nemo_rl.distributed import virtual_cluster
@@ -131,18 +101,6 @@ def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
     )
 
 
-def register_worker(name: str) -> None:
-    """Registers the Python that runs a worker class unknown to NeMo-RL.
-
-    By default NeMo-RL would build a new environment without this package.
-    """
-    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
-    from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
-
-    prebuilt = worker_python()
-    ACTOR_ENVIRONMENT_REGISTRY[name] = str(prebuilt) if prebuilt else PY_EXECUTABLES.SYSTEM
-
-
 def complete_vision_configs() -> None:
     """Gives Qwen3.5's vision configurations the list that v0.6.0's Megatron-Bridge reads.
 
@@ -164,33 +122,3 @@ def finish_checkpoint(checkpointer: Any, policy: Any, path: Any) -> None:
     if hasattr(policy, "finalize_async_save"):
         policy.finalize_async_save()
     checkpointer.finalize_checkpoint(path)
-
-
-@contextmanager
-def whole_loads() -> Iterator[None]:
-    """Refuses the gaps of every checkpoint that a host loads by Megatron-Bridge within the block.
-
-    Heads for further tokens are left out: Megatron-Bridge fails on those whose weights it cannot
-    name.
-    """
-    from megatron.bridge import AutoBridge
-
-    from nemo_rod.megatron.gaps import refuse_gaps
-    from nemo_rod.megatron.objective import next_token_alone
-
-    describe = AutoBridge.to_megatron_provider
-
-    @functools.wraps(describe)
-    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
-        provider = describe(bridge, load_weights, *args, **options)
-        next_token_alone(provider)
-        if load_weights:
-            checkpoint = bridge.hf_pretrained
-            refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
-        return provider
-
-    AutoBridge.to_megatron_provider = described
-    try:
-        yield
-    finally:
-        AutoBridge.to_megatron_provider = describe

@@ -10,8 +10,7 @@ from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, digest_files
-from nemo_rod.hosts.nemo_rl.recipe_keys import SAVES_MEMORY
-from nemo_rod.hosts.nemo_rl.settings import short_precision
+from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY, short_precision
 from nemo_rod.selection import References
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.trust import UntrustedCodeError, name_and_revision

@@ -9,7 +9,7 @@ from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
 
 from nemo_rod.hosts.nemo_rl import compat
-from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
+from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin, whole_loads
 from nemo_rod.megatron.objective import next_token_alone
 
 compat.complete_vision_configs()
@@ -19,11 +19,22 @@ class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
     """The stock worker with RoD's methods added, which trains the language model alone."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        from nemo_rl.models.policy.workers import megatron_policy_worker
-
-        # NeMo-RL converts a checkpoint before it builds the model
-        with compat.whole_loads(), compat.providers(megatron_policy_worker, next_token_alone):
+        with whole_loads():  # NeMo-RL converts a checkpoint before it builds the model
             super().__init__(*args, **kwargs)
+
+    @property
+    def megatron_cfg(self) -> Any:
+        """Megatron-Bridge's configuration, which the stock worker sets before it builds the model.
+
+        NeMo-RL's keys reach some settings of the model's provider, those of vision towers only on
+        main.
+        """
+        return self._megatron_cfg
+
+    @megatron_cfg.setter
+    def megatron_cfg(self, config: Any) -> None:
+        next_token_alone(config.model)
+        self._megatron_cfg = config
 
 
 # Empty, because Ray pickles the decorated class's own members and cannot pickle all of them.

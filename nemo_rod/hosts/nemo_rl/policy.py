@@ -2,22 +2,26 @@
 
 A call ends promptly and names the cause when a worker fails. The workers choose for themselves, so
 no token crosses Ray.
-
-Shapes: C candidates.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from nemo_rod.files import digest
 from nemo_rod.hosts.nemo_rl import compat
-from nemo_rod.hosts.nemo_rl.worker import Task
-from nemo_rod.selection import Choice
+from nemo_rod.run.processes.pythons import worker_python
+from nemo_rod.selection.arms import Arm
 
+FOLDER = "NRL_MEGATRON_CHECKPOINT_DIR"  # NeMo-RL's; its workers get the driver's environment
+_PLACE = "NEMO_ROD_CONVERSIONS"  # value of FOLDER before the first run of this process
 GRACE_SECONDS = 5.0  # time for the other workers to report, once one has failed
 SETUP_SECONDS = 600.0  # minimum time limit of the first call, in which workers still import
 
@@ -26,45 +30,20 @@ class WorkerFailed(RuntimeError):
     """A worker raised, died or stalled; the message names the rank and the reason."""
 
 
+@dataclass
 class Workers:
-    """The policy's workers, of a class that inherits `RoDWorkerMixin`, which hold the selector.
+    """The workers of NeMo-RL's policy, of a class that inherits `RoDWorkerMixin`."""
 
-    Without an arm in their task they only score.
-    """
-
-    def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
-        self.policy, self.stall_seconds = policy, stall_seconds
-        limit = max(stall_seconds, SETUP_SECONDS) if stall_seconds else 0.0
-        self.call("rod_setup", stall_seconds=limit, task=task)
-
-    def step(self, step: int) -> tuple[Choice, dict[str, float]]:
-        """Sends the step number; returns the choice and metrics that the last rank reports."""
-        choice, metrics = self.call("rod_step", step=step)
-        return choice, metrics
-
-    def validate(self) -> dict[str, float]:
-        """Returns held-out losses, `validation/<role>/<source>/loss`."""
-        return self.call("rod_validate")
-
-    def losses_at(self, block_ids: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
-        """Returns the losses of blocks over several lengths, for references, float32 `[C, L]`."""
-        return self.call("rod_losses_at", block_ids=block_ids, lengths=lengths)
-
-    def update_flops(self, num_blocks: int) -> float | None:
-        """Returns the FLOPs of training on blocks, by the policy's own counter if it has one."""
-        tracker = getattr(self.policy, "flops_tracker", None)
-        if tracker is None:
-            return None
-        tracker.reset()
-        tracker.track_batch([self.policy.cfg["max_total_sequence_length"]] * num_blocks)
-        return tracker.total_flops
+    policy: Any
+    count: int
+    stall_seconds: float  # maximum wait for an answer, 0 for no limit
 
     def call(self, method: str, *, stall_seconds: float | None = None, **arguments: Any) -> Any:
         """Runs a method on every worker and returns the result of the last rank.
 
         Args:
             method: name of a method of the worker class.
-            stall_seconds: maximum wait for an answer, 0 for no limit; None for the policy's.
+            stall_seconds: maximum wait for this answer, 0 for no limit; None for the usual one.
             arguments: arguments of the method, the same on every rank.
 
         Raises:
@@ -109,37 +88,70 @@ class Workers:
             raise WorkerFailed(f"rank {rank}: {sentence(failures[rank])}") from failures[rank]
         return ray.get(futures)[-1]
 
+    def update_flops(self, num_blocks: int) -> float | None:
+        """Returns the FLOPs of training on blocks, by the policy's own counter if it has one."""
+        tracker = getattr(self.policy, "flops_tracker", None)
+        if tracker is None:
+            return None
+        tracker.reset()
+        tracker.track_batch([self.policy.cfg["max_total_sequence_length"]] * num_blocks)
+        return tracker.total_flops
 
-def make_policy(
+
+@contextmanager
+def started(
     config: dict[str, Any],
+    arm: Arm | None = None,
     *,
     resume_paths: tuple[Path | None, Path | None] = (None, None),
-    train: bool = True,
-) -> tuple[Any, Any]:
-    """Starts the policy workers, to train or only to score; returns NeMo-RL's policy and cluster.
+) -> Iterator[Workers]:
+    """Starts the policy's workers, and ends them after the block. Ray must be running.
 
-    They load the weights and the optimizer state of `resume_paths`, if any.
+    After a failure workers may hang: they are killed without asking.
+
+    Args:
+        config: the configuration.
+        arm: the arm to train; None to score only.
+        resume_paths: weights and optimizer state to load, if any.
+
+    Raises:
+        WorkerFailed: a worker refuses; the message names the reason.
     """
     import ray
     from nemo_rl.algorithms.utils import get_tokenizer, set_seed
+    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+    from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
     from nemo_rl.models.policy.lm_policy import Policy
 
     rod, policy_cfg = config["rod"], config["policy"]
     set_seed(rod["seed"])
     use_gpus = ray.cluster_resources().get("GPU", 0) > 0
     cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
-    compat.register_worker(rod["worker"])
+    # for a class that it does not know, NeMo-RL would build an environment without this package
+    python = worker_python()
+    ACTOR_ENVIRONMENT_REGISTRY[rod["worker"]] = str(python) if python else PY_EXECUTABLES.SYSTEM
     policy = Policy(
         cluster=cluster,
         config=policy_cfg,
         tokenizer=get_tokenizer(policy_cfg["tokenizer"]),
         weights_path=resume_paths[0],
         optimizer_path=resume_paths[1],
-        init_optimizer=train,
+        init_optimizer=arm is not None,
         init_reference_model=False,
         worker_extension_cls_fqn=rod["worker"],
     )
-    return policy, cluster
+    failed = True
+    try:
+        stall = rod["stall_seconds"]
+        workers = Workers(policy, cluster.world_size(), stall)
+        limit = max(stall, SETUP_SECONDS) if stall else 0.0
+        workers.call("rod_setup", stall_seconds=limit, rod=rod, arm=arm)
+        yield workers
+        failed = False
+    finally:
+        cleanup = None if failed else "shutdown"
+        policy.worker_group.shutdown(cleanup_method=cleanup, force=failed)
+        cluster.shutdown()
 
 
 def sentence(error: Exception) -> str:
@@ -154,3 +166,33 @@ def sentence(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
     kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
     return kind + " ".join(str(cause).split())
+
+
+def separate_conversions(
+    model: str, out: str, environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Sets the folder of checkpoints that NeMo-RL converts from Hugging Face's form.
+
+    NeMo-RL stores a conversion under the model's name or path and reuses it. A local checkpoint
+    that was made anew would thus be trained in its old state, so every state gets a folder; and
+    NeMo-RL's default, in one node's home, is not visible to the other nodes.
+
+    Args:
+        model: name or folder of the model.
+        out: folder of the run, which every node sees; used if neither NeMo-RL's variable nor
+            HF_HOME names a place.
+        environment: variables of the environment.
+    """
+    place = environment.get(_PLACE) or environment.get(FOLDER, "").strip()
+    if not place:
+        home = environment.get("HF_HOME", "").strip()
+        place = str(Path(home) / "nemo_rl") if home else str(Path(out).absolute() / "converted")
+    # otherwise the next run of this process would take this run's folder for the common place
+    environment[_PLACE] = place
+    folder = Path(model)
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        stats = [(str(file.relative_to(folder)), file.stat()) for file in files]
+        state = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        place = str(Path(place) / digest(json.dumps(state).encode())[:12])
+    environment[FOLDER] = place

@@ -62,6 +62,11 @@ class RoD:
 
 
 SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
+# keys of the optimizer that only save memory
+SAVES_MEMORY = (
+    "use_distributed_optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload",
+    "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d",
+)  # fmt: skip
 
 
 def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -111,8 +116,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     from nemo_rl.utils.config import register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
-    OmegaConf.register_new_resolver("rod_warmup", warmup, replace=True)
-    OmegaConf.register_new_resolver("rod_decay", decay, replace=True)
+    OmegaConf.register_new_resolver("rod_part", schedule_part, replace=True)
     try:
         resolved: dict[str, Any] = {
             name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
@@ -135,14 +139,10 @@ def short_precision(policy: dict[str, Any]) -> str:
     return names.get(policy["precision"], policy["precision"])
 
 
-def warmup(given: int | None, share: float, steps: int) -> int:
-    """Returns the steps of the warm-up, as our own recipes count them."""
-    return Optimisation(steps=steps, warmup_steps=given, warmup_fraction=share).warmup
-
-
-def decay(given: int | None, share: float, steps: int) -> int:
-    """Returns the steps of the final decay, as our own recipes count them."""
-    return Optimisation(steps=steps, decay_steps=given, decay_fraction=share).decay
+def schedule_part(name: str, given: int | None, share: float, steps: int) -> int:
+    """Returns the steps of the "warmup" or the "decay", as our own recipes count them."""
+    keys: dict[str, Any] = {f"{name}_steps": given, f"{name}_fraction": share}
+    return int(getattr(Optimisation(steps=steps, **keys), name))
 
 
 def check(config: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def check(config: dict[str, Any]) -> None:
     policy, rod, cluster = config["policy"], config["rod"], config["cluster"]
     check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
     megatron = policy["megatron_cfg"]
-    context, fused = megatron["context_parallel_size"], compat.fused_loss_key(megatron)
+    context = megatron["context_parallel_size"]
     for valid, name, value, expected in (
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
          "1: NeMo-RL's workers do not report the loss of each block in training"),
@@ -166,8 +166,11 @@ def check(config: dict[str, Any]) -> None:
         ("generation" not in policy, "policy.generation", "a section",
          "null: its temperature would scale the losses"),
         (context == 1, "context_parallel_size", context, "1: it splits the blocks to be scored"),
-        (fused is None, f"policy.megatron_cfg.{fused}", True,
-         "false: it changes the output of the model's forward pass"),
+        *(
+            (not megatron.get(key), f"policy.megatron_cfg.{key}", True,
+             "false: it changes the output of the model's forward pass")
+            for key in compat.FUSED_LOSS
+        ),
     ):  # fmt: skip
         if not valid:
             raise ValueError(f"{name} is {value!r}: expected {expected}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.hosts.nemo_rl import cluster, settings
+from nemo_rod.hosts.nemo_rl import algorithm, settings
 
 _USAGE = """\
 nemo-rod train --config RECIPE.yaml [KEY=VALUE ...]
@@ -41,4 +41,4 @@ def main(options: Namespace) -> None:
         RuntimeError: if a worker failed.
         Stopped: if the run was asked to stop; it has saved.
     """
-    cluster.run("train", settings.load(options.config, options.words))
+    algorithm.run("train", settings.load(options.config, options.words))

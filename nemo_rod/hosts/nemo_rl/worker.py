@@ -1,36 +1,24 @@
 """The extension of a Megatron policy worker, which makes it choose the blocks of its training.
 
-The driver calls these methods on all ranks at once. `RoDSelector.choose` makes the choice, as in
-any other job, and each replica passes its share of the winners to the stock `train`.
+The driver calls these methods on all ranks at once. The stock `train` takes the place of a
+schedule in the step of `RoDSelector.around`, which chooses and deals as in any other job.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.selection import Choice, OnNonfinite, References, Selector
+from nemo_rod.selection import Choice, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.upstream import functions
-
-
-@dataclass(frozen=True)
-class Task:
-    """Settings that every worker receives once, at setup."""
-
-    blocks: str  # folder of the block store
-    scoring_micro_batch_size: int  # blocks in a forward-only pass of one replica
-    arm: Arm | None = None  # its pools and its policy; None to score only
-    references: tuple[str, ...] = ()  # folders of reference losses
-    validation_blocks: int = 0  # maximum number of held-out blocks per source in a validation
-    on_nonfinite: OnNonfinite = "refuse"  # candidates with a non-finite score: or "exclude"
 
 
 class RoDWorkerMixin:
@@ -44,42 +32,46 @@ class RoDWorkerMixin:
     cfg: dict[str, Any]
     train: Callable[..., dict[str, Any]]
 
-    def rod_setup(self, *, task: Task) -> None:
+    def rod_setup(self, *, rod: dict[str, Any], arm: Arm | None) -> None:
         """Opens the store and the references, before the first step.
+
+        Args:
+            rod: the section `rod` of the configuration.
+            arm: its pools and its policy; None to score only.
 
         Raises:
             ValueError: they do not belong together, the model uses a feature that breaks scoring,
                 or Megatron's version is untested.
         """
-        from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
-
         functions.check("scoring")
-        self._rod_task = task
-        self._rod_store = BlockStore(task.blocks)
-        self._rod_loss = NLLLossFn()  # normalised by the global batch's valid tokens
+        self._rod, self._rod_store = rod, BlockStore(rod["blocks"])
         self._rod_scorer(self._rod_store)  # refuses models that cannot be scored
-        if task.arm is not None:
-            from megatron.core.utils import get_model_config
+        if arm is None:
+            return
+        from megatron.core.utils import get_model_config
 
-            from nemo_rod.megatron.objective import refuse_other_losses
-            from nemo_rod.megatron.rod_selector import RoDSelector
-            from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
+        from nemo_rod.megatron.objective import refuse_other_losses
+        from nemo_rod.megatron.rod_selector import RoDSelector
+        from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
 
-            refuse_other_losses(self._rod_chunks())
-            refuse_other_shapes(
-                get_model_config(self._rod_chunks()[0]),
-                scoring=task.scoring_micro_batch_size,
-                training=self.cfg["train_micro_batch_size"],
-                is_prefix=task.arm.scored_part < 1,
-            )
-            folders, store = task.references, self._rod_store
-            length = task.arm.scored_length(store.block_size)
-            references = References.open(folders, store, length=length) if folders else None
-            self._rod_selector = RoDSelector(
-                Selector.for_arm(task.arm, store, references, task.on_nonfinite),
-                store,
-                scoring_micro_batch_size=task.scoring_micro_batch_size,
-            )
+        size, store = rod["scoring"]["micro_batch_size"], self._rod_store
+        refuse_other_losses([self.model])
+        refuse_other_shapes(
+            get_model_config(self.model),
+            scoring=size,
+            training=self.cfg["train_micro_batch_size"],
+            is_prefix=arm.scored_part < 1,
+        )
+        references = None
+        if arm.policy().needs_scores:
+            length = arm.scored_length(store.block_size)
+            references = References.open(rod["references"], store, length=length)
+        self._rod_selector = RoDSelector(
+            Selector.for_arm(arm, store, references, rod["selection"]["on_nonfinite"]),
+            store,
+            scoring_micro_batch_size=size,
+            checked_batches=lambda ids, _: iter([train_batch(store.checked_tokens(ids))]),
+        )
 
     def rod_step(self, *, step: int) -> tuple[Choice, dict[str, float]] | None:
         """Chooses and trains one step (paper, algorithm 1).
@@ -88,30 +80,30 @@ class RoDWorkerMixin:
             On the last rank the choice and the metrics of the update; None on the others.
         """
         import torch.distributed as dist
+        from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
+        from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         from nemo_rod.megatron.ranks import peak_memory
-        from nemo_rod.megatron.rod_selector import own_share
 
-        groups, size = self._rod_groups(), self.cfg["train_micro_batch_size"]
-        choice = self._rod_selector.choose(step, self._rod_chunks(), groups, size)
-        own_ids = own_share(choice, size, groups)
-        start = time.perf_counter()
-        trained = self.train(
-            train_batch(self._rod_store.checked_tokens(own_ids)),
-            self._rod_loss,
-            gbs=len(choice.block_ids),
-            mbs=size,
-        )
-        seconds = time.perf_counter() - start
-        if dist.get_rank() != dist.get_world_size() - 1:
+        def train(*, data_iterator: Iterator[Any], micro_batch_size: int, **_: Any) -> Any:
+            """Takes the place of a trainer's schedule: the stock `train` runs one and updates."""
+            batch = BatchedDataDict(next(data_iterator))
+            loss = NLLLossFn()  # normalised by the global batch's valid tokens
+            return self.train(batch, loss, gbs=rod.selector.batch_size, mbs=micro_batch_size)
+
+        rod, size = self._rod_selector, self.cfg["train_micro_batch_size"]
+        step_on_chosen = rod.around(train, step=step, groups=self._rod_groups())
+        trained = step_on_chosen(forward_only=False, model=[self.model], micro_batch_size=size)
+        choice = step_on_chosen.ended()
+        if choice is None or dist.get_rank() != dist.get_world_size() - 1:
             return None
-        return choice, update_metrics(trained, seconds) | peak_memory()
+        return choice, update_metrics(trained) | peak_memory()
 
     def rod_validate(self) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
-        held_out = BlockStore(self._rod_task.blocks, split="holdout")
+        held_out = BlockStore(self._rod["blocks"], split="holdout")
         scorer = self._rod_scorer(held_out)
-        return source_losses(scorer, held_out.sources, num_blocks=self._rod_task.validation_blocks)
+        return source_losses(scorer, held_out.sources, num_blocks=self._rod["validation"]["blocks"])
 
     def rod_losses_at(
         self, *, block_ids: np.ndarray, lengths: tuple[int, ...]
@@ -133,21 +125,18 @@ class RoDWorkerMixin:
         from nemo_rod.megatron.scoring.forward_only import gather_weights
 
         # since the last step, unless a checkpoint was saved, each replica has its own share alone
-        gather_weights(self._rod_chunks(), no_pass_follows=True)
-        save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
+        gather_weights([self.model], no_pass_follows=True)
+        save_hf(self.megatron_bridge, [self.model], Path(folder))  # type: ignore[attr-defined]
 
     def _rod_scorer(self, store: BlockStore) -> Any:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
         return MegatronScorer(
-            self._rod_chunks(),
+            [self.model],
             store,
             self._rod_groups(),
-            micro_batch_size=self._rod_task.scoring_micro_batch_size,
+            micro_batch_size=self._rod["scoring"]["micro_batch_size"],
         )
-
-    def _rod_chunks(self) -> list[Any]:
-        return self.model if isinstance(self.model, list) else [self.model]
 
     def _rod_groups(self) -> Any:
         from megatron.core.process_groups_config import ProcessGroupCollection
@@ -155,7 +144,7 @@ class RoDWorkerMixin:
         return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def update_metrics(trained: dict[str, Any], seconds: float) -> dict[str, float]:
+def update_metrics(trained: dict[str, Any]) -> dict[str, float]:
     """Returns an update's metrics, from the result of a worker's `train`.
 
     They have `flops`, the operations of the update, if NeMo-RL has counted them: v0.6.0 and v0.7.0
@@ -165,29 +154,54 @@ def update_metrics(trained: dict[str, Any], seconds: float) -> dict[str, float]:
         "train/loss": float(np.mean(np.asarray(trained["global_loss"]))),
         "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
         "train/lr": float(np.mean(trained["all_mb_metrics"].get("lr", [np.nan]))),
-        "timing/train/update": seconds,
     }
     return metrics | ({"flops": trained["total_flops"]} if "total_flops" in trained else {})
 
 
-def train_batch(tokens: np.ndarray) -> Any:
-    """Returns a batch of blocks in which every token counts, made of int32 `[n, S]`.
+def train_batch(tokens: np.ndarray) -> dict[str, Any]:
+    """Returns a batch of NeMo-RL in which every token counts, of the tokens int32 `[n, S]`.
 
     Returns:
-        A BatchedDataDict of `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask`
-        float32 `[n, S]` and `sample_mask` float32 `[n]`. NeMo-RL masks targets, so the mask's first
-        column is never used: S - 1 targets.
+        `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask` float32 `[n, S]` and
+        `sample_mask` float32 `[n]`. NeMo-RL masks targets, so the mask's first column is never
+        used: S - 1 targets.
     """
     import torch
-    from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
-    input_ids = torch.from_numpy(tokens.astype(np.int64))
-    count, size = input_ids.shape
-    return BatchedDataDict(
-        {
-            "input_ids": input_ids,
-            "input_lengths": torch.full((count,), size),
-            "token_mask": torch.ones(count, size),
-            "sample_mask": torch.ones(count),
-        }
-    )
+    count, size = tokens.shape
+    return {
+        "input_ids": torch.from_numpy(tokens.astype(np.int64)),
+        "input_lengths": torch.full((count,), size),
+        "token_mask": torch.ones(count, size),
+        "sample_mask": torch.ones(count),
+    }
+
+
+@contextmanager
+def whole_loads() -> Iterator[None]:
+    """Refuses the gaps of every checkpoint that a host loads by Megatron-Bridge within the block.
+
+    Heads for further tokens are left out: Megatron-Bridge fails on those whose weights it cannot
+    name.
+    """
+    from megatron.bridge import AutoBridge
+
+    from nemo_rod.megatron.gaps import refuse_gaps
+    from nemo_rod.megatron.objective import next_token_alone
+
+    describe = AutoBridge.to_megatron_provider
+
+    @functools.wraps(describe)
+    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
+        provider = describe(bridge, load_weights, *args, **options)
+        next_token_alone(provider)
+        if load_weights:
+            checkpoint = bridge.hf_pretrained
+            refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
+        return provider
+
+    AutoBridge.to_megatron_provider = described
+    try:
+        yield
+    finally:
+        AutoBridge.to_megatron_provider = describe

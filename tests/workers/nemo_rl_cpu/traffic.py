@@ -4,10 +4,11 @@ import json
 import sys
 
 import ray
+from nemo_rl.distributed.virtual_cluster import init_ray
 
-from nemo_rod.hosts.nemo_rl import algorithm
-from nemo_rod.hosts.nemo_rl import settings as config
-from nemo_rod.hosts.nemo_rl.cluster import start_ray
+from nemo_rod.hosts.nemo_rl import settings
+from nemo_rod.hosts.nemo_rl.inputs import build_arm, open_store
+from nemo_rod.hosts.nemo_rl.policy import started
 
 
 def size_of(value) -> int:
@@ -32,20 +33,13 @@ class Meter:
 
 
 def main() -> None:
-    start_ray()
-    run = algorithm.setup(config.load(sys.argv[1], sys.argv[2:]))
-    meter = Meter(run.policy.worker_group)
-    choice, _ = run.workers.step(0)
-    print(
-        json.dumps(
-            {
-                "candidates": len(choice.pool.block_ids),
-                "sent": meter.sent,
-                "received": meter.received,
-            }
-        )
-    )
-    run.close()
+    init_ray()
+    config = settings.load(sys.argv[1], sys.argv[2:])
+    with started(config, build_arm(config, open_store(config))) as workers:
+        meter = Meter(workers.policy.worker_group)
+        choice, _ = workers.call("rod_step", step=0)
+        moved = {"sent": meter.sent, "received": meter.received}
+        print(json.dumps({"candidates": len(choice.pool.block_ids), **moved}))
 
 
 if __name__ == "__main__":
