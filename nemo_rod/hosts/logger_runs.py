@@ -11,7 +11,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,17 +38,8 @@ _GROUPS = {
 PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
 
 
-@dataclass
-class Prepared:
-    """The changes that `prepare_runs` has made in this process.
-
-    Attributes:
-        before: Previous values of environment variables; None for those that were unset.
-        log_params: MLflow's own function, if it was replaced.
-    """
-
-    before: dict[str, str | None] = field(default_factory=dict)
-    log_params: Any = None
+class Prepared(ExitStack):
+    """The changes that `prepare_runs` has made in this process; they stay until `end`."""
 
     def end(self, *, failed: bool = False) -> None:
         """Ends the runs of W&B and MLflow, and undoes the changes for later runs of the process."""
@@ -57,18 +48,17 @@ class Prepared:
             wandb.teardown()  # it reads the environment once; a later run would get this run's id
         if mlflow := sys.modules.get("mlflow"):
             mlflow.end_run("FAILED" if failed else "FINISHED")
-            if self.log_params is not None:
-                mlflow.log_params = self.log_params  # type: ignore[attr-defined]
-        for name, value in self.before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self.before.clear()
+        self.close()
 
     def set(self, name: str, value: str) -> None:
         """Sets an environment variable until `end`."""
-        self.before.setdefault(name, os.environ.get(name))
+        self.callback(_restore, name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def _restore(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
         os.environ[name] = value
 
 
@@ -103,7 +93,7 @@ def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
 
             prepared.set("MLFLOW_RUN_ID", runs["mlflow"])
             # the hosts log their configuration again, and MLflow refuses a different one
-            prepared.log_params = mlflow.log_params
+            prepared.callback(setattr, mlflow, "log_params", mlflow.log_params)
             mlflow.log_params = lambda params: None
     return prepared
 

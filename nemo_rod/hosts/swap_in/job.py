@@ -181,7 +181,6 @@ class Job:
             ValueError: the message names the setting, the reason and the cure; or a source has no
                 role.
         """
-        refuse_unsafe(model, ddp)
         refused = [feature[1:] for feature in features if feature[0]]
         for prefix, section in sections.items():
             names = [name for name in _UNSUPPORTED if getattr(section, name, None)]
@@ -197,6 +196,7 @@ class Job:
             raise ValueError(f"Selection does not work with {setting}: it {reason}; {cure}.")
         if blend is not None:
             assign_roles(blend[0], self.roles)
+        refuse_unsafe(model, ddp)
 
     def put_into(
         self,
