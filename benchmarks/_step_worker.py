@@ -243,7 +243,7 @@ def record_all(path: Path, arm: Arm, header: CurriculumHeader, steps: int) -> No
         for step in range(steps):
             score_C = rng.random(arm.num_candidates, dtype=np.float32)
             choice = choose(pools.pool(step), arm.policy(), arm.batch_size, score_C, 0 * score_C)
-            curriculum.append(choice, sync=False)
+            curriculum.append(choice)
 
 
 def record(journal: Journal, choice: Choice, seconds: float) -> None:

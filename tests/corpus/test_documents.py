@@ -170,15 +170,6 @@ def test_a_comparison_holds_or_is_refused(text: str, value: object, outcome: boo
         comparison.holds(value)
 
 
-def test_a_subsample_depends_on_the_content_alone(tmp_path: Path) -> None:
-    texts = [f"text number {i}" for i in range(4000)]
-    files = write(tmp_path / "a.jsonl", texts), write(tmp_path / "b.jsonl", texts[::-1])
-    one, other = (list(read_documents(web(file, subsample=0.2))) for file in files)
-    assert one == other[::-1]
-    assert abs(len(one) - 800) < 100
-    assert {*read_documents(web(files[0], subsample=0.1))} < {*one}
-
-
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=40))
 def test_duplicates_are_those_that_came_before(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]

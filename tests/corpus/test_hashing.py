@@ -59,11 +59,6 @@ def test_rows_are_hashed_like_single_blocks(rows: list[list[int]]) -> None:
     assert mask.tolist() == [is_holdout(row, fraction=0.3, seed=7) for row in rows]
 
 
-def test_the_length_in_front_keeps_names_and_tokens_apart() -> None:
-    letters = np.frombuffer(b"cd\0\0", dtype="<u4").astype(np.int32)
-    assert block_hash("ab", letters) != block_hash("abcd", [])
-
-
 @pytest.mark.parametrize("wrong", [[-1], [2**32], [1.5], np.array([-3], dtype=np.int32)])
 def test_what_is_no_token_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="token ids must"):
@@ -74,9 +69,3 @@ def test_what_is_no_token_is_refused(wrong: object) -> None:
 def test_wrong_holdout_settings_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="holdout_"):
         is_holdout([1], **arguments)  # type: ignore[arg-type]
-
-
-def test_the_share_that_is_held_out_is_the_fraction() -> None:
-    rows = np.arange(60_000, dtype=np.int32).reshape(20_000, 3)
-    share = holdout_mask(rows, fraction=0.05, seed=42).mean()
-    assert abs(share - 0.05) < 4 * (0.05 * 0.95 / 20_000) ** 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpus_cases import make_corpus, run, tree
-from limits import largest_file
+from mishaps import largest_file
 
 from nemo_rod.corpus import SourceSpec
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_cases import train_bpe
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nemo_rod.corpus.encode import PIECE_CHARS, encode
-from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.hosts.data.hub_tokenizer import HuggingFaceTokenizer
 
 pytest.importorskip("transformers")
@@ -26,6 +25,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("byte")
     load_tokenizer("byte").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(exported: Path) -> Tokenizer:
+    return HuggingFaceTokenizer(str(exported))
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +52,13 @@ def test_what_the_byte_tokenizer_does_is_pinned() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_the_exported_byte_tokenizer_gives_the_same_ids(exported: Path, text: str) -> None:
-    _same_ids(exported, text.replace("\0", ""))
-
-
-def test_the_exported_byte_tokenizer_knows_every_character_class(exported: Path) -> None:
-    _same_ids(exported, SPECIAL)
-    _same_ids(exported, "".join(chr(code) for code in range(1, 0xD800)))
-
-
-def _same_ids(folder: Path, text: str) -> None:
-    byte, other = load_tokenizer("byte"), _cached(folder)
+@example(SPECIAL)
+@example("".join(chr(code) for code in range(1, 0xD800)))  # every class of characters
+def test_the_exported_byte_tokenizer_gives_the_same_ids(loaded: Tokenizer, text: str) -> None:
+    byte, text = load_tokenizer("byte"), text.replace("\0", "")
     (ids,) = byte.encode_batch([text])
-    assert other.encode_batch([text])[0].tolist() == ids.tolist()
-    assert other.decode(ids) == byte.decode(ids) == text
-
-
-_LOADED: dict[Path, HuggingFaceTokenizer] = {}
-
-
-def _cached(folder: Path) -> HuggingFaceTokenizer:
-    if folder not in _LOADED:
-        _LOADED[folder] = HuggingFaceTokenizer(str(folder))
-    return _LOADED[folder]
+    assert loaded.encode_batch([text])[0].tolist() == ids.tolist()
+    assert loaded.decode(ids) == byte.decode(ids) == text
 
 
 def test_autotokenizer_loads_the_export(exported: Path) -> None:
@@ -131,17 +119,6 @@ def test_tokenizers_travel_to_other_processes(trained: Path) -> None:
         assert again.encode_batch(["the cat"])[0].tolist() == (
             tokenizer.encode_batch(["the cat"])[0].tolist()
         )
-
-
-def test_batches_keep_the_documents_apart() -> None:
-    tokenizer = load_tokenizer("byte")
-    long = ("x" * 99 + "\n") * (2 * PIECE_CHARS // 100 + 5) + "y" * (PIECE_CHARS + 3)
-    texts = ["ab", "", long, "c", ""]
-    tokens, lengths = encode(tokenizer, texts)
-    assert lengths.tolist() == [len(text) for text in texts]
-    assert tokens.astype(np.uint8).tobytes().decode() == "".join(texts)
-    tokens, lengths = encode(tokenizer, [])
-    assert len(tokens) == 0 and len(lengths) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,18 @@ import contextlib
 import io
 import resource
 import shutil
-import signal
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
 from damage import Damage, damaged, damages
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
-from sandbox import Sandbox
+from sandbox import Hangs, Sandbox, cases, time_limit
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.config import Config
@@ -52,10 +51,6 @@ SECONDS = 30  # a case takes milliseconds
 MEMORY = 6 << 30  # beyond what the process has, for a count that damage has made huge
 # One word of the file's path has to be in the sentence.
 SAYS_WHERE = 2000  # letters of a sentence, at most
-
-
-class Hangs(BaseException):
-    """A case took too long."""
 
 
 @dataclass(frozen=True)
@@ -251,18 +246,12 @@ def counted() -> Iterator[dict[str, int]]:
 
 @pytest.fixture(autouse=True)
 def limited() -> Iterator[None]:
-    """Bounds the time of a case and the memory of all."""
-
-    def too_long(*_: object) -> None:
-        raise Hangs(f"it took longer than {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, too_long)
+    """Bounds the memory of all cases."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -272,12 +261,7 @@ def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict
     others = [content for content in sandbox.content.values() if content]
     assert not outcome(reader, sandbox, None), "the whole files are refused"
 
-    @settings(
-        max_examples=reader.cases,
-        database=None,
-        suppress_health_check=[*HealthCheck],
-        report_multiple_bugs=False,
-    )
+    @cases(reader.cases)
     @given(damages())
     def check(damage: Damage) -> None:
         path = files[damage.file % len(files)]
@@ -295,9 +279,8 @@ def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict
 
 def outcome(reader: Reader, sandbox: Sandbox, path: Path | None) -> str:
     """Runs a reader; returns what is wrong with how it ended, "" if nothing is."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with time_limit(SECONDS), contextlib.redirect_stdout(io.StringIO()):
             reader.read(sandbox.root)
     except (ValueError, OSError) as error:
         sentence = " ".join(str(error).split())
@@ -307,20 +290,10 @@ def outcome(reader: Reader, sandbox: Sandbox, path: Path | None) -> str:
         if not any(part in sentence for part in named) or len(sentence) > SAYS_WHERE:
             return f"it says only {type(error).__name__}: {sentence[:SAYS_WHERE]}"
     except (Exception, Hangs) as error:
-        return f"{type(error).__name__}: {error}\n{last_frames(error)}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        frames = traceback.extract_tb(error.__traceback__)[-8:]
+        places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return "\n".join([f"{type(error).__name__}: {error}", *places])
     changed = sandbox.changed()
     if not reader.writes and path is not None and changed:
         return f"it changed {changed}"
     return ""
-
-
-def last_frames(error: BaseException) -> str:
-    """Where an exception came from, in our code."""
-    frames, at = [], error.__traceback__
-    while at is not None:
-        frame: FrameType = at.tb_frame
-        frames.append(f"{frame.f_code.co_filename}:{at.tb_lineno} {frame.f_code.co_name}")
-        at = at.tb_next
-    return "\n".join(frame for frame in frames[-8:])

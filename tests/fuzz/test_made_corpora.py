@@ -5,6 +5,7 @@ that is the next training block or the next held-out one, and nothing is left.
 """
 
 import bz2
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -18,13 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import BYTE, S, run, train_bpe
+from corpus_cases import BYTE, S, manifest, run, source, train_bpe, write_parquet
 
 from nemo_rod import corpus
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.hosts.data import parquet_tables
 
 pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+zstandard = pytest.importorskip("zstandard")
 WORDS = [
     "the cat", "sat on", "the mat;", "ü", "你好", "🙂", "\n", "\u2028", "\x00", "dog's", '"', "\\",
 ]  # fmt: skip
@@ -38,65 +41,55 @@ def documents(dice: np.random.Generator) -> list[str]:
     return [made[i] if dice.random() < 0.9 else made[0] for i in range(count)]
 
 
-def write_jsonl(path: Path, records: list[Record], pack: Callable[[bytes], bytes]) -> None:
-    texts = [
-        json.dumps(record, ensure_ascii=number % 2 == 0) for number, record in enumerate(records)
-    ]
-    path.write_bytes(pack("\n".join(texts).encode() + b"\n" * (len(records) % 2)))
-
-
 def members(pack: Callable[[bytes], bytes], data: bytes) -> bytes:
     return pack(data[: len(data) // 2]) + pack(data[len(data) // 2 :])
 
 
-def zst(data: bytes) -> bytes:
-    return bytes(pytest.importorskip("zstandard").compress(data))
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "jsonl": bytes,
+    "jsonl.gz": partial(members, gzip.compress),
+    "jsonl.bz2": partial(members, bz2.compress),
+    "jsonl.xz": partial(members, lzma.compress),
+    "jsonl.zst": partial(members, zstandard.compress),
+}
+FORMS = ["text", *PACKS, "string", "large_string", "dictionary", "saved", "hub"]
 
 
-def write_parquet(path: Path, records: list[Record], form: str, rows: int) -> None:
+def write(folder: Path, form: str, parts: list[list[Record]], rows: int) -> SourceSpec:
+    """Writes the records in a number of files, and returns the source that reads them."""
     import pyarrow
-    from pyarrow import parquet
+    from datasets import Dataset
 
-    table = pyarrow.Table.from_pylist(
-        records,
-        pyarrow.schema([("text", pyarrow.string()), ("meta", pyarrow.struct([("score", "f8")]))]),
-    )
-    column = table.column("text").combine_chunks()
-    column = column.dictionary_encode() if form == "dictionary" else column.cast(form)
-    parquet.write_table(table.set_column(0, "text", column), path, row_group_size=rows)
-
-
-def write(folder: Path, form: str, parts: list[list[Record]], rows: int) -> dict[str, Any]:
-    """Writes the records in a number of files, and returns how a source reads them."""
     folder.mkdir()
-    for number, records in enumerate(parts):
+    if form == "saved":
+        everything = [record for records in parts for record in records]
+        Dataset.from_list(everything).save_to_disk(folder, num_shards=len(parts))
+    for number, records in enumerate(parts if form != "saved" else ()):
         if form == "text":
             for row, record in enumerate(records):
                 path = folder / f"{number:02d}-{row:04d}.txt"
                 path.write_bytes(b"\xef\xbb\xbf" * (row % 2) + record["text"].encode())
-        elif form.startswith("jsonl"):
-            pack = {"jsonl": bytes, "jsonl.gz": partial(members, gzip.compress),
-                    "jsonl.bz2": partial(members, bz2.compress), "jsonl.zst": partial(members, zst),
-                    "jsonl.xz": partial(members, lzma.compress)}[form]  # fmt: skip
-            write_jsonl(folder / f"{number}.{form}", records, pack)
-        elif form in ("string", "large_string", "dictionary", "hub"):
-            kind = "string" if form == "hub" else form
-            write_parquet(folder / f"train-{number}.parquet", records, kind, rows)
-    if form == "saved":
-        from datasets import Dataset
-
-        everything = [record for records in parts for record in records]
-        Dataset.from_list(everything).save_to_disk(folder, num_shards=len(parts))
+        elif form in PACKS:
+            texts = [json.dumps(r, ensure_ascii=row % 2 == 0) for row, r in enumerate(records)]
+            data = "\n".join(texts).encode() + b"\n" * (len(records) % 2)
+            (folder / f"{number}.{form}").write_bytes(PACKS[form](data))
+        else:
+            score = pyarrow.struct([("score", "f8")])
+            fields = [("text", pyarrow.string()), ("meta", score)]
+            table = pyarrow.Table.from_pylist(records, pyarrow.schema(fields))
+            column = table.column("text").combine_chunks()
+            if form == "dictionary":
+                column = column.dictionary_encode()
+            if form == "large_string":
+                column = column.cast(form)
+            table = table.set_column(0, "text", column)
+            write_parquet(folder / f"train-{number}.parquet", table, row_group_size=rows)
     if form in ("saved", "hub"):
-        return {"kind": "huggingface", "path": str(folder)}
+        return source("web", [], kind="huggingface", path=str(folder))
     os.symlink(".", folder / "latest")
-    kind = "text" if form == "text" else "jsonl" if form.startswith("jsonl") else "parquet"
+    kind = "text" if form == "text" else "jsonl" if form in PACKS else "parquet"
     suffix = {"text": "txt", "parquet": "parquet"}.get(kind, form)
-    return {"kind": kind, "files": [f"{folder}/**/*.{suffix}"]}
-
-
-FORMS = ["text", "jsonl", "jsonl.gz", "jsonl.bz2", "jsonl.xz", "jsonl.zst", "string",
-         "large_string", "dictionary", "saved", "hub"]  # fmt: skip
+    return source("web", [f"{folder}/**/*.{suffix}"], kind=kind)
 
 
 def expected(texts: list[str], options: dict[str, Any]) -> Iterator[str]:
@@ -126,9 +119,12 @@ def expected(texts: list[str], options: dict[str, Any]) -> Iterator[str]:
     [range(22), pytest.param(range(22, 522), marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
 )
 def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets").disable_progress_bars()
+    import datasets
+
+    datasets.disable_progress_bars()
     bpe = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=290)))
     monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 400)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
     stops = 0
     for seed in seeds:
         dice, form = np.random.default_rng(seed), FORMS[seed % len(FORMS)]
@@ -143,14 +139,11 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         options: dict[str, Any] = {}
         if form != "text" and dice.random() < 0.3:
             options["filter"] = "meta.score >= 0.3"
-        if dice.random() < 0.3:
-            options["subsample"] = 0.6
-        if dice.random() < 0.3:
-            options["dedup"] = True
-        if dice.random() < 0.3:
-            options["max_bytes"] = int(dice.integers(400, 4000))
-        place = write(tmp_path / f"{seed}", form, parts, int(dice.integers(1, 20)))
-        spec = SourceSpec(name="web", role="replay", **place, **options)
+        for name, value in (("subsample", 0.6), ("dedup", True), ("max_bytes", None)):
+            if dice.random() < 0.3:
+                options[name] = value or int(dice.integers(400, 4000))
+        plain = write(tmp_path / f"{seed}", form, parts, int(dice.integers(1, 20)))
+        spec = dataclasses.replace(plain, **options)
         left = int(dice.integers(0, 3))
 
         def stop(*_: Any, dice: np.random.Generator = dice) -> None:
@@ -159,7 +152,10 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 left, stops = left - 1, stops + 1
                 raise KeyboardInterrupt
 
-        root, fraction = tmp_path / f"{seed}-blocks", {"holdout_fraction": 0.2, "holdout_floor": 0}
+        root, run_options = tmp_path / f"{seed}-blocks", {
+            "tokenizer": tokenizer, "progress": stop, "checkpoint_seconds": 0,
+            "holdout_fraction": 0.2, "holdout_floor": 0,
+        }  # fmt: skip
         used = list(expected(texts, options))
         eod = [tokenizer.eod_id]
         ids = [token for t in tokenizer.encode_batch(used) for token in t.tolist() + eod]
@@ -167,10 +163,7 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         held = {is_holdout(block, fraction=0.2) for block in blocks}
         while True:
             try:
-                run(
-                    root, [spec], tokenizer=tokenizer, progress=stop, checkpoint_seconds=0,
-                    **fraction,
-                )  # fmt: skip
+                run(root, [spec], **run_options)
                 break
             except KeyboardInterrupt:
                 continue
@@ -188,7 +181,7 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             side = heads.index(block)
             heads[side] = next(rows[side], None)
         assert heads == [None, None], (seed, form, options)
-        manifest = json.loads((root / "replay/web/manifest.json").read_text())
-        assert (manifest["documents"], manifest["tokens"]) == (len(used), len(ids)), (seed, form)
-        assert manifest["dropped_tokens"] == len(ids) % S
+        told = manifest(root)
+        assert (told["documents"], told["tokens"]) == (len(used), len(ids)), (seed, form)
+        assert told["dropped_tokens"] == len(ids) % S
     assert stops > len(seeds) // 3

@@ -6,7 +6,6 @@ folder of which everything is there. Nothing there may change: commands that wou
 
 import contextlib
 import io
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -14,10 +13,10 @@ from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_up_run import ON_A_CLUSTER, RECIPE, make_run
-from sandbox import Sandbox
+from sandbox import Sandbox, cases, time_limit
 
 from nemo_rod import cli
 from nemo_rod.config import config_class
@@ -34,10 +33,6 @@ VALUES = (
     *("x", "[]", "[a,b]", "{}", "{a:1}", "../x", "/dev/null", "'é'", "ü", "${seed}", "${nope}"),
     *("1,2", "%j", "'a b'", "a=b", "[", "}", "\x1b[31m", "???", "${oc.env:HOME}", "rod", "toy"),
 )
-
-
-class Hangs(BaseException):
-    """A command took too long."""
 
 
 def keys(section: Any, prefix: str = "") -> Iterator[str]:
@@ -79,26 +74,15 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
 
 
 @pytest.fixture(autouse=True)
-def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a random word may be the name of a tokenizer
-
-    def too_long(*_: object) -> None:
-        raise Hangs(f"it took longer than {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, too_long)
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
-def refusing(cases: int) -> settings:
-    return settings(max_examples=cases, database=None, suppress_health_check=[*HealthCheck])
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_random_keys_of_recipes(verb: str, sandbox: Sandbox) -> None:
     launchers = st.sampled_from(((), ON_A_CLUSTER))
 
-    @refusing(RECIPE_CASES)
+    @cases(RECIPE_CASES)
     @given(st.lists(WORDS, min_size=1, max_size=3), launchers)
     def check(words: list[str], launcher: tuple[str, ...]) -> None:
         kept = [f"run_dir={sandbox.root / 'run'}", "dry_run=true"]
@@ -115,7 +99,7 @@ def test_random_paths_and_keys(verb: str, sandbox: Sandbox) -> None:
         st.builds("{}={}".format, st.sampled_from(PATH_KEYS), st.sampled_from(VALUES)),
     )
 
-    @refusing(PATH_CASES)
+    @cases(PATH_CASES)
     @given(st.lists(words, max_size=4))
     def check(words: list[str]) -> None:
         run([verb, *words], sandbox, renders=True)
@@ -131,19 +115,21 @@ def run(words: list[str], sandbox: Sandbox, *, renders: bool) -> None:
         sandbox: the folder of the run.
         renders: whether the command may write files that were not there, or a launch's.
     """
-    said, before, status = io.StringIO(), sys.argv, 0
+    output, before, status = io.StringIO(), sys.argv, 0
     sys.argv = ["nemo-rod", *words]
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            time_limit(SECONDS),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
             cli._run_command()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 2 if end.code else 0
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         sys.argv = before
         GlobalHydra.instance().clear()
-    text = said.getvalue()
+    text = output.getvalue()
     assert status in STATUSES and "Traceback" not in text, f"{words}\n{text[-3000:]}"
     assert status == 0 or text.strip(), f"{words} failed without a word"
     changed = sandbox.changed()

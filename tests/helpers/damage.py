@@ -53,30 +53,6 @@ def damaged(damage: Damage, content: bytes, others: Sequence[bytes]) -> bytes | 
     return _KINDS[damage.kind](content, damage.place, damage.value, others)
 
 
-def _cut(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return content[: place % (len(content) + 1)]
-
-
-def _flip_bit(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return _written(content, place, bytes([content[place % len(content)] ^ (1 << value % 8)]))
-
-
-def _lose_a_page(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return _written(content, place, bytes(1 << value % 13))
-
-
-def _overwrite(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return _written(content, place, value.to_bytes(4, "little"))
-
-
-def _grow(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return content + content[-1 - place % len(content) :]
-
-
-def _swap(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
-    return others[place % len(others)]
-
-
 def _other_version(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
     """Raises a number in the first bytes, where formats keep their versions."""
     digits = list(re.finditer(rb"\d", content[:400]))
@@ -158,12 +134,16 @@ def _written(content: bytes, place: int, data: bytes) -> bytes:
 _KINDS: dict[str, Callable[[bytes, int, int, Sequence[bytes]], bytes | None]] = {
     "missing": lambda *_: None,
     "empty": lambda *_: b"",
-    "cut": _cut,
-    "bit": _flip_bit,
-    "page": _lose_a_page,
-    "overwrite": _overwrite,
-    "grow": _grow,
-    "swap": _swap,
+    "cut": lambda content, place, *_: content[: place % (len(content) + 1)],
+    "bit": lambda content, place, value, _: _written(
+        content, place, bytes([content[place % len(content)] ^ (1 << value % 8)])
+    ),
+    "page": lambda content, place, value, _: _written(content, place, bytes(1 << value % 13)),
+    "overwrite": lambda content, place, value, _: _written(
+        content, place, value.to_bytes(4, "little")
+    ),
+    "grow": lambda content, place, *_: content + content[-1 - place % len(content) :],
+    "swap": lambda content, place, _, others: others[place % len(others)],
     "version": _other_version,
     "value": _change_value,
     "another value": _change_value,  # twice: most of what is found is found by it

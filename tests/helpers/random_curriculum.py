@@ -35,4 +35,4 @@ def write_curriculum(
             loss_C = np.random.default_rng([step, seed]).random(arm.num_candidates, np.float32)
             pool, reference_C = arm.candidates.pool(step), np.full_like(loss_C, 0.25)
             choice = choose(pool, arm.policy(), batch_size, loss_C, reference_C)
-            curriculum.append(choice, sync=False)
+            curriculum.append(choice)

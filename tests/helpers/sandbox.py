@@ -1,7 +1,42 @@
-"""A folder in which files are damaged, read, and put back; it sees what a reader changes."""
+"""What damaged files and random words are tried in: a folder that is put back, and a time limit."""
 
+import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+
+class Hangs(BaseException):
+    """A case took too long; it is no Exception, which a reader may catch."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises `Hangs` in what takes longer."""
+
+    def too_long(*_: object) -> None:
+        raise Hangs(f"it took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def cases(number: int) -> settings:
+    """So many cases, none of which is kept for a later run."""
+    return settings(
+        max_examples=number,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+        report_multiple_bugs=False,
+    )
 
 
 class Sandbox:

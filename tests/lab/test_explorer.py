@@ -119,7 +119,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
             ids, score = rng.integers(0, 1600, 128), rng.random(128, dtype=np.float32)
             chosen = np.sort(np.argsort(-score)[:64])
             pool = Pool(step, ids, ids >= 100)
-            curriculum.append(Choice(pool, score, score, chosen, 0.5), sync=False)
+            curriculum.append(Choice(pool, score, score, chosen, 0.5))
     data = explored(path, lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids])
     groups = [cell[kind] for cell in data["cells"] for kind in ("chosen", "dropped")]
     assert 600 < sum(len(group["blocks"]) for group in groups) <= MAX_BLOCKS

@@ -34,13 +34,12 @@ def oracle_pool(c: Candidates, step: int) -> list[int]:
             parts += row[step * count : (step + 1) * count]
         return [parts[i] for i in shuffled(c.seed, "pool", step, num)]
     in_use = a if c.balance == "expected" else round(c.retention * r)
-    row, start = [], 0
-    for epoch in range((step + 1) * num // (a + in_use) + 1):
+    row, start = [], step * num
+    for epoch in range((start + num) // (a + in_use) + 1):
         slots = range(epoch * in_use, (epoch + 1) * in_use) if in_use > r else range(in_use)
         passes = {n: shuffled(c.seed, "subsample", n, r) for n in {s // r for s in slots}}
         blocks = [*range(a), *(a + passes[s // r][s % r] for s in slots)]
         row += [blocks[i] for i in shuffled(c.seed, "stream", epoch, a + in_use)]
-    start = step * num
     return row[start : start + num]
 
 
@@ -97,26 +96,21 @@ def in_stream(source: Candidates, num_steps: int) -> np.ndarray:
     return np.concatenate([source.pool(step).block_ids for step in range(num_steps)])
 
 
-@given(source=candidates(balances=["corpus"], retention=1))
-def test_corpus_every_kept_block_once_in_every_epoch(source):
-    size = source.epoch_size
-    stream = in_stream(source, -(-3 * size // source.size))
-    in_use = set(stream[:size].tolist())
-    assert len(in_use) == size
-    assert in_use >= set(range(source.num_adaptation))
-    assert len(in_use) == source.num_adaptation + round(source.retention * source.num_replay)
-    for epoch in range(3):
-        assert set(stream[epoch * size : (epoch + 1) * size].tolist()) == in_use
-
-
-@given(source=candidates(balances=["corpus"], retention=3))
-def test_corpus_no_replay_block_twice_before_all_once(source):
-    size = source.epoch_size
-    stream = in_stream(source, -(-4 * size // source.size))[: 4 * size]
-    counts = np.bincount(stream, minlength=source.num_adaptation + source.num_replay)
-    assert (counts[: source.num_adaptation] == 4).all()
-    if source.num_kept_replay > source.num_replay:
-        assert np.ptp(counts[source.num_adaptation :]) <= 1
+@given(source=candidates(balances=["corpus", "expected"]))
+def test_every_epoch_has_adaptation_whole_and_replay_evenly(source):
+    a, r, size = source.num_adaptation, source.num_replay, source.epoch_size
+    kept = a if source.balance == "expected" else round(source.retention * r)
+    assert size == a + kept
+    epochs = in_stream(source, -(-4 * size // source.size))[: 4 * size].reshape(4, size)
+    for ids in epochs:
+        assert sorted(ids[ids < a].tolist()) == list(range(a))
+    replay = epochs[epochs >= a].reshape(4, kept) - a
+    if kept <= r:  # subsampled once: every epoch has the same replay, each block once
+        assert {tuple(sorted({*row})) for row in replay.tolist()} == {tuple(sorted({*replay[0]}))}
+        assert len({*replay[0]}) == kept
+    else:  # cycled: no block is ever two ahead of another
+        for epoch in range(1, 5):
+            assert np.ptp(np.bincount(replay[:epoch].ravel(), minlength=r)) <= 1
 
 
 @given(source=candidates(balances=["exact"]))
@@ -140,25 +134,6 @@ def test_exact_every_block_of_a_role_once_in_every_epoch(source):
             assert sum(counts) == (step + 1) * drawn
 
 
-@given(source=candidates(balances=["expected"]))
-def test_expected_as_much_replay_as_adaptation_in_every_epoch(source):
-    size, a, r = source.epoch_size, source.num_adaptation, source.num_replay
-    assert size == 2 * a
-    stream = in_stream(source, -(-3 * size // source.size))
-    seen, subsamples = Counter(), []
-    for epoch in range(3):
-        ids = stream[epoch * size : (epoch + 1) * size]
-        assert sorted(ids[ids < a].tolist()) == list(range(a))
-        seen.update(ids[ids >= a].tolist())
-        subsamples.append(sorted(ids[ids >= a].tolist()))
-    if r >= a:  # subsampled once: every epoch has the same replay, each block once
-        assert subsamples[0] == subsamples[1] == subsamples[2]
-        assert len(set(subsamples[0])) == a
-    else:  # cycled: no block is ever two ahead of another
-        counts = [seen[a + block] for block in range(r)]
-        assert max(counts) - min(counts) <= 1
-
-
 def test_expected_pools_are_balanced_on_average():
     source = Candidates(num_adaptation=50_000, num_replay=200_000, batch_size=1024)
     counts = np.array([(~source.pool(step).is_replay).sum() for step in range(40)])
@@ -170,13 +145,6 @@ def test_position_carries_no_role():
     source = Candidates(num_adaptation=999, num_replay=999, batch_size=8, balance="exact")
     share = np.mean([source.pool(step).is_replay for step in range(2000)], axis=0)
     assert np.all(np.abs(share - 0.5) < 5 * 0.5 / math.sqrt(2000))
-
-
-def test_epochs_and_seeds_have_orders_of_their_own():
-    source = Candidates(num_adaptation=64, num_replay=64, batch_size=64, multiplier=1)
-    orders = [in_stream(source, 4)[128 * e : 128 * (e + 1)].tolist() for e in range(2)]
-    other = in_stream(Candidates(**{**vars(source), "seed": 43}), 2).tolist()
-    assert orders[0] != orders[1] != other != orders[0]
 
 
 @given(num_replay=st.integers(1, 200), low=st.floats(0, 1), high=st.floats(0, 1))
@@ -242,13 +210,17 @@ def test_the_whole_corpus_is_within_reach(a, r):
     assert round(retention_for_share(r / (a + r), a, r) * r) == r
 
 
-def test_a_share_of_no_replay_at_all_is_refused():
-    with pytest.raises(ValueError, match="needs replay blocks, but the store has none"):
-        retention_for_share(0.2, 10, 0)
+@pytest.mark.parametrize(
+    ("share", "num_replay", "sentence"),
+    [
+        *((share, 10, r"expected a fraction in \[0, 1\)") for share in (-0.1, 1.0, math.nan)),
+        (0.2, 0, "needs replay blocks, but the store has none"),
+    ],
+)
+def test_a_share_that_cannot_be_is_refused(share, num_replay, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        retention_for_share(share, 10, num_replay)
+
+
+def test_no_replay_needs_none():
     assert retention_for_share(0.0, 10, 0) == 0.0
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
-def test_a_share_that_is_no_fraction_is_refused(share):
-    with pytest.raises(ValueError, match=r"expected a fraction in \[0, 1\)"):
-        retention_for_share(share, 10, 10)

@@ -1,7 +1,9 @@
 """Metrics of the competition, against NumPy's own mean and quantiles over plain lists."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,20 +25,20 @@ def choice_of(score: list[float], source: list[int], k: int) -> tuple[Choice, np
     return choose(pool, Joint(), k, loss_C, reference_C), source_C
 
 
-def check(metrics: dict[str, float | None], prefix: str, scores: np.ndarray, join: str) -> None:
-    """Compares one group's metrics with NumPy's."""
+Metrics = dict[str, float | None]
+
+
+def approx(values: np.ndarray, figure: Callable[..., Any] = np.mean, *more: Any) -> Any:
+    """What a figure of a group is; None if nobody is in it."""
+    return pytest.approx(float(figure(values, *more)), abs=1e-12) if len(values) else None
+
+
+def check(metrics: Metrics, scores: np.ndarray, mean: str, above: str, quantiles: str) -> None:
+    """Compares one group's metrics, of these names, with NumPy's."""
+    assert metrics[mean] == approx(scores)
+    assert metrics[above] == approx(scores > 0)
     for name, share in QUANTILES.items():
-        value = metrics[f"{prefix}{join}{name}"]
-        if len(scores):
-            assert value == pytest.approx(float(np.quantile(scores, share)), abs=1e-12)
-        else:
-            assert value is None
-    above = metrics[
-        f"{prefix.replace('rho_', '')}_above_zero" if join == "_" else f"{prefix}/above_zero"
-    ]
-    assert above == (pytest.approx(float((scores > 0).mean())) if len(scores) else None)
-    mean = metrics[prefix if join == "_" else f"{prefix}/mean"]
-    assert mean == (pytest.approx(float(scores.mean()), abs=1e-12) if len(scores) else None)
+        assert metrics[f"{quantiles}{name}"] == approx(scores, np.quantile, share)
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,32 +53,25 @@ def test_every_figure_is_that_of_a_plain_count(drawn: tuple[list[tuple[float, in
     metrics = selection_metrics(choice, source_C, NAMES)
     assert choice.score is not None
     score_C, is_replay_C = choice.score.astype(np.float64), choice.pool.is_replay
-    for role, mask in (("adaptation", ~is_replay_C), ("replay", is_replay_C)):
-        check(metrics, f"rod/rho_{role}", score_C[mask], "_")
-    winners = set(choice.chosen.tolist())
-    for number, name in enumerate(NAMES):
-        check(metrics, f"rod/rho/{name}", score_C[source_C == number], "/")
-        mine = [place for place, source in enumerate(source_C) if source == number]
-        assert metrics[f"rod/candidates/{name}"] == len(mine)
-        assert metrics[f"rod/chosen/{name}"] == len(winners & set(mine))
-        assert metrics[f"rod/share/{name}"] == len(winners & set(mine)) / k
-    won = [score for place, score in enumerate(score_C) if place in winners]
-    lost = [score for place, score in enumerate(score_C) if place not in winners]
-    assert metrics["rod/rho_chosen"] == pytest.approx(np.mean(won), abs=1e-12)
-    assert metrics["rod/rho_dropped"] == (pytest.approx(np.mean(lost), abs=1e-12) if lost else None)
     is_chosen_C = np.isin(np.arange(len(rows)), choice.chosen)
+    for role, mask in (("adaptation", ~is_replay_C), ("replay", is_replay_C)):
+        mean = f"rod/rho_{role}"
+        check(metrics, score_C[mask], mean, f"rod/{role}_above_zero", f"{mean}_")
+    for number, name in enumerate(NAMES):
+        mine, group = source_C == number, f"rod/rho/{name}/"
+        check(metrics, score_C[mine], f"{group}mean", f"{group}above_zero", group)
+        assert metrics[f"rod/candidates/{name}"] == mine.sum()
+        assert metrics[f"rod/chosen/{name}"] == (mine & is_chosen_C).sum()
+        assert metrics[f"rod/share/{name}"] == (mine & is_chosen_C).sum() / k
+    assert metrics["rod/rho_chosen"] == approx(score_C[is_chosen_C])
+    assert metrics["rod/rho_dropped"] == approx(score_C[~is_chosen_C])
+    assert choice.loss is not None and choice.reference is not None
     for group, mask in (
         *(("adaptation", ~is_replay_C), ("replay", is_replay_C)),
         *(("chosen", is_chosen_C), ("dropped", ~is_chosen_C)),
     ):
         for name, value_C in (("loss", choice.loss), ("reference", choice.reference)):
-            assert value_C is not None
-            mean = (
-                pytest.approx(float(value_C[mask].astype(np.float64).mean()))
-                if mask.any()
-                else None
-            )
-            assert metrics[f"rod/{name}_{group}"] == mean
+            assert metrics[f"rod/{name}_{group}"] == approx(value_C[mask].astype(np.float64))
 
 
 def test_padding_and_excluded_candidates_do_not_compete() -> None:

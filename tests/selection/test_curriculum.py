@@ -1,16 +1,13 @@
 """The curriculum: what goes in comes out, after any crash; foreign ones are refused by name."""
 
 import math
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mishaps import killed
 
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import diff, export, verify
@@ -19,11 +16,7 @@ from nemo_rod.selection.candidates import Candidates, Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
-from nemo_rod.selection.curriculum.recorded_pools import (
-    FollowedPools,
-    RecordedPools,
-    replay_share,
-)
+from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.policies import Joint, TakeAll
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
@@ -108,28 +101,12 @@ def test_what_is_recorded_is_read(path, steps):
             curriculum[steps]
 
 
-def test_a_step_is_on_the_disk_before_the_next_begins(path, monkeypatch):
-    synced, fsync = [], os.fsync
-    with Curriculum.create(path, HEADER) as curriculum:
-        size = path.stat().st_size
-
-        def spy(fd):
-            synced.append(os.fstat(fd).st_size)
-            fsync(fd)
-
-        monkeypatch.setattr(os, "fsync", spy)
-        for step in range(3):
-            curriculum.append(step_of(step))
-            assert synced[-1] == path.stat().st_size > size
-    assert len(synced) == 3
-
-
 @given(st.lists(st.floats(-50, 50, width=32), min_size=C, max_size=C), st.permutations(range(C)))
 def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
     path = tmp_path_factory.mktemp("c") / "c.rod"
     pool = Pool(0, np.arange(C) + (1 << 40), np.ones(C, bool))
     with Curriculum.create(path, HEADER) as curriculum:
-        curriculum.append(Choice(pool, np.arange(C), scores, order[:K], -1e-300), sync=False)
+        curriculum.append(Choice(pool, np.arange(C), scores, order[:K], -1e-300))
         row = curriculum[0]
     assert row.score.tolist() == scores and row.threshold == -1e-300
     assert row.chosen.tolist() == sorted(order[:K])
@@ -204,19 +181,18 @@ def test_what_is_refused_when_appending(path):
         assert len(curriculum) == 0
 
 
-def test_arms_that_score_nothing(tmp_path, path):
+def test_arms_that_score_nothing(path):
     header = replace(HEADER, num_chosen=C, references="", scored=False)
     with Curriculum.create(path, header) as curriculum:
         for step in range(3):
             pool = step_of(step).pool
             curriculum.append(Choice(pool, None, None, TakeAll().select(None, pool.is_replay, C)))
-        row = curriculum[1]
-        assert np.isnan(row.loss).all() and np.isnan(row.score).all() and math.isnan(row.threshold)
-        assert row.chosen.tolist() == list(range(C))
-        export(curriculum, tmp_path / "c.parquet")
-    columns = parquet(tmp_path / "c.parquet")
-    assert columns["score"] == columns["loss"] == columns["reference"] == [None] * 36
-    assert columns["threshold"] == [None] * 36 and all(columns["chosen"])
+        row, columns = curriculum[1], exported(curriculum)
+    assert np.isnan(row.loss).all() and np.isnan(row.score).all() and math.isnan(row.threshold)
+    assert row.chosen.tolist() == list(range(C))
+    for name in ("score", "loss", "reference", "threshold"):
+        assert columns[name] == [None] * 36
+    assert all(columns["chosen"])
 
 
 def test_sources_of_block_ids():
@@ -237,18 +213,13 @@ with Curriculum.open(sys.argv[1], expect=HEADER) as curriculum:
 
 def test_killed_again_and_again(path):
     Curriculum.create(path, HEADER).close()
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", RECORD_FOREVER, str(path)]
     for _ in range(3):
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | paths)
-        for _ in range(20):
-            reported = int(run.stdout.readline())
-        with Curriculum.open(path, read_only=True) as reader:  # while the run appends
-            check(reader, len(reader))
-            assert len(reader) > reported
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
-        run.stdout.close()
+        with killed(RECORD_FOREVER, path) as output:
+            for _ in range(20):
+                reported = int(output.readline())
+            with Curriculum.open(path, read_only=True) as reader:  # while the run appends
+                check(reader, len(reader))
+                assert len(reader) > reported
         with open(path, "ab") as file:
             file.write(b"torn" * 11)
         with Curriculum.open(path, expect=HEADER) as curriculum:
@@ -353,19 +324,19 @@ def test_mean_share_counts_every_block(recorded):
 # --- export, verify, diff
 
 
-def parquet(path):
-    import pyarrow.parquet
+def exported(curriculum):
+    """The columns of its file of parquet, the only one in a folder of its own."""
+    parquet, file = pytest.importorskip("pyarrow.parquet"), curriculum.path.parent / "new/c.parquet"
+    export(curriculum, file)
+    assert [*file.parent.iterdir()] == [file]
+    return parquet.read_table(file).to_pydict()
 
-    return pyarrow.parquet.read_table(path).to_pydict()
 
-
-def test_export(tmp_path, path, monkeypatch):
-    pytest.importorskip("pyarrow")
+def test_export(path, monkeypatch):
     monkeypatch.setattr("nemo_rod.lab.curriculum_tools._EXPORT_ROWS", 2 * C)  # 3 row groups
     record(path, 5)
     with Curriculum.open(path, read_only=True) as curriculum:
-        export(curriculum, tmp_path / "new" / "c.parquet")
-    columns = parquet(tmp_path / "new" / "c.parquet")
+        columns = exported(curriculum)
     names = "step position block_id role source score loss reference chosen threshold"
     assert list(columns) == names.split()
     assert columns["step"] == [step for step in range(5) for _ in range(C)]
@@ -380,21 +351,18 @@ def test_export(tmp_path, path, monkeypatch):
         assert rows["reference"] == (made.loss - made.score).tolist()
         assert rows["chosen"] == [i in made.chosen for i in range(C)]
         assert rows["threshold"] == [made.threshold] * C
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["c.parquet"]
 
 
 def test_only_a_difference_of_losses_gives_the_reference(tmp_path):
-    pytest.importorskip("pyarrow")
     other = replace(HEADER, score="relative")
     assert b'"score"' not in record(tmp_path / "c.rod", 0)
     assert b'"score": "relative"' in record(tmp_path / "other.rod", 2, other)
     with Curriculum.open(tmp_path / "other.rod", expect=other, read_only=True) as curriculum:
-        export(curriculum, tmp_path / "c.parquet")
-    columns = parquet(tmp_path / "c.parquet")
+        columns = exported(curriculum)
     assert columns["reference"] == [None] * 2 * C and None not in columns["loss"]
 
 
-def test_an_export_that_fails_leaves_no_file(tmp_path, path, monkeypatch):
+def test_an_export_that_fails_leaves_no_file(path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
 
     def fail(*_):
@@ -406,21 +374,18 @@ def test_an_export_that_fails_leaves_no_file(tmp_path, path, monkeypatch):
         Curriculum.open(path, read_only=True) as curriculum,
         pytest.raises(OSError, match="No space left"),
     ):
-        export(curriculum, tmp_path / "new" / "c.parquet")
-    assert list((tmp_path / "new").iterdir()) == []
+        exported(curriculum)
+    assert not any((path.parent / "new").iterdir())
 
 
-def test_export_of_padding_and_of_nothing(tmp_path, path):
-    pytest.importorskip("pyarrow")
+def test_export_of_padding_and_of_nothing(path):
     choice = replace(step_of(0), chosen=np.arange(K))
     choice.pool.block_ids[-1], choice.loss[-1], choice.score[-1] = PADDING_ID, 1.0, -np.inf
     with Curriculum.create(path, HEADER) as curriculum:
-        export(curriculum, tmp_path / "none.parquet")
+        assert exported(curriculum)["step"] == []
         curriculum.append(choice)
         verify(curriculum, Store())
-        export(curriculum, tmp_path / "c.parquet")
-    assert parquet(tmp_path / "none.parquet")["step"] == []
-    columns = {name: values[-1] for name, values in parquet(tmp_path / "c.parquet").items()}
+        columns = {name: values[-1] for name, values in exported(curriculum).items()}
     assert (columns["block_id"], columns["score"]) == (PADDING_ID, -math.inf)
     assert [columns[n] for n in ("role", "source", "reference")] == [None] * 3
 

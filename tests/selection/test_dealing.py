@@ -11,6 +11,13 @@ from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.dealing import scored_blocks, scoring_passes
 
 
+def manifest(stop: int, *lengths: int) -> ReferenceManifest:
+    return ReferenceManifest(
+        model="m", tokenizer="t", store="s", block_size=8, lengths=lengths, start=5, stop=stop,
+        precision="fp32",
+    )  # fmt: skip
+
+
 def passes(missing: Ids, m: ReferenceManifest, size: int, replicas: int) -> list[tuple[int, ...]]:
     """Returns the micro-batches of all replicas, as the scorer cuts its share into them."""
     batches: list[tuple[int, ...]] = []
@@ -33,10 +40,7 @@ def test_what_is_missing_of_a_part_keeps_its_neighbours(size: int, replicas: int
     """Otherwise losses differ in the last bits by layout, and by where a pass was interrupted."""
     dice = np.random.default_rng(size * 10 + replicas)
     for count in (1, 9, 257, 700, 1300):
-        m = ReferenceManifest(
-            model="", tokenizer="", store="", block_size=8, lengths=(8,), start=5, stop=5 + count,
-            precision="",
-        )  # fmt: skip
+        m = manifest(5 + count, 8)
         for share in (0.0, 0.3, 1.0):
             missing = 5 + np.flatnonzero(dice.random(count) < share)
             alone = set(passes(missing, m, size, 1))
@@ -46,10 +50,7 @@ def test_what_is_missing_of_a_part_keeps_its_neighbours(size: int, replicas: int
 
 
 def test_missing_blocks_are_scored_once_each_and_samples_without_targets_become_zero() -> None:
-    m = ReferenceManifest(
-        model="m", tokenizer="t", store="s", block_size=8, lengths=(8, 2), start=5, stop=300,
-        precision="fp32",
-    )  # fmt: skip
+    m = manifest(300, 8, 2)
     missing = np.array([5, 7, 8, 260, 299])
 
     def losses_at(ids: Ids, lengths: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -16,25 +16,14 @@ TRAINED = {"web": 2.5, "code": 0.75, "math": 3.25}
 losses = st.floats(min_value=0.0, max_value=20.0)
 
 
-def test_differences_are_not_capped() -> None:
+def test_a_plain_example_by_hand() -> None:
     assert forgetting_by_source(TRAINED, BASE) == {"web": 0.5, "code": -0.25, "math": 0.25}
-
-
-def test_f_val_caps_each_source_before_the_weighted_sum() -> None:
-    # By hand: (6 * .5 + 1 * 0 + 1 * .25) / 8.
+    # capped by source before the weighted sum: (6 * .5 + 1 * 0 + 1 * .25) / 8
     assert validation_forgetting(TRAINED, BASE, {"web": 6, "code": 1, "math": 1}) == 3.25 / 8
-
-
-def test_without_weights_every_source_counts_the_same() -> None:
+    assert validation_forgetting(BASE, BASE, {"web": 3, "code": 2, "math": 1}) == 0.0
+    # without weights every source counts the same, and at weight zero not at all
     assert validation_forgetting(TRAINED, BASE) == 0.25
     assert weighted_loss(BASE) == 2.0
-
-
-def test_the_base_has_forgotten_nothing() -> None:
-    assert validation_forgetting(BASE, BASE, {"web": 3, "code": 2, "math": 1}) == 0.0
-
-
-def test_a_source_of_weight_zero_does_not_count() -> None:
     assert weighted_loss(BASE, {"web": 1, "code": 1, "math": 0}) == 1.5
 
 
@@ -46,9 +35,7 @@ def test_f_val_is_the_sum_written_out(rows: list[tuple[float, float, int]], scal
     trained = {str(i): row[0] for i, row in enumerate(rows)}
     base = {str(i): row[1] for i, row in enumerate(rows)}
     weights = {str(i): float(row[2]) for i, row in enumerate(rows)}
-    total = 0.0
-    for name in weights:
-        total += weights[name] * max(0.0, trained[name] - base[name])
+    total = sum(weights[name] * max(0.0, trained[name] - base[name]) for name in weights)
     expected = total / sum(weights.values())
     value = validation_forgetting(trained, base, weights)
     assert math.isclose(value, expected, rel_tol=1e-12, abs_tol=1e-15)

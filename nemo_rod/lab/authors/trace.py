@@ -85,7 +85,7 @@ def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curric
                         f"{step.file}: step {number + 1} and the first differ in whether they have "
                         "scores: import traces of one run"
                     )
-                curriculum.append(choice, sync=False)
+                curriculum.append(choice)
         move_whole(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)

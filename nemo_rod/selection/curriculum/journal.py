@@ -72,7 +72,7 @@ class Journal:
         Raises:
             OSError: The write failed, e.g. on a full disk; the curriculum is unchanged.
         """
-        self._curriculum.append(choice, sync=False)
+        self._curriculum.append(choice)
         self._writes.append(self._disk.submit(self._curriculum.sync))
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:

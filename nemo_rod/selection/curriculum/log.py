@@ -168,8 +168,8 @@ class Curriculum:
         """The step to be appended next."""
         return self.header.first_step + len(self)
 
-    def append(self, choice: Choice, *, sync: bool = True) -> None:
-        """Adds the choice of the step after the last one; `sync` waits until it is on disk.
+    def append(self, choice: Choice) -> None:
+        """Adds the choice of the step after the last one, which is on disk after a `sync`.
 
         Raises:
             ValueError: The step is out of order, or another process wrote the file.
@@ -209,8 +209,6 @@ class Curriculum:
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
-            if sync:
-                os.fsync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, self._end)
             raise with_advice(error, self.path) from error
