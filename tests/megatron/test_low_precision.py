@@ -195,7 +195,8 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
         (["scoring.prefix=1/8"], "needs a multiple of 8 scored tokens per block .* found 4"),
         (["scoring.precision=mxfp8", "scoring.prefix=1/2"], "multiple of 32 scored .* found 16"),
         (["scoring.precision=int8"], "scoring.precision='int8'"),
-        (["+variants.other={of: rod, scoring: {precision: fp8}}"],  # a run has one precision
+        # a run has one precision
+        (["scoring.precision=null", "+variants.other={of: rod, scoring: {precision: fp8}}"],
          r"variants\.other\.scoring\.precision=fp8 is not valid"),
     ],
 )  # fmt: skip
