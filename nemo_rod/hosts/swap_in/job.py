@@ -107,19 +107,13 @@ class Facts(NamedTuple):
 class Job:
     """A job that draws m times the samples it trains on, to select or to write references.
 
-    Attributes:
-        data: the job's training data, once it is built.
-        out: folder of what is written.
-        unused: keys of the job's samples that its forward step does not read; see `JobData`.
-        state: the host's own state, if the host must find it again.
-
     Raises:
         ValueError: the multiplier is not a number of at least 1.
     """
 
-    data: JobData
-    unused: Collection[str] = ()
-    state: Any = None
+    data: JobData  # its training data, once it is built
+    unused: Collection[str] = ()  # keys of its samples that its forward step does not read
+    state: Any = None  # the host's own, if the host must find it again
     # see `SelectingJob.around`
     around: Callable[[Callable, Any, int, Any, int], Callable]
 
@@ -260,14 +254,11 @@ class Job:
 class SelectingJob(Job):
     """A job with the selector installed.
 
-    Attributes:
-        held_out: what its held-out losses are measured on; None for none.
-
     Raises:
         ValueError: the multiplier or the references cannot be used.
     """
 
-    held_out: HeldOut | None = None
+    held_out: HeldOut | None = None  # what its held-out losses are measured on
 
     def __init__(
         self,
