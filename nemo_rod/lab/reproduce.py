@@ -1,7 +1,6 @@
 """`nemo-rod paper`: the runs and the files behind every figure and table of the paper.
 
-The table below is the one list of them; docs/paper-map.md shows it, and a test holds that every
-recipe, arm and file in it exists.
+The table below is the one list of them; a test holds that every recipe, arm and file in it exists.
 """
 
 from __future__ import annotations

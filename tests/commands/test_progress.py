@@ -30,25 +30,21 @@ def test_resumed_work_has_its_own_pace(
     ]
 
 
-def test_without_a_total_or_a_unit(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    for unit, total, line in (
-        ("bytes", 0, "web  600 bytes  100 bytes/s"),
-        ("", 1200, "web  600/1,200  0:00:06 left"),
-        ("", 0, "web  600"),
-    ):
-        progress = Progress("web", total, unit=unit)
-        clock[0] += 6
-        progress.step(600)
-        assert capsys.readouterr().err == f"{PREFIX}{line}\n"
-
-
-def test_tokens_and_slow_things(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    for unit, tokens, done, line in (
-        ("models", 0, 2, "evaluate  2/6 models  15 s a model  0:01:00 left"),
-        ("", 4096, 2, "evaluate  2/6  273 tokens/s  0:01:00 left"),
-        ("blocks", 64, 6, "evaluate  6/6 blocks  5 s a block  13 tokens/s  0:00:00 left"),
-    ):
-        progress = Progress("evaluate", 6, unit=unit, tokens=tokens)
-        clock[0] += 30
-        progress.step(done)
-        assert capsys.readouterr().err == f"{PREFIX}{line}\n"
+@pytest.mark.parametrize(
+    ("total", "unit", "tokens", "done", "line"),
+    [
+        (0, "bytes", 0, 600, "600 bytes  20 bytes/s"), (0, "", 0, 600, "600"),
+        (1200, "", 0, 600, "600/1,200  0:00:30 left"),
+        (6, "models", 0, 2, "2/6 models  15 s a model  0:01:00 left"),
+        (6, "", 4096, 2, "2/6  273 tokens/s  0:01:00 left"),
+        (6, "blocks", 64, 6, "6/6 blocks  5 s a block  13 tokens/s  0:00:00 left"),
+    ],
+)  # fmt: skip
+def test_a_line_has_what_is_known(
+    total: int, unit: str, tokens: int, done: int, line: str,
+    clock: list[float], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    progress = Progress("web", total, unit=unit, tokens=tokens)
+    clock[0] += 30
+    progress.step(done)
+    assert capsys.readouterr().err == f"{PREFIX}web  {line}\n"

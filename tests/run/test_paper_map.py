@@ -1,4 +1,4 @@
-"""The paper's figures and tables: what makes each exists, and docs/paper-map.md shows it."""
+"""The paper's figures and tables: what makes each exists."""
 
 import re
 from functools import cache
@@ -34,14 +34,8 @@ def known_arms(recipe: str) -> set[str]:
     return {*config.arms, *config.variants}
 
 
-def test_the_page_has_a_row_for_every_item_of_the_paper() -> None:
+def test_every_item_of_the_paper_is_an_element() -> None:
     assert [element.label for element in ELEMENTS] == paper()["items"]
-    rows = []
-    for element in ELEMENTS:
-        lists = (element.recipes, element.arms.split(), element.files)
-        cells = (" ".join(f"`{word}`" for word in words) for words in lists)
-        rows.append(f"| {' | '.join([f'`{element.label}`', element.content, *cells])} |")
-    assert [line for line in LINES if re.match(r"\| `(fig|tab|alg):", line)] == rows
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=lambda element: element.label)
@@ -81,7 +75,8 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
         assert {*quoted(arms)} <= known
         for file in quoted(files):
             check_file(file)
-    shown = {Path(file).stem for cells in CELLS for cell in cells for file in quoted(cell)}
+    shown = {Path(file).stem for _, _, files in beyond for file in quoted(files)}
+    shown |= {Path(file).stem for element in ELEMENTS for file in element.files}
     single = {name for name in FIGURES if f"settings_{name}" not in FIGURES}
     assert {name for name in single if name not in shown} == set(), "a figure that no row names"
 

@@ -1,8 +1,10 @@
 """Layouts of the recipes' datasets on the hub: paths of files, and columns beside the text.
 
 A rehearsal's made files have the same layouts, so that readers are tested with nested columns,
-other columns with text, other splits, and cards without a list of files. docs/data.md names the
-origin of this list, which has no column that is not known.
+other columns with text, other splits, and cards without a list of files. The list has no column
+that is not known, from the datasets' cards, nvidia/Nemotron-Pretraining-Dataset-sample, and public
+code that reads them: `data_blend_raw.json` of NVIDIA-NeMo/Nemotron (4c35ae1), `nemotron_v2.py` of
+marin-community/marin (29187a0) and `stage_replay_pool.py` of bethgelab/replay-on-demand (637f03b).
 """
 
 from __future__ import annotations
