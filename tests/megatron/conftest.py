@@ -5,6 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # importing Megatron warns of what a machine without CUDA lacks
+    config.addinivalue_line("filterwarnings", "ignore:::(megatron|torch.jit)")
+
+
 @pytest.fixture(scope="session")
 def megatron() -> None:
     """Makes Megatron importable without CUDA; the import takes seconds."""

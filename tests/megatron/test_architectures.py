@@ -159,12 +159,14 @@ def assert_trained_by_the_next_token_alone(name: str, counts: dict[str, Any]) ->
     assert counts["trained"] == counts["parameters"] - counts["vision"] > 0
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.architectures) for name in OTHERS)]
+)
 def test_losses_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
-    rows = scored(TOGETHER, ("single",))
-    assert_scores_and_exports(checkpoints(name), rows[name, "single"])
-    assert_trained_by_the_next_token_alone(name, rows[name, "single"]["objective"])
+    row = scored(TOGETHER if name in FAST else OTHERS, ("single",))[name, "single"]
+    assert_scores_and_exports(checkpoints(name), row)
+    assert_trained_by_the_next_token_alone(name, row["objective"])
 
 
 @pytest.mark.timeout(900)
@@ -189,14 +191,6 @@ def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: A
         "(model.layers.3.self_attn.q_proj.bias): give a checkpoint whose tensors have the "
         "published names and fit its config.json."
     )
-
-
-@pytest.mark.architectures
-@pytest.mark.parametrize("name", OTHERS)
-def test_losses_of_the_others_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
-    row = scored(OTHERS, ("single",))[name, "single"]
-    assert_scores_and_exports(checkpoints(name), row)
-    assert_trained_by_the_next_token_alone(name, row["objective"])
 
 
 @pytest.mark.architectures

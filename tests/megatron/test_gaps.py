@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from nemo_rod.files import read_json, write_json
 
-# importing Megatron warns of what a machine without CUDA lacks
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
+pytestmark = pytest.mark.usefixtures("megatron")
 
 HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.weight"
 PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"

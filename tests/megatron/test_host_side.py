@@ -6,24 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from corpus_cases import run
+from tiny import sources
 
-from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus import BlockStore
 
-# importing Megatron warns of what a machine without CUDA lacks
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
+pytestmark = pytest.mark.usefixtures("megatron")
 SIZE = 64
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> BlockStore:
-    folder = tmp_path_factory.mktemp("host_side")
-    sources = [
-        SourceSpec(name=n, role=role, kind="synthetic", files=["markov:1"], max_bytes=4000)
-        for n, role in (("new", "adaptation"), ("old", "replay"))
-    ]
-    tokenizer = load_tokenizer("byte")
-    prepare(folder, sources, tokenizer=tokenizer, block_size=SIZE, holdout_fraction=0)
-    return BlockStore(folder)
+    return run(tmp_path_factory.mktemp("host_side"), sources(), block_size=SIZE)
 
 
 def made_on_the_host(tokens_BS: np.ndarray) -> dict[str, torch.Tensor]:

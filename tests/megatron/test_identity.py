@@ -6,27 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus_cases import train_bpe
+from corpus_cases import run, train_bpe
 from tiny import Setting, sources
 
-from nemo_rod.corpus import load_tokenizer, prepare
+from nemo_rod.corpus import load_tokenizer
 from nemo_rod.jobs import TrainJob, read_job
-
-# importing the trainer warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 Change = Callable[[Setting, Path], dict[str, Any]]
 
 
 def other_blocks(folder: Path, **options: Any) -> dict[str, Any]:
     """The tiny setting's text as other blocks."""
-    made = {
-        "tokenizer": load_tokenizer("byte"),
-        "block_size": 64,
-        "holdout_fraction": 0.1,
-        "holdout_seed": 42,
-    }
-    prepare(folder, sources(), **{**made, **options})
+    run(folder, sources(), **{"block_size": 64, **options})
     return {"blocks": str(folder)}
 
 
@@ -73,12 +64,3 @@ def test_an_older_megatron_than_the_one_that_saved_is_refused(
     sentence = f"saved by megatron-core {here['megatron-core']}, and 0.15.3 is installed"
     with pytest.raises(ValueError, match=sentence):
         train(trained_job(tiny))
-
-
-def test_a_lost_curriculum_is_missed(tiny: Setting, tmp_path: Path) -> None:
-    from nemo_rod.selection import Curriculum
-    from nemo_rod.selection.curriculum.journal import Journal
-
-    header = Curriculum.open(tiny.root / "no_replay" / "curriculum.rod", read_only=True).header
-    with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
-        Journal(tmp_path, header, step=5)

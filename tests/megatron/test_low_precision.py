@@ -21,9 +21,8 @@ from nemo_rod.jobs import CheckJob, ReferenceJob, TrainJob
 from nemo_rod.selection import References, ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
-# importing Megatron warns of what a machine without CUDA lacks; it looks for TransformerEngine
-# before its stand-in is there
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
+# which looks for TransformerEngine before its stand-in is there
+pytestmark = pytest.mark.usefixtures("megatron")
 
 
 @pytest.fixture

@@ -79,7 +79,6 @@ def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Pa
         shutil.copytree(folder / "abandoned_0000012", folder / "iter_0000012")
 
 
-@pytest.mark.filterwarnings("ignore")  # importing Megatron warns of what a machine lacks
 @pytest.mark.parametrize("keep", [1, 2])
 def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_left(tmp_path: Path, keep: int) -> None:
     from megatron.bridge.training.checkpointing import cleanup_old_non_persistent_checkpoint

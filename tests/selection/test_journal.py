@@ -137,6 +137,11 @@ def test_a_resume_without_its_last_metrics_is_refused(
     assert file.read_text() == "".join(lines[:3])
 
 
+def test_a_resume_without_its_curriculum_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
+        Journal(tmp_path, HEADER, step=5)
+
+
 def test_a_run_that_begins_at_a_later_step_needs_no_metrics_before_it(tmp_path: Path) -> None:
     header = replace(HEADER, first_step=3)
     Curriculum.create(tmp_path / "curriculum.rod", header)
