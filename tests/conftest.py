@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import importlib.metadata
 import os
 import platform
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.markexpr = config.option.markexpr or lanes.LANES[0].expression
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of xdist's processes, a core for each
+    # a full collection of garbage walks through all tests and all of Megatron
+    gc.set_threshold(*gc.get_threshold()[:2], 1_000)
     # GPU images may lack Hypothesis. Derandomised, so that a failure in one place is a failure in
     # every place; no deadline, because a shared machine is slow at times.
     if config.pluginmanager.hasplugin("hypothesispytest"):

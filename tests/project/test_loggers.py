@@ -1,7 +1,6 @@
 """`logger=`: what it accepts, whose account it uses, and which runs go on."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from nemo_rod.hosts.logger_runs import (
     keep_run,
     known_metrics,
     known_runs,
-    mark_restart,
     prepare_runs,
     show,
 )
@@ -105,43 +103,34 @@ def test_an_account_or_a_mode_of_the_users_is_left_alone(
     assert "hidden" not in (tmp_path / "run" / "loggers.json").read_text()
 
 
-def test_mlflow_goes_on_with_the_run_that_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare_runs(["mlflow"], tmp_path)
-    assert "MLFLOW_RUN_ID" not in os.environ
-    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
-    keep_run(tmp_path, "mlflow", "abc")
-    installed = SimpleNamespace(log_params=None)  # it needs no server to go on with a run
-    monkeypatch.setitem(sys.modules, "mlflow", installed)
-    prepare_runs(["mlflow"], tmp_path)
-    assert installed.log_params({"of": "the first attempt"}) is None
-    assert os.environ["MLFLOW_RUN_ID"] == "abc"
-    assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": "abc"}
-
-
 def test_a_second_run_of_the_process_begins_as_the_first_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first goes on with a run of MLflow, which its folder knows; the second begins one."""
+
     def environment() -> dict[str, str]:
         return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
 
-    logged = SimpleNamespace(log_params=print, end_run=lambda status: ended.append(status))
+    params: list[object] = []
     ended: list[str] = []
-    monkeypatch.setitem(sys.modules, "mlflow", logged)
+    log_params = params.append
+    mlflow = SimpleNamespace(log_params=log_params, end_run=lambda status: ended.append(status))
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setenv("WANDB_RESUME", "never")  # of the user's
     keep_run(tmp_path / "rod", "mlflow", "abc")
     environments = []
     for arm, failed in (("rod", True), ("no_replay", False)):
         prepared = prepare_runs(["wandb", "mlflow"], tmp_path / arm)
+        mlflow.log_params(arm)  # MLflow refuses others than those of a run's first attempt
         environments.append(environment())
         prepared.end(failed=failed)
-        assert environment() == {"WANDB_RESUME": "never"} and logged.log_params is print
+        assert environment() == {"WANDB_RESUME": "never"} and mlflow.log_params is log_params
     assert environments[0]["MLFLOW_RUN_ID"] == "abc" and "MLFLOW_RUN_ID" not in environments[1]
     assert environments[0]["WANDB_RUN_ID"] != environments[1]["WANDB_RUN_ID"]
     uris = [values["MLFLOW_TRACKING_URI"] for values in environments]
     assert uris == [f"sqlite:///{tmp_path}/{arm}/mlflow.db" for arm in ("rod", "no_replay")]
-    assert ended == ["FAILED", "FINISHED"]
+    assert (params, ended) == (["no_replay"], ["FAILED", "FINISHED"])
+    assert known_runs(tmp_path / "rod")["mlflow"] == "abc"
 
 
 def test_the_users_server_serves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,24 +140,6 @@ def test_the_users_server_serves_every_run(tmp_path: Path, monkeypatch: pytest.M
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
         prepared.end()
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
-
-
-def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from logged import of_tensorboard
-    from torch.utils.tensorboard import SummaryWriter
-
-    def write(steps: range, value: float, *, restart: bool) -> None:
-        with SummaryWriter(str(tmp_path), filename_suffix=f".{value}") as writer:
-            if restart:
-                mark_restart(writer, steps.start)
-            for step in steps:
-                writer.add_scalar("x", value, step)
-
-    write(range(1, 9), 1.0, restart=False)
-    write(range(6, 11), 2.0, restart=True)
-    curve = of_tensorboard(tmp_path)["x"]
-    assert curve == {step: 1.0 if step < 6 else 2.0 for step in range(1, 11)}
 
 
 ATTEMPT = """
@@ -195,7 +166,7 @@ if first > 1:
     for done, metrics in recorded(out, first=wandb.run.step, last=first - 1):
         wandb.log(metrics, done)
 for done in range(first, last):
-    row = {"step": done - 1, "rod/rho_replay_p10": done, "rod/threshold": None}
+    row = {"step": done - 1, "rod/rho_replay_p10": 10 * first + done, "rod/threshold": None}
     with open(out / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\\n")
     show(state, done, known_metrics(row))
@@ -208,7 +179,10 @@ wandb.finish()
 
 @pytest.mark.timeout(1500)
 def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
-    """Real TensorBoard and real W&B, offline: the first is killed after step 8, resumed at 6."""
+    """Real TensorBoard and real W&B, offline: the first is killed after step 8, resumed at 6.
+
+    Steps that both have done are the second attempt's.
+    """
     pytest.importorskip("wandb")
     pytest.importorskip("tensorboard")
     from logged import of_tensorboard, of_wandb
@@ -216,7 +190,7 @@ def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ATTEMPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    curve = {done: float(done) for done in range(1, 11)}
+    curve = {done: 10.0 * (1 if done < 6 else 6) + done for done in range(1, 11)}
     assert of_tensorboard(tmp_path / "tensorboard")["rod/rho_replay_p10"] == curve
     online, ids = of_wandb(tmp_path)
     assert ids == {known_runs(tmp_path)["wandb"]}

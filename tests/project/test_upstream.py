@@ -1,10 +1,12 @@
 """NVIDIA's functions are what was tested, all that matter are listed, and others are refused."""
 
 import ast
+import functools
 import importlib
 import json
 import os
 import queue
+import re
 import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -22,7 +24,6 @@ from nemo_rod.upstream.functions import FUNCTIONS, Function
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PACKAGE = ROOT / "nemo_rod"
 LISTED = {function.where.replace(":", ".") for function in FUNCTIONS}
 HERE = (
     *("scoring", "trainer", "swap_in/megatron_bridge"),
@@ -60,11 +61,13 @@ def test_every_road_has_functions() -> None:
 # Nothing is missing from the list
 
 
-def parts() -> Iterator[tuple[str, ast.AST, dict[str, str]]]:
+@functools.cache
+def parts() -> list[tuple[ast.AST, dict[str, str]]]:
     """Top-level statements of the package, with the names that are NVIDIA's in each of them."""
-    for file in sorted(PACKAGE.rglob("*.py")):
+    found = []
+    for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
         module = ast.parse(file.read_text())
-        everywhere = dict(imported(*(node for node in module.body)))
+        everywhere = dict(imported(*module.body))
         for statement in module.body:
             names = everywhere | dict(imported(*ast.walk(statement)))
             for node in ast.walk(statement):  # make = WrappedTorchNorm.__new__
@@ -72,15 +75,13 @@ def parts() -> Iterator[tuple[str, ast.AST, dict[str, str]]]:
                     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                     if isinstance(target, ast.Name) and (meant := theirs(node.value, names)):
                         names[target.id] = meant
-            yield file.relative_to(PACKAGE).as_posix(), statement, names
+            found.append((statement, names))
+    return found
 
 
 def imported(*nodes: ast.AST) -> Iterator[tuple[str, str]]:
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
-            "megatron",
-            "nemo",
-        ):
+        if isinstance(node, ast.ImportFrom) and re.match(r"(megatron|nemo)\b", node.module or ""):
             for alias in node.names:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
@@ -112,7 +113,7 @@ def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
 def test_all_that_is_replaced_is_listed() -> None:
     found = {
         name
-        for _, statement, names in parts()
+        for statement, names in parts()
         for node in ast.walk(statement)
         for name in replaced(node, names)
     }
@@ -129,7 +130,7 @@ def test_all_that_is_replaced_is_listed() -> None:
 def test_all_that_is_called_with_several_places_is_listed() -> None:
     found = {
         name
-        for _, statement, names in parts()
+        for statement, names in parts()
         for node in ast.walk(statement)
         if isinstance(node, ast.Call) and (name := theirs(node.func, names))
         if sum(not isinstance(argument, ast.Starred) for argument in node.args) > 1
@@ -140,7 +141,7 @@ def test_all_that_is_called_with_several_places_is_listed() -> None:
 
 def test_all_that_is_overridden_is_listed() -> None:
     found = set()
-    for _, statement, names in parts():
+    for statement, names in parts():
         if isinstance(statement, ast.ClassDef):
             for base in filter(None, (theirs(base, names) for base in statement.bases)):
                 home, _, name = base.rpartition(".")
