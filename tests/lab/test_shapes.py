@@ -31,6 +31,7 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 64,
 }  # fmt: skip
+SIZE = 24  # tokens
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -54,6 +55,24 @@ def test_every_model_of_a_recipe_has_a_shape() -> None:
     assert counted == set(COUNTED)
 
 
+def built(keys: dict[str, Any]) -> tuple[Any, dict[str, int], float]:
+    """transformers' own class: configuration, parameters by name, and FLOPs that torch counts."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    options = {key: value for key, value in keys.items() if key != "model_type"}
+    described = transformers.AutoConfig.for_model(keys["model_type"], **options)
+    # the grouped product that transformers 5 has for experts is none that torch's counter knows
+    described._experts_implementation = "eager"
+    build = transformers.AutoModelForCausalLM.from_config
+    model = build(described, attn_implementation="eager").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.arange(SIZE)[None], use_cache=False)
+    parameters = {name: p.numel() for name, p in model.named_parameters()}
+    return described, parameters, counter.get_total_flops()
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -65,25 +84,14 @@ def test_every_model_of_a_recipe_has_a_shape() -> None:
     ids=lambda config: f"{config['model_type']}-{config.get('tie_word_embeddings', False)}",
 )
 def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     keys = {"tie_word_embeddings": False, **config}
-    options = {key: value for key, value in keys.items() if key != "model_type"}
-    described = AutoConfig.for_model(keys["model_type"], **options)
-    # the grouped product that transformers 5 has for experts is none that torch's counter knows
-    described._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(described, attn_implementation="eager")
+    described, parameters, counted = built(keys)
     shape = read_shape(keys)
-    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.parameters == sum(parameters.values())
     assert read_shape(described.to_dict()) == shape  # as transformers saves it
-    size = 24
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.arange(size)[None], use_cache=False)
     # eager attention also computes what the causal mask throws away
-    masked = sum(block.attending for block in shape.blocks) * (size - 1) / 2
-    rotary = counter.get_total_flops() / size - forward_flops(shape, size) - masked
+    masked = sum(block.attending for block in shape.blocks) * (SIZE - 1) / 2
+    rotary = counted / SIZE - forward_flops(shape, SIZE) - masked
     assert 0 <= rotary <= 2 * 16  # the angles of the rotary embedding: one product per dimension
 
 
@@ -118,31 +126,23 @@ BUILT: dict[str, tuple[dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("kind", BUILT)
 def test_other_models_are_counted_in_transformers_own_class(kind: str) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    from torch.utils.flop_counter import FlopCounterMode
-
+    pytest.importorskip("transformers", minversion="5.0")
     special, is_counted = BUILT[kind]
-    keys = {**TINY, "num_hidden_layers": 4, "num_experts_per_tok": 2, **special}
+    keys = {"model_type": kind, "tie_word_embeddings": False, **TINY}
+    keys |= {"num_hidden_layers": 4, "num_experts_per_tok": 2, **special}
     keys |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    described = transformers.AutoConfig.for_model(kind, tie_word_embeddings=False, **keys)
-    described._experts_implementation = "eager"
-    build = transformers.AutoModelForCausalLM.from_config
-    model = build(described, attn_implementation="eager").eval()
-    shape = read_shape({"model_type": kind, "tie_word_embeddings": False, **keys})
-    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    described, parameters, counted = built(keys)
+    shape = read_shape(keys)
+    assert shape.parameters == sum(parameters.values())
     saved = json.loads(described.to_json_string(use_diff=False))  # infinite numbers as objects
     assert read_shape(saved).parameters == shape.parameters
-    assert shape.has_experts == any("expert" in name for name, _ in model.named_parameters())
-    size = 24
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.arange(size)[None], use_cache=False)
+    assert shape.has_experts == any("expert" in name for name in parameters)
     # eager attention attends everywhere: what masks throw away is counted, too
-    everywhere = sum(block.attending * size for block in shape.blocks)
-    attended = forward_flops(shape, size) - forward_flops(without_attention(shape), size)
-    ours = forward_flops(shape, size) + everywhere - attended
+    everywhere = sum(block.attending * SIZE for block in shape.blocks)
+    attended = forward_flops(shape, SIZE) - forward_flops(without_attention(shape), SIZE)
+    ours = forward_flops(shape, SIZE) + everywhere - attended
     if is_counted:
-        assert ours == pytest.approx(counter.get_total_flops() / size, rel=0.02)
+        assert ours == pytest.approx(counted / SIZE, rel=0.02)
 
 
 def without_attention(shape: Shape) -> Shape:

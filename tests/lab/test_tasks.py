@@ -160,13 +160,17 @@ def arguments_for(backend: str) -> set[str]:
     [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
 )
 def test_a_backend_has_every_argument_of_its_job(backend: str, own: dict[str, Any]) -> None:
-    arguments = {"dtype": "float32", **own}
-    job = TaskJob(
-        name="m", model="hf", out="tasks.json", capabilities={}, include=None, backend=backend,
-        arguments=arguments, batch_size=4, few_shot=None, limit=None, seed=1, inputs={},
-    )  # fmt: skip
-    passed = {*model_arguments(job)}
+    job = job_of("hf", Path("tasks.json"), backend=backend, arguments={"dtype": "float32", **own})
+    passed = {*model_arguments(TaskJob(**job))}
     assert {"pretrained", "dtype", "batch_size", *own} <= passed <= arguments_for(backend)
+
+
+def job_of(model: str | Path, out: Path, **keys: Any) -> dict[str, Any]:
+    return {
+        "name": "m", "model": str(model), "out": str(out), "capabilities": {}, "include": None,
+        "backend": "hf", "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None,
+        "limit": None, "seed": 1, "inputs": {"model": "0f"}, **keys,
+    }  # fmt: skip
 
 
 def run_job(job: dict[str, Any], folder: Path) -> str:
@@ -190,12 +194,8 @@ def job_for(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) ->
     made = write_held_out_tasks(
         blocks, folder / "t", load_tokenizer("byte"), num_questions=num_questions
     )
-    return {
-        "name": "m", "model": str(folder / "hf"), "out": str(folder / "tasks.json"),
-        "capabilities": made, "include": str(folder / "t"), "backend": "hf",
-        "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
-        "seed": 1, "inputs": {"model": "0f"},
-    }  # fmt: skip
+    out, include = folder / "tasks.json", str(folder / "t")
+    return job_of(folder / "hf", out, capabilities=made, include=include)
 
 
 @pytest.mark.slow
@@ -318,11 +318,8 @@ def test_a_task_that_generates_is_refused_before_a_model_is_loaded(tmp_path: Pat
     refuse_unfit(["choice"], manager)
     with pytest.raises(ValueError, match=r"\(text; both, whose task is text\): expected tasks"):
         refuse_unfit(["choice", "text", "both"], manager)
-    job = TaskJob(
-        name="m", model="/no/model", out=str(tmp_path / "tasks.json"), capabilities={"a": ["both"]},
-        include=str(tmp_path), backend="hf", arguments={}, batch_size=4, few_shot=None, limit=None,
-        seed=1, inputs={},
-    )  # fmt: skip
+    keys = {"capabilities": {"a": ["both"]}, "include": str(tmp_path)}
+    job = TaskJob(**job_of("/no/model", tmp_path / "tasks.json", **keys))
     with pytest.raises(ValueError, match="whose task is text"):
         evaluate_tasks(job, lambda done, name: None)
 
