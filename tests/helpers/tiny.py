@@ -190,7 +190,7 @@ class Setting:
         common = {"parallel": parallel, "seed": 7, "train": train, "scoring__micro_batch_size": 4}
         common["model__precision"] = self.precision
         return self.write(
-            TrainJob, arm, out, configured(**common, **keys), start=str(model),
+            TrainJob, arm, out, configured(**{**common, **keys}), start=str(model),
             arm=self.arm(arm, batch_size, **(scoring or {})),
             references=[str(folder) for folder in references], convergence=convergence,
         )  # fmt: skip

@@ -1,6 +1,5 @@
 """A run ends half an epoch after its loss converged, also if it was killed on the way."""
 
-import json
 import math
 from pathlib import Path
 
@@ -62,15 +61,11 @@ def test_the_loss_is_that_of_new_sources_by_their_size() -> None:
 
 def converging(tiny: Setting, name: str) -> Path:
     """Writes the job of a run that converges after 6 of at most 20 steps, and decays for 4."""
-    job = tiny._job(
+    return tiny._job(
         *("no_replay", tiny.root / name, LAYOUTS["dp2"]), model=tiny.base, steps=20, lr=3e-3,
-        references=[], checkpoint__every=2, validation__every=2,
+        references=[], checkpoint__every=2, validation__every=2, train__decay_fraction=4 / 20,
         convergence=Rule(tolerance=100.0, patience=2, decay_steps=4),
     )  # fmt: skip
-    values = json.loads(job.read_text())
-    values["config"]["train"]["decay_fraction"] = 4 / 20
-    job.write_text(json.dumps(values))
-    return job
 
 
 @pytest.mark.slow

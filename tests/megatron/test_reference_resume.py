@@ -44,7 +44,17 @@ def killed(tiny: Setting, folders: list[Path], layouts: list[str], *, seed: int,
     return int(kills)
 
 
-def ends_in_the_same_files(tiny: Setting, num_folders: int, kills: int, layouts: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("num_folders", "kills", "layouts"),
+    [
+        (1, 1, ["single"]),
+        pytest.param(6, 60, ["single", "dp2", "pp2"],
+                     marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+)  # fmt: skip
+def test_killed_at_any_step_it_ends_in_the_same_files(
+    tiny: Setting, num_folders: int, kills: int, layouts: list[str]
+) -> None:
     whole = tiny.root / f"whole_{kills}"
     killed(tiny, [whole], ["single"], seed=0, most=0)
     assert len(list(whole.glob("part-*"))) > 3
@@ -52,16 +62,6 @@ def ends_in_the_same_files(tiny: Setting, num_folders: int, kills: int, layouts:
     assert killed(tiny, broken, layouts, seed=1, most=30) >= kills
     for folder in broken:
         assert files(folder) == files(whole), folder
-
-
-def test_killed_at_a_few_steps_it_ends_in_the_same_files(tiny: Setting) -> None:
-    ends_in_the_same_files(tiny, 1, 1, ["single"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_killed_at_sixty_steps_in_any_layout_it_ends_in_the_same_files(tiny: Setting) -> None:
-    ends_in_the_same_files(tiny, 6, 60, ["single", "dp2", "pp2"])
 
 
 @pytest.mark.layouts

@@ -31,7 +31,6 @@ INTERLEAVED = Parallel(data=2, pipeline=2, virtual_pipeline=2, distributed_optim
 # the layout, and changed settings of the model and of the trainer
 CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
     "dropout": (LAYOUTS["single"], {"model": DROPOUT}),
-    "dropout_pp2": (LAYOUTS["pp2"], {"model": DROPOUT}),
     "dropout_distopt": (LAYOUTS["tp2_dp2_distopt"], {"model": DROPOUT}),
     "interleaved": (INTERLEAVED, {"model": DROPOUT, "ddp": {"align_param_gather": True}}),
     "multi_token_prediction": (LAYOUTS["single"], {"model": {**DROPOUT, "mtp_num_layers": 1}}),

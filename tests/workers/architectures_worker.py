@@ -22,8 +22,6 @@ from scoring_worker import RandomBlocks, scorer
 from nemo_rod.config import Model, Parallel
 
 BLOCKS, BLOCK_SIZE = 5, 128
-
-
 # the model knows every token, those that stand for images included
 STORE = RandomBlocks(BLOCKS, BLOCK_SIZE, 256)
 
@@ -74,7 +72,7 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()
-    return {"losses": losses, "provider": type(provider).__name__, "objective": objective(model)}
+    return {"losses": losses, "objective": objective(model)}
 
 
 def main() -> None:
