@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,6 @@ from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
-from nemo_rod.selection.references import References
 from nemo_rod.selection.references.folder import role_manifest
 
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
@@ -53,13 +53,11 @@ GOOD: dict[str, Any] = {
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
-    config = copy.deepcopy(GOOD)
-    *path, last = key.split(".")
-    section = config
-    for part in path:
-        section = section[part]
-    section[last] = value
-    return config
+    """The good configuration with another value of a key in dotted form."""
+    config = OmegaConf.create(copy.deepcopy(GOOD))
+    OmegaConf.update(config, key, value)
+    values: Any = OmegaConf.to_container(config)
+    return values
 
 
 STORE = cast(BlockStore, SimpleNamespace(num_adaptation=9, num_replay=9))
@@ -69,10 +67,6 @@ def rod_arm(**changes: Any) -> Arm:
     """The arm that the good configuration trains on that store, or one that differs from it."""
     known: dict[str, Any] = {"multiplier": 2.0, "balance": "expected", "kappa": 1.0, "seed": 5}
     return make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, **{**known, **changes})
-
-
-def test_good_configuration_passes() -> None:
-    check(GOOD)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +93,7 @@ def test_good_configuration_passes() -> None:
     ],
 )
 def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None:
+    check(GOOD)
     with pytest.raises(ValueError) as caught:
         check(changed(key, value))
     assert sentence in str(caught.value)
@@ -114,28 +109,23 @@ def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, prefix: str) -> 
     assert inputs.build_arm(config, STORE) == arm
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe_follows_the_schema_and_the_naming(path: Path) -> None:
-    values = yaml.safe_load(path.read_text())
-    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])  # refuses unknown keys
-    algorithm, *_, layout, backend, modifiers = path.stem.split("-")
-    assert algorithm == "rod" and backend == "megatron"
-    nodes, gpus = layout.removesuffix("g").split("n")
-    assert values["cluster"] == {"num_nodes": int(nodes), "gpus_per_node": int(gpus)}
-    tensor = values["policy"]["megatron_cfg"]["tensor_model_parallel_size"]
-    assert modifiers == f"tp{tensor}"
-
-
-def test_recipe_trains_the_papers_model_by_the_papers_schedule() -> None:
+def test_recipe_follows_schema_and_naming_and_trains_as_the_paper_does() -> None:
     (path,) = RECIPES
-    values = yaml.safe_load(path.read_text())
-    legal = yaml.safe_load((ROOT / "recipes" / "legal_nemotron_nano_12b_v2.yaml").read_text())
-    model = yaml.safe_load((config_folder() / "model" / "nemotron_nano_12b_v2.yaml").read_text())
+    values, legal, model = (
+        yaml.safe_load(file.read_text())
+        for file in (
+            path,
+            ROOT / "recipes" / "legal_nemotron_nano_12b_v2.yaml",
+            config_folder() / "model" / "nemotron_nano_12b_v2.yaml",
+        )
+    )
+    rod, policy = values["rod"], values["policy"]
+    OmegaConf.merge(OmegaConf.structured(RoD), rod)  # refuses unknown keys
+    nodes, gpus = values["cluster"]["num_nodes"], values["cluster"]["gpus_per_node"]
+    tensor = policy["megatron_cfg"]["tensor_model_parallel_size"]
+    assert re.fullmatch(rf"rod-.*-{nodes}n{gpus}g-megatron-tp{tensor}", path.stem)
     schedule = ("steps", "warmup_steps", "decay_steps")
-    assert {key: values["rod"][key] for key in schedule} == {
-        key: legal["train"][key] for key in schedule
-    }
-    policy = values["policy"]
+    assert [rod[key] for key in schedule] == [legal["train"][key] for key in schedule]
     assert policy["train_global_batch_size"] == legal["train"]["batch_size"]
     assert policy["model_name"] == policy["tokenizer"]["name"] == model["hf"]
 
@@ -163,30 +153,22 @@ def conversions_of(model: Path | str, variables: dict[str, str]) -> Path:
     return Path(variables[FOLDER])
 
 
-def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
-    weights, home = tmp_path / "model.safetensors", {"HF_HOME": "/shared/hf"}
-    weights.write_bytes(b"old")
-    old = conversions_of(tmp_path, {**home})
-    assert old == conversions_of(tmp_path, {**home})  # every start of a run takes the same
-    assert old.parent == Path("/shared/hf/nemo_rl")
-    weights.write_bytes(b"new ones")
-    assert conversions_of(tmp_path, {**home}) != old
-    # the user's own folder goes first, and by default it is one that every node sees
-    assert conversions_of(tmp_path, {FOLDER: "/x"}).parent == Path("/x")
-    assert conversions_of(tmp_path, {}).parent == Path("run/out/converted").absolute()
-    assert conversions_of("team/model", {**home}) == Path("/shared/hf/nemo_rl")
-
-
-def test_runs_of_one_process_share_their_conversions(tmp_path: Path) -> None:
-    models = [tmp_path / name for name in ("base", "specialist")]
+def test_every_state_of_a_checkpoint_is_converted_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    models, home = [tmp_path / name for name in ("base", "specialist")], {"HF_HOME": "/shared/hf"}
     for model in models:
         model.mkdir()
         (model / "config.json").write_text(model.name)
-    variables = {"HF_HOME": "/shared/hf"}
-    base, specialist = (conversions_of(model, variables) for model in models)
-    assert base != specialist and base.parent == specialist.parent == Path("/shared/hf/nemo_rl")
-    assert conversions_of(models[0], variables) == base
-    assert conversions_of("team/model", variables) == Path("/shared/hf/nemo_rl")
+    process, place = {**home}, Path("/shared/hf/nemo_rl")
+    base, specialist = (conversions_of(model, process) for model in models)
+    assert base != specialist and base.parent == specialist.parent == place
+    # every start takes the same one, and so does a later run of one process
+    assert conversions_of(models[0], process) == conversions_of(models[0], {**home}) == base
+    assert conversions_of("team/model", process) == place
+    # the user's own folder goes first, and by default it is one that every node sees
+    assert conversions_of(models[0], {FOLDER: "/x"}).parent == Path("/x")
+    assert conversions_of(models[0], {}).parent == Path("run/out/converted").absolute()
+    (models[0] / "config.json").write_text("made anew")
+    assert conversions_of(models[0], {**home}) != base
 
 
 def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
@@ -218,15 +200,11 @@ def optimised(**changes: Any) -> Optimisation:
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
-    arm = rod_arm(prefix="1/4")
+    arm, keys = rod_arm(prefix="1/4"), {"checkpoint__every": 7, "recipe": "toy"}
+    loggers = {"logger": ["wandb", "tensorboard"]}
     values = translated(
         arm=arm,
-        keys={
-            "train": optimised(),
-            "checkpoint__every": 7,
-            "logger": ["wandb", "tensorboard"],
-            "recipe": "toy",
-        },
+        keys={"train": optimised(), **keys, **loggers, "cluster__env": {"PS1": "${ no key"}},
         references=["r"],
         config_digest="abc",
     )
@@ -246,6 +224,20 @@ def test_training_job_in_nemo_rls_terms() -> None:
     assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
 
 
+def scoring_job(**options: Any) -> dict[str, Any]:
+    """A job of references in NeMo-RL's terms."""
+    return translated(ReferenceJob, role="replay", model_digest="abc", lengths=[16], **options)
+
+
+def test_scoring_job_in_nemo_rls_terms() -> None:
+    values = scoring_job(gpus_per_node=4)
+    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
+    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
+    assert (rod.lengths, rod.steps) == ([16], 1)
+    assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
+
+
 @pytest.mark.parametrize(
     ("config", "fused"),
     [
@@ -259,61 +251,24 @@ def test_activations_are_fused_where_megatron_can(
     config: dict[str, Any], fused: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    own: dict[str, Any] = {"role": "replay", "model_digest": "", "lengths": [64]}
-    values = translated(ReferenceJob, start=str(tmp_path), **own)
-    assert values["policy"]["megatron_cfg"]["bias_activation_fusion"] == fused
-
-
-def test_keys_that_save_memory_in_nemo_rls_terms() -> None:
-    arm = make_arm("no_replay", num_adaptation=9, num_replay=9, batch_size=16, seed=5)
-
-    def megatron(**changes: Any) -> dict[str, Any]:
-        values = translated(arm=arm, keys={"train": optimised(**changes)})
-        return dict(values["policy"]["megatron_cfg"])
-
-    plain = megatron()
-    assert not plain["activation_checkpointing"] and "recompute_granularity" not in plain
-    assert plain["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": True}
-    assert not plain["optimizer"]["use_precision_aware_optimizer"]
-    assert plain["optimizer"]["optimizer_offload_fraction"] == 0.0
-    small = megatron(
-        recompute="full", grad_reduce="bf16", precision_aware_optimizer=True, optimizer_offload=True
+    assert (
+        scoring_job(start=str(tmp_path))["policy"]["megatron_cfg"]["bias_activation_fusion"]
+        == fused
     )
-    assert small["activation_checkpointing"] and small["recompute_granularity"] == "full"
-    assert small["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": False}
-    assert small["optimizer"]["use_precision_aware_optimizer"]
-    assert small["optimizer"]["optimizer_cpu_offload"]
-    assert small["optimizer"]["optimizer_offload_fraction"] == 1.0  # all that NeMo-RL allows
 
 
-@pytest.mark.parametrize(
-    ("given", "warmup", "decay"),
-    [
-        ((None, 0.25, 10), 2, 2), ((None, 0.0, 10), 0, 1), ((None, 0.0, 1), 0, 1),
-        ((None, 0.4, 1), 0, 1), ((7, 0.25, 10), 7, 7), ((0, 0.25, 10), 0, 0), ((7, 0.25, 5), 4, 5),
-        ((None, 0.99, 10), 9, 10),
-    ],
-)  # fmt: skip
-def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
-    """Megatron asserts that the warm-up is shorter than the whole schedule."""
-    parts = [settings.schedule_part(name, *given) for name in ("warmup", "decay")]
-    assert parts == [warmup, decay]
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 10])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.99])
-@pytest.mark.parametrize("given", [None, 2])
-def test_jobs_and_hand_written_configurations_have_one_schedule(
-    given: int | None, share: float, steps: int
-) -> None:
-    written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
-    written |= {"warmup_steps": given, "decay_steps": given} if given else {}
-    optimisation = optimised(**written)
-    job = translated(arm=rod_arm(), keys={"train": optimisation})["rod"]
-    expected = optimisation.warmup, optimisation.decay
-    for rod in (job, written):
-        scheduler = scheduler_of({"rod": rod})
-        assert (scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters) == expected
+@pytest.mark.parametrize("saves", [False, True])
+def test_keys_that_save_memory_in_nemo_rls_terms(saves: bool) -> None:
+    small = {"recompute": "full", "grad_reduce": "bf16"} if saves else {}
+    train = optimised(**small, precision_aware_optimizer=saves, optimizer_offload=saves)
+    megatron = translated(arm=rod_arm(), keys={"train": train})["policy"]["megatron_cfg"]
+    optimizer = megatron["optimizer"]
+    assert megatron["activation_checkpointing"] is saves
+    assert megatron.get("recompute_granularity") == ("full" if saves else None)
+    assert megatron["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": not saves}
+    assert optimizer["use_precision_aware_optimizer"] is saves
+    assert optimizer["optimizer_cpu_offload"] is saves
+    assert optimizer["optimizer_offload_fraction"] == float(saves)  # all that NeMo-RL allows
 
 
 def scheduler_of(*layers: Any) -> Any:
@@ -322,6 +277,26 @@ def scheduler_of(*layers: Any) -> Any:
     ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
     config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, *layers)
     return config.policy.megatron_cfg.scheduler
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "steps", "warmup", "decay"),
+    [
+        (None, 0.25, 10, 2, 2), (None, 0.0, 10, 0, 1), (None, 0.0, 1, 0, 1), (None, 0.4, 1, 0, 1),
+        (None, 0.3, 3, 1, 1), (None, 0.99, 10, 9, 10), (7, 0.25, 10, 7, 7), (0, 0.25, 10, 0, 0),
+        (7, 0.25, 5, 4, 5), (2, 0.99, 1, 0, 1),
+    ],
+)  # fmt: skip
+def test_jobs_and_hand_written_configurations_have_one_schedule(
+    given: int | None, share: float, steps: int, warmup: int, decay: int
+) -> None:
+    """Megatron asserts that the warm-up is shorter than the whole schedule."""
+    written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
+    written |= {"warmup_steps": given, "decay_steps": given}
+    job = translated(arm=rod_arm(), keys={"train": optimised(**written)})["rod"]
+    for rod in (job, written):
+        scheduler = scheduler_of({"rod": rod})
+        assert (scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters) == (warmup, decay)
 
 
 @pytest.mark.parametrize("steps", [1, 40, 50, 51])
@@ -337,7 +312,7 @@ def test_precisions_have_one_name_each(name: str) -> None:
     assert short_precision({"precision": "float16"}) == "float16"  # of NeMo-RL alone
 
 
-def test_references_of_another_model_are_refused(
+def test_references_of_another_model_or_precision_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = source("old", [write(tmp_path / "old.jsonl", texts(50, 1))])
@@ -350,29 +325,14 @@ def test_references_of_another_model_are_refused(
     writer.close()
     monkeypatch.setattr(reference_losses, "open_store", lambda config: store)
     rod = {"out": str(out), "role": "replay", "model_digest": None, "wanted": None}
-    rod |= {"lengths": [], "scoring": {"micro_batch_size": 1}}
+    rod |= {"lengths": [], "scoring": {"micro_batch_size": 1}, "references": [str(out)]}
     policy = {"model_name": "old", "precision": "bfloat16"}
     reference_losses.write_reference({"rod": rod, "policy": policy})  # complete: nothing to do
     with pytest.raises(ValueError, match=r"references with .*model.*remove it to compute it again"):
         reference_losses.write_reference({"rod": rod, "policy": {**policy, "model_name": "new"}})
-
-
-def test_scoring_job_in_nemo_rls_terms() -> None:
-    job: dict[str, Any] = {"kind": ReferenceJob, "role": "replay", "model_digest": "abc"}
-    job["lengths"] = [16]
-    values = translated(**job, gpus_per_node=4)
-    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
-    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
-    assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
-    assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
-
-
-def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(References, "open", lambda *args, **options: calls.append((args, options)))
-    config = {"rod": {"references": ["r"]}, "policy": {"precision": "bfloat16"}}
-    inputs.open_references(config, STORE)
-    assert calls == [((["r"], STORE), {"precision": "bf16"})]
+    assert inputs.open_references({"rod": rod, "policy": policy}, store).length == store.block_size
+    with pytest.raises(ValueError, match=r"bf16.*fp32|fp32.*bf16"):
+        inputs.open_references({"rod": rod, "policy": {**policy, "precision": "float32"}}, store)
 
 
 def test_winners_are_dealt_by_whole_micro_batches() -> None:

@@ -101,3 +101,28 @@ def test_a_stop_is_told_from_a_failure(
     monkeypatch.setattr(algorithm, "train", train)
     with pytest.raises(expected):
         algorithm.run("train", {"policy": {"model_name": "base"}, "rod": {"out": "out"}})
+
+
+@pytest.mark.parametrize(
+    ("flops", "counter", "speed"), [(8e12, None, 4.0), (None, 8e12, 4.0), (None, None, None)]
+)
+def test_a_step_shows_its_speed_where_nemo_rl_counts_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flops: float | None,
+    counter: float | None, speed: float | None,
+) -> None:  # fmt: skip
+    """The operations of an update are counted by its workers, by its policy or not at all."""
+    monkeypatch.setattr(algorithm, "model_tflops", lambda _, work, *__, **___: work / 1e12)
+    rows: list[dict[str, Any]] = []
+    step = SimpleNamespace(chosen=[1]), {} if flops is None else {"flops": flops}
+    rest, journal = cast(Any, Nothing()), SimpleNamespace(append=lambda *row: rows.append(row[2]))
+    workers: Any = SimpleNamespace(
+        policy=rest, count=2, call=lambda *_, **__: step, update_flops=lambda blocks: counter
+    )
+    rod = {"arm": "rod", "out": str(tmp_path), "steps": 1, "validation": {"every": 0}}
+    saving = {"enabled": False, "checkpoint_must_save_by": None, "save_period": 2}
+    monkeypatch.setattr(algorithm, "known_metrics", lambda row: row)
+    config = {"rod": rod, "checkpointing": saving}
+    algorithm.train_steps(config, rest, workers, cast(Any, journal), rest, rest, step=0)
+    (row,) = rows
+    assert row.pop("timing/train/total") > 0
+    assert row == ({} if speed is None else {"throughput/model_tflops_per_gpu": speed})

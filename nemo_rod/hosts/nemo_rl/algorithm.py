@@ -76,7 +76,6 @@ def train(config: dict[str, Any]) -> None:
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
     step = (checkpointer.load_training_info(latest) or {"step": 0})["step"]
-    config["policy"]["megatron_cfg"]["train_iters"] = rod["steps"]
     with started(config, arm, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
         section = config["logger"]
         with continued_logger(lambda: Logger(section), section, out, step=step) as logger:

@@ -17,6 +17,7 @@ from nemo_rod.layout import check_nodes
 from nemo_rod.loggers import LOGGERS, logger_names
 from nemo_rod.run.handover import Inputs, flatten
 from nemo_rod.run.launch.local import Local
+from nemo_rod.run.launch.render import escaped
 from nemo_rod.run.variants import ArmSettings
 
 # Keys of a recipe's section `nemo_rl` that do not determine what NeMo-RL's workers compute. The
@@ -122,7 +123,7 @@ def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> d
     config, parallel = job.config, job.parallel
     files = ["job.yaml", "train_job.yaml"] if isinstance(job, TrainJob) else ["job.yaml"]
     layers = [OmegaConf.load(config_folder() / "nemo_rl" / file) for file in files]
-    view: Any = OmegaConf.merge({"job": asdict(job)}, *layers)
+    view: Any = OmegaConf.merge({"job": escaped(asdict(job))}, *layers)
     sections = [name for name in view if name != "job"]
     values = {name: OmegaConf.to_container(view[name], resolve=True) for name in sections}
 

@@ -125,6 +125,7 @@ def started(
 
     rod, policy_cfg = config["rod"], config["policy"]
     set_seed(rod["seed"])
+    policy_cfg["megatron_cfg"]["train_iters"] = rod["steps"]  # required even to score only
     use_gpus = ray.cluster_resources().get("GPU", 0) > 0
     cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
     # for a class that it does not know, NeMo-RL would build an environment without this package

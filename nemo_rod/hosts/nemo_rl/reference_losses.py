@@ -42,7 +42,6 @@ def write_reference(config: dict[str, Any]) -> None:
         return
     writer = ReferenceWriter(out, manifest, store.hashes, wanted)
     progress, done = Progress("reference", len(writer.missing), unit="blocks"), 0
-    policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
     with started(config) as workers:
         progress.start(done)
         for ids, losses in scored_blocks(

@@ -80,13 +80,14 @@ class RoDWorkerMixin:
             On the last rank the choice and the metrics of the update; None on the others.
         """
         import torch.distributed as dist
-        from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
-        from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         from nemo_rod.megatron.ranks import peak_memory
 
         def train(*, data_iterator: Iterator[Any], micro_batch_size: int, **_: Any) -> Any:
             """Takes the place of a trainer's schedule: the stock `train` runs one and updates."""
+            from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
+            from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+
             batch = BatchedDataDict(next(data_iterator))
             loss = NLLLossFn()  # normalised by the global batch's valid tokens
             return self.train(batch, loss, gbs=rod.selector.batch_size, mbs=micro_batch_size)

@@ -55,18 +55,18 @@ def frozen_config(config: Config) -> str:
         dry_run=False,
         rebuild=[],  # done at launch: a requeued stage must resume
     )
-    values = _escaped(dataclasses.asdict(frozen))
+    values = escaped(dataclasses.asdict(frozen))
     secrets = {key: text for key, text in config.cluster.env.items() if REFERENCE.fullmatch(text)}
     values["cluster"]["env"] |= secrets  # resolved by nobody
     return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
 
 
-def _escaped(value: Any) -> Any:
-    """Escapes every `${` in values, which are resolved when they are read."""
+def escaped(value: Any) -> Any:
+    """Escapes every `${` in values, which are resolved when OmegaConf reads them."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: escaped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
+        return [escaped(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
 """A policy worker on gloo: RoD's mixin over a real Megatron-core model, driven by the real Policy.
 
-It takes the place of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a Megatron of its
-own (`stock_worker.py` has that class wherever it can be imported).
+It keeps the contract of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a Megatron of its
+own, over Megatron's schedule and optimizer.
 """
 
 import os
@@ -18,9 +18,7 @@ from nemo_rod.config import Model, Parallel
 from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
 
 
-class OnCpu:
-    """Builds and saves the model without CUDA; everything else is somebody else's."""
-
+class CpuWorkerImpl(RoDWorkerMixin):
     def __init__(
         self,
         config,
@@ -111,15 +109,8 @@ class OnCpu:
 
     def finalize_async_save(self): ...
 
-    def is_alive(self):
-        return True
-
     def shutdown(self):
         return True
-
-
-class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
-    """Keeps the contract of NeMo-RL's Megatron worker, over Megatron's schedule and optimizer."""
 
     def train(self, data, loss_fn, eval_mode=False, gbs=None, mbs=None, check_dim_skip_keys=None):
         from nemo_rl.algorithms.loss.utils import prepare_loss_input
