@@ -16,14 +16,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from glob import glob
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
-from typing import Any
 
 from nemo_rod import parts
 from nemo_rod.run.processes.torchrun import before_program
@@ -138,12 +136,9 @@ def _torchrun(arguments: list[str]) -> None:
     options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
     options.rdzv_id = str(uuid.uuid4())
     config, _, _ = run.config_from_args(options)
-    # The rendezvous names the function of each of its events, which nobody records, by a search of
-    # all modules for every frame above it, and the first time waits, so that many nodes do not come
-    # at once. With the thousands of modules here that is most of what a small job's agent does.
-    alone: Any = dynamic_rendezvous
-    alone.get_method_name = lambda: "an event"
-    alone._delay = lambda seconds: None if isinstance(seconds, tuple) else time.sleep(seconds)
+    # The rendezvous looks up a name for each of its events, which nothing records here, by a search
+    # of all modules for every frame above it: of thousands, most of what a small job's agent does.
+    dynamic_rendezvous.get_method_name = lambda depth=2: "an event"
     # No rank begins before all are forked. A rank that connects to the agent's store makes the
     # agent's thread look up its name, under a lock of the C library; a fork of that moment would
     # inherit the lock, held for ever, and hang in its own first look-up.

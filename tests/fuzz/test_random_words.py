@@ -123,7 +123,7 @@ def run(words: list[str], sandbox: Sandbox, *, renders: bool) -> None:
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
         ):
-            cli._run_command()
+            cli.main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 2 if end.code else 0
     finally:
