@@ -172,7 +172,9 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy output_dir=here": "(did you mean run_dir?)",
     "recipe=toy ~train": "~train takes away what every run needs: give train a value instead.",
     "recipe=toy ~seed": "~seed takes away what every run needs: give seed a value instead.",
-    "recipe=toy_synthetic rebuild=[rodd]": "[rodd] is not a stage (did you mean rod?): expected",
+    "recipe=toy_synthetic rebuild=[rodd]": (
+        "rebuild=[rodd] is not a stage (did you mean rod?): expected some"
+    ),
     "recipe=toy arms=[rod": "arms=[rod is not an override in Hydra's grammar (",
     "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
     "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',

@@ -87,7 +87,7 @@ def test_a_position_that_does_not_move_is_noticed(
     with monkeypatch.context() as patch:
         patch.setattr(HuggingFaceDataset, "_open", lambda self: Standing(whole(self), stop))
         with pytest.raises(
-            ValueError, match=r"source web: .*data: datasets \S+ does not say where"
+            ValueError, match=r"^source web: .*data: datasets \S+ does not say where"
         ):
             run(tmp_path / "blocks", [source], checkpoint_seconds=0)
     run(tmp_path / "blocks", [source])
@@ -142,7 +142,8 @@ def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
     source, whole = hub(made(tmp_path / "data")), HuggingFaceDataset._open
     monkeypatch.setattr(HuggingFaceDataset, "_open", lambda self: Flaky(whole(self), 999))
     error: OSError = ConnectionError("peer closed connection")
-    with pytest.raises(ReadError, match=r"50 records .*: ConnectionError: peer closed .*: mend"):
+    sentence = r"after 50 records .*: ConnectionError: peer closed .*: mend"
+    with pytest.raises(ReadError, match=sentence):
         list(read_documents(source))
     error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="No space left"):

@@ -118,9 +118,10 @@ OTHER_LITERALS = ["True", "False", "TRUE", "None", "NULL", "Null", "nil", "NaN",
     ("text", "sentence"),
     [
         *((text, "cannot be read at") for text in NO_FILTERS),
-        *((f'lang == "{value}"', r"which is no JSON text \(Invalid")
+        *((f'lang == "{value}"', r"has the value .*, which is no JSON text \(Invalid")
           for value in (r"a\d", r"\u12", r"C:\x")),
-        *((f"dup != {word}", f"has the value {word}: write true, false, null or a number")
+        *((f"dup != {word}",
+           f"'dup != {word}' has the value {word}: write true, false, null or a number")
           for word in OTHER_LITERALS),
     ],
 )  # fmt: skip

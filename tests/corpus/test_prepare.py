@@ -145,7 +145,8 @@ def test_changed_inputs_are_refused(tmp_path: Path, blocks: Path, corpus: list[S
     with Path(files[1]).open("a") as handle:
         handle.write('{"text": "more"}\n')
     longer = dataclasses.replace(corpus[0], files=files)
-    with pytest.raises(ValueError, match=r"made otherwise: size of 1.jsonl \(file 2\) was \d+"):
+    sentence = r"web were made otherwise: size of 1.jsonl \(file 2\) was \d+"
+    with pytest.raises(ValueError, match=sentence):
         run(blocks, [longer, *corpus[1:]])
     with pytest.raises(ValueError, match=r"new holds blocks of a source that domain.sources does"):
         run(blocks, corpus[2:])

@@ -71,7 +71,7 @@ def refuse(spec: SourceSpec, *parts: str) -> None:
     with pytest.raises(ValueError) as error:
         list(read_documents(spec))
     message = str(error.value)
-    assert "\n" not in message
+    assert "\n" not in message and message.startswith("source web: "), message
     for part in parts:
         assert part in message, message
 

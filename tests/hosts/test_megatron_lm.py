@@ -149,7 +149,9 @@ SENTENCES = {
     "context_parallel_size": "^$",
     "fp8": "delayed FP8 scaling",
     "moe_router_force_load_balancing": "moe_router_force_load_balancing",
-    "dataloader_type": "--dataloader-type='cyclic': it reads in an order of its own; .*'single'",
+    "dataloader_type": (
+        "--dataloader-type='cyclic': it reads in an order of its own; set it to 'single'"
+    ),
     "data_path": "data/other.*whether it is adaptation or replay",
     "twice": "installed already: uninstall",
     "other version": r"^megatron.training.training.train_step takes \(model\) in Megatron-LM .*"

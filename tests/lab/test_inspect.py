@@ -390,7 +390,8 @@ def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> N
     shutil.copytree(source.parent, other := blocks / "replay" / "other")
     manifest = json.loads(source.read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "source": "other"}))
-    with pytest.raises(ValueError, match=r"other of .* has only adaptation/news, replay/web"):
+    sentence = r"replay/other of .* has only adaptation/news, replay/web"
+    with pytest.raises(ValueError, match=sentence):
         inspect(other)
 
 

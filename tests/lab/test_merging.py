@@ -276,7 +276,7 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     [
         *(({**PLAIN, "rope_theta": 1e4}, {**PLAIN, **new}, sentence) for new, sentence in CHANGES),
         # a key that one side has is compared with the default, if transformers knows the model
-        (GRANITE, {**GRANITE, "logits_scaling": 8.0}, "logits_scaling=8.0, but .* has 1.0"),
+        (GRANITE, {**GRANITE, "logits_scaling": 8.0}, "logits_scaling=8.0, but that of .* has 1.0"),
         (OWN, {**OWN, "logits_scaling": 8.0}, None),
     ],
 )
@@ -310,7 +310,12 @@ SCORED_AB, SCORED_BA = [["a", -1.0], ["b", -2.0]], [["b", -1.0], ["a", -2.0]]
         ("tokenizer.json", bpe("Th", "he"), bpe("he", "Th"), "into other tokens"),
         ("tokenizer.json", bpe(), bpe(normalizer={"type": "Lowercase"}), "into other tokens"),
         ("tokenizer.json", bpe(), bpe(truncation=None), None),
-        ("tokenizer.json", with_words(AB), with_words(BA), "'a' the id 1, .* gives it 0"),
+        (
+            "tokenizer.json",
+            with_words(AB),
+            with_words(BA),
+            "'a' the id 1, but that of .* gives it 0",
+        ),
         ("tokenizer.json", with_words(SCORED_AB), with_words(SCORED_BA), "'a' the id 1"),
         ("tokenizer.json", with_words(AB), with_words({"a": 0}), "'b' the id None"),
         ("tokenizer.json", with_words(AB), with_words({"b": 1, "a": 0}), None),

@@ -238,7 +238,8 @@ def test_documents_follow_their_chain() -> None:
 
 @pytest.mark.parametrize("wrong", ["markov", "markov:x", "dialect:1", "dialect:1:2", "x:1"])
 def test_unknown_generators_are_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match=r"generator .* is unknown: write markov:<number>"):
+    sentence = r"synthetic generator .* is unknown: write markov:<number>"
+    with pytest.raises(ValueError, match=sentence):
         synthetic_input(wrong)
 
 

@@ -12,6 +12,7 @@ from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
 from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.curriculum.journal import read_rows
 
 torch = pytest.importorskip("torch")
 STEPS, MICRO_BATCHES = 4, BATCH // 2
@@ -70,6 +71,8 @@ def test_what_is_computed_again_trains_the_same_bits(name: str, again: str, trai
     assert calls["layer scoring"] == plain["layer scoring"]
     assert calls["core scoring"] == plain["core scoring"]
     assert_same_run(root / "plain", root / name, steps=STEPS)
+    rows = read_rows(root / name / "metrics.jsonl")
+    assert any(key.startswith("validation/") for row in rows for key in row)
 
 
 @pytest.mark.timeout(900)

@@ -179,7 +179,10 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
     for precision, role, actual in (
         ("bf16", "adaptation", "fp8 over bf16"), ("fp8 over bf16", "replay", "bf16"),
     ):  # fmt: skip
-        sentence = rf"{role}/manifest\.json is of precision '{actual}', but .* in '{precision}'"
+        sentence = (
+            rf"{role}/manifest\.json is of precision '{actual}', but candidates are scored in "
+            rf"'{precision}'"
+        )
         with pytest.raises(ValueError, match=sentence):
             References.open(folders, blocks, precision=precision)
     assert References.open(folders, blocks) is not None
@@ -203,3 +206,8 @@ def test_configurations_that_cannot_are_refused(overrides: list[str], sentence: 
     words = ["scoring.precision=fp8", "domain.block_size=32", *overrides]
     with pytest.raises(ValueError, match=sentence):
         composed("recipe=toy", *words)
+
+
+def test_a_recipe_names_it() -> None:
+    config = composed("recipe=toy", "scoring.precision=fp8", "arms=[rod]")
+    assert config.scoring.precision == "fp8"

@@ -39,7 +39,8 @@ def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
 def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path) -> None:
     stage(tmp_path, write_result).run()
     changed = stage(tmp_path, write_result, lr=0.2)
-    with pytest.raises(ValueError, match=r"lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"):
+    sentence = r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"
+    with pytest.raises(ValueError, match=sentence):
         changed.is_done()
     partial(changed.folder).mkdir()
     changed.move_aside()
@@ -76,7 +77,8 @@ def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "rod").mkdir()
     assert not stage(tmp_path, write_result).is_done()  # an empty one is in nobody's way
     (tmp_path / "rod" / "photo").touch()
-    with pytest.raises(ValueError, match=r"rod holds files but no manifest.json, .* rebuild=\[rod"):
+    sentence = r"rod holds files but no manifest\.json, .* rebuild=\[rod"
+    with pytest.raises(ValueError, match=sentence):
         stage(tmp_path, write_result).is_done()
     (tmp_path / "rod" / "manifest.json").write_text('{"inputs": {"train.lr": 0.1}}')
     assert stage(tmp_path, write_result).is_done()
