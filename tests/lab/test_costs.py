@@ -5,11 +5,14 @@ from itertools import product
 from math import ceil
 
 import pytest
+from command_line import composed
 
-from nemo_rod.config import Parallel
+from nemo_rod.config import Domain, Parallel
+from nemo_rod.corpus.sources import ROLES
 from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
 from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
+from nemo_rod.lab.plan.work import stage_works
 from nemo_rod.selection.dealing import scoring_passes
 
 SETUP = Setup(
@@ -93,6 +96,18 @@ def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
     assert read.gpu_hours == pytest.approx(1600 * 1000 * 1e9 / 1e12 / 3600)
     prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP, SHAPE)
     assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
+
+
+def test_tokens_that_stay_in_place_take_no_disk() -> None:
+    blocks = {"num_adaptation": 90, "held_adaptation": 10, "num_replay": 60, "held_replay": 0}
+    config = composed("recipe=toy_synthetic")
+    there = {"kind": "megatron", "files": ["x"], "options": {"copy": False}}
+    new, old = ({**there, "role": role, "options": {}} for role in ROLES)
+    sources = {"new": new, "old": old, "there": {**there, "role": "replay"}}
+    config.domain = Domain(tokenizer="byte", block_size=128, sources=sources)
+    prepare = next(work for work in stage_works(config, SHAPE, blocks) if work.name == "prepare")
+    # 36 bytes of hash and index a block, and 512 of tokens of all but half of the replay blocks
+    assert prepare.disk == 160 * 36 + (100 + 30) * 512
 
 
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:

@@ -85,13 +85,14 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         name, command = stage.name, stage.command.split()[0]
         if command == "prepare":
             count = blocks["num_adaptation"] + blocks["num_replay"] + held
-            disk = count * (4 * config.domain.block_size + BLOCK_BYTES)
-            tokens, read = count * config.domain.block_size, 0.0
+            tokens, read, disk = count * config.domain.block_size, 0.0, 0.0
             for role in ROLES:
                 in_role = blocks[f"num_{role}"] + blocks[f"held_{role}"]
-                shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
-                if shares:  # assumes sources of equal size
-                    read += in_role * fmean(1 / share for share in shares)
+                specs = [spec for spec in config.domain.specs if spec.role == role]
+                if specs:  # assumes sources of equal size
+                    read += in_role * fmean(1 / spec.subsample for spec in specs)
+                    copied = fmean(bool(spec.options.get("copy", True)) for spec in specs)
+                    disk += in_role * (4 * config.domain.block_size * copied + BLOCK_BYTES)
             read *= config.domain.block_size * _bytes_per_token(config)
             plan = section(config, Plan)  # of reading and of tokenising, the slower takes its time
             seconds = tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate

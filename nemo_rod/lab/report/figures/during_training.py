@@ -54,7 +54,7 @@ def replay_share(shown: Sequence[Shown]) -> Figure | None:
         axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
         deciles = results["arms"]["rod"]["share_by_decile"] or []
         axes.set_ylim(0, 1.3 * max(float(bottom_B.max()), 100 * max(deciles, default=0.0), 1.0))
-        axes.set_xlim(history.step_T[0], history.step_T[-1])
+        axes.set_xlim(history.step_T[0], max(history.step_T[-1], history.step_T[0] + 1))
         axes.grid(visible=False, axis="x")
         parts = np.array_split(history.step_T, len(deciles)) if deciles else []
         for part, share in zip(parts, deciles, strict=True):
@@ -176,7 +176,7 @@ def scores(shown: Sequence[Shown]) -> Figure | None:
         share.plot(step_B, share_B, color=light("rod"), linewidth=1.8, zorder=3)
         share.set_ylim(0, 1.25 * max(1.0, float(share_B.max())))
         for one in (axes, share):
-            one.set_xlim(history.step_T[0], history.step_T[-1])
+            one.set_xlim(history.step_T[0], max(history.step_T[-1], history.step_T[0] + 1))
             one.grid(visible=False, axis="x")
             mark_phases(one, run)
         colours = [light(_SERIES[name][0]) for name in ends]
