@@ -21,12 +21,12 @@ def check_name(kind: str, name: str) -> None:
     """Refuses a name that is not usable unquoted as a folder and in a shell command.
 
     Raises:
-        ValueError: The name has other characters.
+        ValueError: The name has other characters, or more than 120.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{,119}", name):
         raise ValueError(
-            f"{kind} name {name!r} must consist of letters, digits, '.', '_' and '-' and not begin "
-            "with '.' or '-': it names a folder"
+            f"{kind} name {name!r} must consist of letters, digits, '.', '_' and '-', not begin "
+            "with '.' or '-' and have at most 120: it names a folder"
         )
 
 

@@ -31,7 +31,15 @@ LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 _ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
-_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # how no text in UTF-8 begins
+_PACKED = "it is compressed: let its name end in .gz, .xz or .zst"
+_ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
+_FOREIGN = {  # how no text in UTF-8 begins, and at which byte
+    (0, b"\x1f\x8b"): _PACKED, (0, b"\xfd7zXZ\0"): _PACKED, (0, b"\x28\xb5\x2f\xfd"): _PACKED,
+    (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
+    (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
+    (0, b"PAR1\x15"): "it is parquet: set kind: parquet",
+    (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",
+}  # fmt: skip
 _ESCAPES = re.compile(rb"\\(?:[^u]|u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)")
 _CURES = {  # by a part of an error: what to do where no data is damaged
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
@@ -169,8 +177,9 @@ class InputFile(Input):
             packed = _unpacked(handle, suffix) if suffix in _UNPACKERS else None
             try:
                 for number, chunk in enumerate(packed or whole):
-                    if not (number or packed) and chunk.startswith(_PACKED):
-                        raise ValueError("it is compressed: let its name end in .gz, .xz or .zst")
+                    for (start, sign), cure in _FOREIGN.items() if not number else ():
+                        if chunk.startswith(sign, start) and not (packed and cure is _PACKED):
+                            raise ValueError(cure)
                     self._bytes = handle.tell()
                     yield chunk
             except ValueError as error:
@@ -231,11 +240,8 @@ class TextFile(InputFile):
                 )
         halves = data[:64:2], data[1:64:2]  # one is only NUL in UTF-16, the other never
         is_wide = len(data) > 3 and any(map(all, halves)) and not all(map(any, halves))
-        if is_wide or data[257:262] == b"ustar":
-            raise ValueError(
-                f"{self.path} is an archive of tar, or UTF-16: unpack it, convert it, or leave it "
-                "out"
-            )
+        if is_wide:
+            raise ValueError(f"{self.path}: {_WIDE}")
         try:
             text = [data.decode("utf-8-sig")]
         except UnicodeDecodeError as error:
@@ -310,6 +316,8 @@ class JsonLines(InputFile):
             where = f"{self.path}:{number}"
             try:
                 record = _parse(line)
+            except UnicodeDecodeError:
+                raise ValueError(f"{where}: it is not UTF-8: convert the file") from None
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not a line of JSON ({error}): {_ONE_LINE}") from None
             if isinstance(record, list):

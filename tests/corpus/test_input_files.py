@@ -198,7 +198,11 @@ def test_padding_between_members_is_no_end(
         ("a.jsonl", b'[\n{"text": "one"}\n]', "a.jsonl:1: not a line of JSON (Expecting value: "),
         ("a.jsonl", b'[{"text": "one"}]', "a list: mend the file, one object a line (jq -c . "),
         ("a.jsonl", b'{\n"text": "one"}', "one object a line (jq -c . FILE; of a list: jq -c '."),
-        ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: not a line of JSON ('utf-8'"),
+        ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: it is not UTF-8: convert"),
+        ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16 or UTF-32: convert it"),
+        ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32")), "gz: it is UTF-16 or"),
+        ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
+        ("a.json", b"PAR1\x15\4\x15", "a.json: it is parquet: set kind: parquet"),
     ],
 )  # fmt: skip
 def test_what_is_no_json_lines_file_says_what_to_do(
