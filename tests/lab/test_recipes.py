@@ -19,7 +19,7 @@ from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.command import plan as plan_command
 from nemo_rod.lab.plan.costs import PlanResult, StageCost
 from nemo_rod.lab.plan.memory import check_memory
-from nemo_rod.lab.plan.plan_text import count, format_plan
+from nemo_rod.lab.plan.plan_text import count, format_plan, hours
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import arm_settings
@@ -463,13 +463,13 @@ def documented_row(recipe: str) -> str:
         f"{count(corpus)}, {plan.corpus['adaptation_tokens'] / corpus:.0%} new",
         f"{train.steps:,} steps, {count(budget).strip()}",
         plan.layout["text"].split(";")[0],
-        f"{plan.gpu_hours:,.0f}" if plan.layout["gpu"] else "a CPU will do",
+        hours(plan.gpu_hours) if plan.layout["gpu"] else "a CPU will do",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def test_the_documents_table_is_what_the_plans_say() -> None:
-    expected = [documented_row(recipe) for recipe in RECIPES]
+    expected = [documented_row(recipe) for recipe in RECIPES if not recipe.startswith("toy")]
     text = DOCUMENT.read_text()
     missing = [row for row in expected if row not in text]
     assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
