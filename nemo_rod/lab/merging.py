@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,21 +31,25 @@ MAX_SHARD_BYTES = 5 * 2**30
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
 _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
-# Keys of config.json that do not change what a forward pass computes.
-_NOT_COMPUTED = frozenset(
-    {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"}
-    | {"use_cache", "tie_word_embeddings", "max_position_embeddings", "initializer_range"}
-    | {"_attn_implementation", "attn_implementation"}
-    | {"num_nextn_predict_layers", "mtp_num_hidden_layers", "id2label", "label2id"}
+# Keys of config.json that do not change what a forward pass computes, beside those that models of
+# all kinds have, and those of generation: names, kernels, and what only training does.
+_NOT_COMPUTED = re.compile(
+    r"_?name_or_path|_commit_hash|architectures|auto_map|(torch_)?dtype|use_\w+_kernels|ep_size"
+    r"|_?attn_implementation\w*|use_cache|\w+_token_ids?|num_logits_to_keep|max_position_embeddings"
+    r"|(transformers|unsloth)_\w+|tokenizer_class|model_max_length|prefix|task_specific_params"
+    r"|\w*(dropout|pdrop|layerdrop|jitter_noise|loss_coef|loss_alpha)\w*|seq_aux|pretraining_tp"
+    r"|output_router_logits|initializer_\w+|num_nextn_predict_layers|mtp_num_hidden_layers"
 )
-# Files of tokenizers that have no tokenizer.json.
-_OTHER_TOKENIZERS = (
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "qwen.tiktoken"),
+# Files of tokenizers; one that has the first is known by it alone.
+_TOKENIZERS = (
+    *("tokenizer.json", "added_tokens.json", "tokenizer.model", "spiece.model", "tekken.json"),
+    *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model"),
+    "qwen.tiktoken",
 )
-# Text that tokenizers of the same words cut differently, by their merges or what goes before them.
+# Text that tokenizers of the same words cut differently, by what they do before they look them up.
 _SAMPLE = (
     "abc The Theory of 1,234 Größen\n\n\tdef f(x):  return x**2  # naïve — don't 東京 \U0001f642"
+    " I'LL e\u0301 \ufb01ne \uff26\u2460\xb2\xa0x  12345678\r\n \u200bПривет مرحبا"
 )
 # Names in PEFT and Megatron-Bridge.
 _LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
@@ -81,18 +86,30 @@ def merge_checkpoints(
     base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir)
     if not 0.0 <= lam <= 1.0:
         raise ValueError(f"merge weight lambda is {lam}, expected a number from 0 to 1")
-    if out_dir.exists() and any(out_dir.iterdir()):
-        raise ValueError(f"{out_dir} already holds files; remove it or merge into another folder")
+    is_free = not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir()))
+    if out_dir.is_symlink() or not is_free:
+        raise ValueError(
+            f"{out_dir} is a link or already holds files; remove it or merge into another folder"
+        )
     for folder in (base_dir, adapted_dir):
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
+        if (folder / "adapter_config.json").exists():
+            raise ValueError(
+                f"{folder} is an adapter (adapter_config.json): merge it into its model first, and "
+                "then the models"
+            )
         megatron_files = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
         if any(path for pattern in megatron_files for path in folder.glob(pattern)):
             raise ValueError(
                 f"{folder} is a checkpoint in Megatron's format, expected one in Hugging Face's; "
                 "export it first (`nemo-rod export`)"
             )
-    _refuse_other_function(base_dir, adapted_dir)
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"{folder} has no config.json, expected a checkpoint in Hugging Face's format: add "
+                "the one that its weights were saved with"
+            )
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
@@ -114,7 +131,7 @@ def merge_checkpoints(
     partial.rename(out_dir)
 
 
-def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
+def _refuse_other_function(base: _Checkpoint, adapted: _Checkpoint) -> None:
     """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
 
     Keys that only one side has are compared with the defaults of transformers; of a model that it
@@ -122,46 +139,31 @@ def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
     """
 
     def of_both(name: str) -> list[Path]:
-        files = [folder / name for folder in (base_dir, adapted_dir)]
+        files = [side.folder / name for side in (base, adapted)]
         return files if all(file.is_file() for file in files) else []
 
-    if files := of_both("config.json"):
-        configs = [_interpreted(file) for file in files]
-        ours, theirs = map(_settings, _completed(*configs))
-        both = configs[0].keys() & configs[1].keys()
-        # first what the files have, not what follows from it
-        for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in both, key)):
-            if ours[key] != theirs[key]:
-                raise ValueError(
-                    f"{adapted_dir / 'config.json'} has {key}={theirs[key]!r}, but that of "
-                    f"{base_dir} has {ours[key]!r}, so that equal weights compute something else; "
-                    "merge two checkpoints of the same architecture and settings"
-                )
-    if not (files := of_both("tokenizer.json")):
-        for files in filter(None, map(of_both, _OTHER_TOKENIZERS)):
-            one, other = (
-                _interpreted(file) if file.suffix == ".json" else file.read_bytes()
-                for file in files
+    configs = [_interpreted(file) for file in of_both("config.json")]
+    ours, theirs = map(_settings, _completed(*configs))
+    stored = base.stored.keys() & adapted.stored.keys()
+    has_heads = any(name.endswith("lm_head.weight") for name in stored)
+    both = configs[0].keys() & configs[1].keys()
+    # first what the files have, not what follows from it
+    for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in both, key)):
+        # a tied output layer need not be stored; where both store one, one would be ignored
+        is_moot = key.endswith("tie_word_embeddings") and not has_heads
+        if ours[key] != theirs[key] and not is_moot:
+            raise ValueError(
+                f"{adapted.folder / 'config.json'} has {key}={theirs[key]!r}, but that of "
+                f"{base.folder} has {ours[key]!r}, so that equal weights compute something else; "
+                "merge two checkpoints of the same architecture and settings"
             )
-            if one != other:
-                raise ValueError(
-                    f"{files[1]} differs from that of {base_dir}; merge two checkpoints with one "
-                    "tokenizer"
-                )
-        return
-    ids = [_ids(_interpreted(file)) for file in files]
-    if ids[0] != ids[1]:
-        word = min(word for word in ids[0] | ids[1] if ids[0].get(word) != ids[1].get(word))
-        raise ValueError(
-            f"{adapted_dir / 'tokenizer.json'} gives {word!r} the id {ids[1].get(word)}, but that "
-            f"of {base_dir} gives it {ids[0].get(word)}; merge two checkpoints with one tokenizer"
-        )
-    cuts = [_tokens(file) for file in files]
-    if None not in cuts and cuts[0] != cuts[1]:
-        raise ValueError(
-            f"{files[1]} cuts {_SAMPLE!r} into other tokens than that of {base_dir}; merge two "
-            "checkpoints with one tokenizer"
-        )
+    whole, *others = map(of_both, _TOKENIZERS)
+    for files in [whole] if whole else filter(None, others):
+        if difference := _difference(*files):
+            raise ValueError(
+                f"{files[1]} {difference}, unlike that of {base.folder}; merge two checkpoints "
+                "with one tokenizer"
+            )
 
 
 def _interpreted(file: Path) -> dict[str, Any]:
@@ -179,11 +181,23 @@ def _completed(*configs: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return configs
 
 
+@cache
+def _of_every_model() -> frozenset[str]:
+    """Returns the keys that configurations of all models have, and those of generation."""
+    try:
+        from transformers import GenerationConfig, PretrainedConfig
+    except ImportError:
+        return frozenset()
+    return frozenset(
+        {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict()} - {"model_type"}
+    )
+
+
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that affect what a model computes, by key, without their sections."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _NOT_COMPUTED or key.endswith("_token_id"):
+        if key in _of_every_model() or _NOT_COMPUTED.fullmatch(key):
             continue
         is_rope = key in ("rope_scaling", "rope_parameters")
         if is_rope and not value:
@@ -196,9 +210,26 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
         # transformers 5 has rope_theta and the like in a section of their own
         prefix = "" if is_rope else f"{key}."
         found |= {f"{prefix}{name}": each for name, each in _settings(value).items()}
-    if found.get("rope_type", "default") not in ("default", "linear", "llama3"):
+    kinds = {value for name, value in found.items() if name.split(".")[-1] == "rope_type"}
+    if kinds - {"default", "linear", "llama3"}:
         found["max_position_embeddings"] = values.get("max_position_embeddings")  # scales it
     return found
+
+
+def _difference(one: Path, other: Path) -> str:
+    """Returns how a file of a tokenizer differs from that of another; "" if it does not."""
+    if one.suffix != ".json":
+        return "" if one.read_bytes() == other.read_bytes() else "has other contents"
+    values = [_interpreted(file) for file in (one, other)]
+    if one.name != "tokenizer.json":
+        return "" if values[0] == values[1] else "has other contents"
+    ours, theirs = map(_ids, values)
+    for word in sorted(ours.keys() | theirs.keys()) if ours != theirs else ():
+        if ours.get(word) != theirs.get(word):
+            return f"gives {word!r} the id {theirs.get(word)}, not {ours.get(word)}"
+    cuts = [_cuts(file) for file in (one, other)]
+    is_same = None in cuts or cuts[0] == cuts[1]
+    return "" if is_same else "cuts text into other tokens, by its merges, normaliser or the like"
 
 
 def _ids(values: dict[str, Any]) -> dict[str, int]:
@@ -210,12 +241,19 @@ def _ids(values: dict[str, Any]) -> dict[str, int]:
     return {**words, **{token["content"]: token["id"] for token in added}}
 
 
-def _tokens(file: Path) -> list[int] | None:
-    """Returns the sample's tokens; None if the file cannot be loaded."""
+def _cuts(file: Path) -> tuple[Any, list[int]] | None:
+    """Returns what a tokenizer looks words up in, and how it cuts a sample with all added words.
+
+    The former is in the form of the installed library; None if that cannot load the file.
+    """
     try:
         from tokenizers import Tokenizer
 
-        return list(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
+        tokenizer = Tokenizer.from_file(str(file))
+        values = json.loads(tokenizer.to_str())
+        words = sorted(token["content"] for token in values["added_tokens"])
+        sample = _SAMPLE + "".join(f" {word} x" for word in words)
+        return values["model"], tokenizer.encode(sample, add_special_tokens=False).ids
     except Exception:  # what it raises has no other class
         return None
 
@@ -232,6 +270,7 @@ def _merge(
         return math.prod(shape) * bits // 8
 
     with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
+        _refuse_other_function(base, adapted)
         aliases, total_size = _check_tensors(base, adapted), 0
         split = split_state_dict_into_shards_factory(
             {name: (name,) for name in _merged_names(base, adapted)},
@@ -269,8 +308,8 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
         Same shape, in the dtype that can represent both; exact at the ends and where they agree.
 
     Raises:
-        ValueError: If the dtypes differ and are not both floating, or non-floating values differ
-            between the ends.
+        ValueError: If the dtypes differ and are not both floating, non-floating values differ
+            between the ends, or values that differ are not finite.
     """
     import torch
 
@@ -295,6 +334,11 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
     base, adapted = base.to(wide), adapted.to(wide)
     # lerp of two equal infinities (a stored mask) is NaN, hence the explicit equal case.
     merged = torch.where(base == adapted, base, torch.lerp(base, adapted, lam))
+    if not (merged.isfinite() | (base == adapted)).all():
+        raise ValueError(
+            f"tensor {name!r} has values that are infinite or no numbers, and not the same ones in "
+            "both checkpoints: merge checkpoints of models that have not diverged"
+        )
     return merged.to(stored)
 
 
@@ -323,9 +367,14 @@ class _Checkpoint:
                 files = [folder / name for name in sorted(set(weight_map.values()))]
         else:
             files = sorted(folder.glob("*.safetensors"))
+            shard = re.fullmatch(r"(.+-)\d+(-of-(\d+)\..+)", files[0].name) if files else None
+            if shard is not None:
+                start, end, count = shard.groups()
+                numbers = (f"{n:0{len(count)}}" for n in range(1, int(count) + 1))
+                files = [folder / f"{start}{number}{end}" for number in numbers]
         missing = [file.name for file in files if not file.is_file()]
         if not files or missing:
-            problem = f"lacks {missing[0]}, which {_INDEX_NAME} names" if missing else "holds none"
+            problem = f"lacks {missing[0]}, one of its shards" if missing else "holds none"
             raise ValueError(
                 f"{folder} {problem}, expected a checkpoint in safetensors files; "
                 f"export the model in Hugging Face format first"
@@ -342,7 +391,13 @@ class _Checkpoint:
                         "copy"
                     ) from None
                 names = handle.keys()
-                stored.update({published.get(name, name): (handle, name) for name in names})
+                stored.update(
+                    {
+                        published.get(name, name): (handle, name)
+                        for name in names
+                        if not name.endswith("rotary_emb.inv_freq")  # which nobody reads any more
+                    }
+                )
             yield cls(folder, stored)
 
     def tensor(self, name: str) -> torch.Tensor:

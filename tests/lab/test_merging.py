@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from nemo_rod.lab.merging import merge_checkpoints  # noqa: E402
 
 Tensors = dict[str, "torch.Tensor"]
+NORM = "model.norm.weight"
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -117,6 +118,27 @@ def test_two_floating_dtypes_give_the_one_that_holds_both(tmp_path: Path) -> Non
     assert_equal(merged(tmp_path, base, adapted, 1.0), adapted)
 
 
+@pytest.mark.parametrize("changed", ["base", "adapted", "both"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_not_finite_are_merged_only_if_they_are_equal(
+    tmp_path: Path, changed: str, value: float
+) -> None:
+    sides = {"base": tensors_of(0), "adapted": tensors_of(1)}
+    for name in sides if changed == "both" else [changed]:
+        sides[name][NORM][1] = value
+    if changed == "both" and value == torch.inf:
+        assert merged(tmp_path, sides["base"], sides["adapted"], 0.5)[NORM][1] == torch.inf
+        return
+    with pytest.raises(
+        ValueError, match=r"model\.norm\.weight' has values that are infinite or no"
+    ):
+        merged(tmp_path, sides["base"], sides["adapted"], 0.5)
+    ends = [merged(tmp_path, *sides.values(), lam)[NORM] for lam in (0.0, 1.0)]
+    assert [end.nan_to_num().tolist() for end in ends] == [
+        tensors[NORM].nan_to_num().tolist() for tensors in sides.values()
+    ]
+
+
 @pytest.mark.parametrize("stored_in", ["base", "adapted"])
 def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path: Path, stored_in: str) -> None:
     sides = {"base": tensors_of(0), "adapted": tensors_of(1)}
@@ -173,9 +195,6 @@ def test_an_interrupted_merge_starts_again(tmp_path: Path) -> None:
     assert not rest.exists()
 
 
-NORM = "model.norm.weight"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -205,11 +224,25 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     (torn / "model-1.safetensors").unlink()
     damaged = write(tmp_path / "damaged", tensors_of(0), shards=2)
     (damaged / "model-1.safetensors").write_bytes(b"x" * 20)
-    (tmp_path / "empty").mkdir()
+    weightless = write(tmp_path / "weightless", {})
+    (weightless / "model.safetensors").unlink()
+    numbered = write(tmp_path / "numbered", tensors_of(0))
+    (numbered / "model.safetensors").rename(numbered / "model-00001-of-00002.safetensors")
+    nameless, adapter = (write(tmp_path / name, tensors_of(0)) for name in ("nameless", "adapter"))
+    (nameless / "config.json").unlink()
+    (adapter / "adapter_config.json").write_text("{}")
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("")
+    link.symlink_to(tmp_path / "nowhere")
     for adapted, out, lam, sentence in (
         (base, new, 1.5, r"lambda is 1\.5"),
         (base, base, 0.5, "already holds files"),
-        (tmp_path / "empty", new, 0.5, "holds none"),
+        (base, file, 0.5, "already holds files"),
+        (base, link, 0.5, "is a link"),
+        (nameless, new, 0.5, r"nameless has no config\.json"),
+        (adapter, new, 0.5, "adapter is an adapter .*: merge it into its model first"),
+        (numbered, new, 0.5, r"lacks model-00002-of-00002\.safetensors"),
+        (weightless, new, 0.5, "holds none"),
         (torn, new, 0.5, r"lacks model-1\.safetensors"),
         (damaged, new, 0.5, r"model-1\.safetensors is not a complete safetensors file"),
     ):
@@ -268,7 +301,12 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     # what only one version of transformers writes, or what computes nothing
     ({"use_cache": False, "dtype": "float32", "transformers_version": "5"}, None),
     ({"rope_parameters": {"rope_theta": 1e4}, "attention_bias": False}, None),
+    # what only training or generation reads
+    ({"attention_dropout": 0.1, "pretraining_tp": 2, "unsloth_version": "1"}, None),
+    ({"do_sample": True, "top_p": 0.5, "output_hidden_states": True, "eos_token_id": [2]}, None),
 ]
+MOE = {"model_type": "mixtral", "router_aux_loss_coef": 0.1, "sliding_window": None}
+GEMMA = {"model_type": "gemma3_text", "layer_types": ["full_attention"], "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +316,11 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
         # a key that one side has is compared with the default, if transformers knows the model
         (GRANITE, {**GRANITE, "logits_scaling": 8.0}, "logits_scaling=8.0, but that of .* has 1.0"),
         (OWN, {**OWN, "logits_scaling": 8.0}, None),
+        (OWN, {**OWN, "top_k": 3, "attn_pdrop": 0.1}, None),
+        (MOE, {**MOE, "router_aux_loss_coef": 0.2, "router_jitter_noise": 0.1}, None),
+        (MOE, {**MOE, "num_experts_per_tok": 1}, "num_experts_per_tok=1, but that of .* has 2"),
+        (GEMMA, {**GEMMA, "layer_types": ["sliding_attention"]}, "layer_types="),
+        (GEMMA, {**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     ],
 )
 def test_checkpoints_whose_configurations_compute_something_else_are_refused(
@@ -288,11 +331,41 @@ def test_checkpoints_whose_configurations_compute_something_else_are_refused(
     merge_or_refuse(tmp_path, sentence)
 
 
+@pytest.mark.parametrize("has_head", [True, False])
+def test_an_output_layer_that_only_one_side_ties_is_refused_if_both_store_one(
+    tmp_path: Path, has_head: bool
+) -> None:
+    """The other's would be ignored; `test_a_tied_weight_...` is for one that is not stored."""
+    for number, (side, is_tied) in enumerate((("base", True), ("adapted", False))):
+        tensors = tensors_of(number)
+        if has_head:
+            tensors["lm_head.weight"] = torch.rand(11, 4)
+        write(tmp_path / side, tensors, config={**LLAMA, "tie_word_embeddings": is_tied})
+    merge_or_refuse(tmp_path, "tie_word_embeddings=False, but that of" if has_head else None)
+
+
+def test_frequencies_that_old_checkpoints_store_are_left_out(tmp_path: Path) -> None:
+    base, inverse = tensors_of(0), "model.layers.0.self_attn.rotary_emb.inv_freq"
+    result = merged(tmp_path, {**base, inverse: torch.ones(2)}, tensors_of(1), 0.0)
+    assert_equal(result, base)
+
+
 def bpe(*merges: str, **keys: Any) -> dict[str, Any]:
     """The same words with these pairs of letters merged in this order."""
-    words = {word: number for number, word in enumerate(["T", "h", "e", "Th", "he", "t"])}
+    words = {
+        word: number
+        for number, word in enumerate(["T", "h", "e", "Th", "he", "t", "eh", "hh", "f", "i", " "])
+    }
     model = {"type": "BPE", "vocab": words, "merges": [[*pair] for pair in merges]}
     return {"version": "1.0", "added_tokens": [], "model": model, **keys}
+
+
+def added(**flags: bool) -> dict[str, Any]:
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return bpe(added_tokens=[{**off, "id": 11, "content": "<im>", **flags}])
+
+
+NFC, NFKC = (bpe(normalizer={"type": kind}) for kind in ("NFC", "NFKC"))
 
 
 def with_words(words: Any) -> dict[str, Any]:
@@ -310,11 +383,17 @@ SCORED_AB, SCORED_BA = [["a", -1.0], ["b", -2.0]], [["b", -1.0], ["a", -2.0]]
         ("tokenizer.json", bpe("Th", "he"), bpe("he", "Th"), "into other tokens"),
         ("tokenizer.json", bpe(), bpe(normalizer={"type": "Lowercase"}), "into other tokens"),
         ("tokenizer.json", bpe(), bpe(truncation=None), None),
+        # a pair that no sample has, what only marks a word, and what is done around it
+        ("tokenizer.json", bpe("Th", "eh"), bpe("Th", "hh"), "into other tokens"),
+        ("tokenizer.json", added(special=True), added(special=False), None),
+        ("tokenizer.json", added(lstrip=True), added(lstrip=False), "into other tokens"),
+        ("tokenizer.json", NFC, NFKC, "into other tokens"),
+        ("tokenizer_config.json", {"chat_template": "a"}, {"chat_template": "b"}, None),
         (
             "tokenizer.json",
             with_words(AB),
             with_words(BA),
-            "'a' the id 1, but that of .* gives it 0",
+            "'a' the id 1, not 0, unlike that of",
         ),
         ("tokenizer.json", with_words(SCORED_AB), with_words(SCORED_BA), "'a' the id 1"),
         ("tokenizer.json", with_words(AB), with_words({"a": 0}), "'b' the id None"),
