@@ -1,16 +1,19 @@
 """What a step of RoD costs on one GPU, and how near it comes to what the GPU can do.
 
-A dense model of megatron-core trains on made-up text. Measured are the plain step, the forward
-pass of training, scoring of whole candidates and of prefixes, RoD's own steps by `RoDSelector`, the
-machine's limits (a matrix product and a copy), memory, and how scores move with the micro-batch.
+A dense model of megatron-core trains on made-up text. The rows are times, memory, tokens/s and
+model TFLOP/s of a plain step, of the forward pass of training, of scoring whole candidates and
+prefixes (scoring 8/8 to 1/8) and of RoD's own steps by `RoDSelector`; the machine's limits (a
+matrix product, which is "the ceiling", and a copy); and ratios:
 
-    rod_over_limit         RoD's step over 1 + m x forward / plain: scoring as fast as training's
-                           forward pass, and nothing besides
     scoring_over_forward   candidates a second when scored, over blocks in training's forward pass
-    of the ceiling         model FLOP/s over those of a large matrix product on the same device
-
-    python benchmarks/gpu.py [--size tiny|05b|1b|4b] [--seq S] [--vocab V] [--layers local|te]
-                             [--json FILE] [--picture FILE.png]
+    rod_over_plain         RoD's step over a plain one
+    limit                  1 + m x forward / plain: the same if scoring cost as much as training's
+                           forward pass; rod_over_limit is the ratio of the two
+    averages_over_plain    a step with estimated scores over a plain one; transfer_over_plain: a
+                           step on a recorded curriculum
+    fp8_over_bf16          candidates a second in FP8, over those in bf16
+    score moves            change of a score in another micro-batch, when repeated, and as a prefix
+    logits in slices       cost of other limits of the logits that are held at once
 
 Without a GPU the size is tiny and the model in fp32: that proves the program, and measures nothing.
 The file has the device, the versions and the date beside the rows.
@@ -96,7 +99,9 @@ def options() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, values in options():
         parser.add_argument(name, **values)
     arguments = parser.parse_args()

@@ -80,7 +80,7 @@ def check_bounds(section: Any, prefix: str = "") -> None:
     `prefix` is what precedes its keys as users type them, such as "selection.".
 
     Raises:
-        ValueError: naming the key, what was found and what was expected.
+        ValueError: a value is out of bounds; the message names its key and the expected values.
     """
     for field in dataclasses.fields(section):
         name, found = prefix + field.name, getattr(section, field.name)
@@ -98,7 +98,7 @@ def check_types(section: Any, types: Mapping[str, Any], prefix: str = "") -> Non
     """Refuses the first value of a section of another type than its key has in `types`.
 
     Raises:
-        ValueError: naming the key (see `check_bounds`), the value, and how YAML may have read it.
+        ValueError: a value has another type; the message says how YAML may have read it.
     """
     for name, kind in types.items():
         if has_type(value := getattr(section, name), kind):

@@ -257,7 +257,7 @@ class Domain:
         """The sources, parsed once: `sources` does not change afterwards.
 
         Raises:
-            ValueError: if there are none, or one is not valid.
+            ValueError: there are none, or one is not valid.
         """
         return parse_sources(self.sources, holdout_floor=self.holdout_floor)
 
@@ -338,7 +338,7 @@ def config_class() -> type[Config]:
     """Returns `Config` with the sections of all registered parts, each by its name.
 
     Raises:
-        ValueError: A package's section cannot be imported, or has the name of a key of ours.
+        ValueError: a package's section cannot be imported, or has the name of a key of ours.
     """
     kinds = {name: parts.load("sections", name) for name in parts.names("sections")}
     for name in kinds.keys() & {known.name for known in fields(Config)}:

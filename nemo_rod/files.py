@@ -21,7 +21,7 @@ def check_name(kind: str, name: str) -> None:
     """Refuses a name that is not usable unquoted as a folder and in a shell command.
 
     Raises:
-        ValueError: The name has other characters, or more than 120.
+        ValueError: the name has other characters, or more than 120.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{,119}", name):
         raise ValueError(
@@ -50,7 +50,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """Reads a file that holds one JSON object with at least these keys.
 
     Raises:
-        ValueError: It holds something else; the message names the file.
+        ValueError: it holds something else; the message names the file.
     """
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -75,12 +75,12 @@ def interpreting(
     ValueErrors that name the file or its folder already, pass unchanged.
 
     Args:
-        path: The file, or the folder of the files, that the block interprets.
-        cure: The remedy in the message.
-        besides: Further errors that pass unchanged.
+        path: the file, or the folder of the files, that the block interprets.
+        cure: the remedy in the message.
+        besides: further errors that pass unchanged.
 
     Raises:
-        ValueError: The block failed on the content of the file.
+        ValueError: the block failed on the content of the file.
     """
     try:
         yield
@@ -98,7 +98,7 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
     """Refuses an object of a file that lacks a key.
 
     Raises:
-        ValueError: A key is missing; the message names it and the file.
+        ValueError: a key is missing; the message names it and the file.
     """
     for key in keys:
         if key not in value:
@@ -117,7 +117,7 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Reads a file with one JSON object with these keys per line; ignores an incomplete last line.
 
     Raises:
-        ValueError: Another line is damaged or lacks a key; the message names the file.
+        ValueError: another line is damaged or lacks a key; the message names the file.
     """
     rows, cure = [], "restore it from a copy, or remove the line"
     *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
@@ -137,7 +137,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes a file atomically.
 
     Raises:
-        OSError: The write failed; the message names the file and, where known, the remedy.
+        OSError: the write failed; the message names the file and, where known, the remedy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -199,8 +199,8 @@ def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda 
     A shared file system serves a file in order a thousand times faster than by pages of 4 kB.
 
     Args:
-        paths: The files.
-        on_read: Called with a description of the next read, and with "" at the end.
+        paths: the files.
+        on_read: called with a description of the next read, and with "" at the end.
 
     Returns:
         Bytes read.

@@ -139,7 +139,7 @@ def read_job(path: Path) -> Job:
     """Reads a job from a JSON file.
 
     Raises:
-        ValueError: if the file is damaged, or of another version.
+        ValueError: the file is damaged, or of another version.
     """
     values = read_json(path, "job")
     with interpreting(path):
@@ -165,7 +165,7 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     """Reads the job that the processes of the first node are given, on every process.
 
     Raises:
-        ValueError: if the file is damaged, or this node does not see it.
+        ValueError: the file is damaged, or this node does not see it.
     """
     if arguments:
         store.set(_FILE_KEY, arguments[0])

@@ -28,7 +28,7 @@ def check_parallel(
         model: the model, for the error.
 
     Raises:
-        ValueError: naming the axis and the size.
+        ValueError: an axis does not fit; the message names it and the size.
     """
     data, tensor, context = parallel.data, parallel.tensor, parallel.context
     pipeline, chunks, expert = parallel.pipeline, parallel.virtual_pipeline, parallel.expert
@@ -64,7 +64,7 @@ def check_nodes(parallel: Parallel, gpus_per_node: int) -> None:
     """Refuses a layout whose processes do not fill whole nodes, where there are several.
 
     Raises:
-        ValueError: naming both numbers.
+        ValueError: they do not; the message has both numbers.
     """
     world = parallel.world_size
     if world > gpus_per_node and world % gpus_per_node:

@@ -33,7 +33,7 @@ def check_installed(names: Sequence[str]) -> None:
     """Refuses a logger whose package is missing.
 
     Raises:
-        ValueError: A package is missing; the message names it and its extra.
+        ValueError: a package is missing; the message names it and its extra.
     """
     for name in names:
         if name not in LOGGERS:

@@ -134,7 +134,7 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     The error names the configuration key.
 
     Raises:
-        ValueError: if no part has the name, or the package that registered it cannot provide it.
+        ValueError: no part has the name, or the package that registered it cannot provide it.
     """
     if name in OURS[kind]:
         home, _, attribute = OURS[kind][name].partition(":")

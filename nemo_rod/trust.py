@@ -28,7 +28,7 @@ def explain_own_code(subject: str) -> Iterator[None]:
     """Re-raises a library's refusal to run code of `subject`, with the key that allows it.
 
     Raises:
-        UntrustedCodeError: A library refused to run its code.
+        UntrustedCodeError: a library refused to run its code.
     """
     try:
         yield

@@ -30,7 +30,7 @@ class Key:
         """Returns the value of a word.
 
         Raises:
-            ValueError: if the value is invalid.
+            ValueError: the value is invalid.
         """
         try:
             if self.choices and text not in self.choices:
@@ -78,7 +78,7 @@ class Arguments(argparse.ArgumentParser):
         """Parses the words that belong to no key like argparse.
 
         Raises:
-            ValueError: if a word is unknown, missing, repeated, or has an invalid value.
+            ValueError: a word is unknown, missing, repeated, or has an invalid value.
         """
         self._words = list(sys.argv[1:] if args is None else args)
         others: list[str] = []

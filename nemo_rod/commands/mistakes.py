@@ -36,7 +36,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
     """Returns words as Hydra takes them.
 
     Raises:
-        ValueError: naming the first word that is no override and no option, and what was meant.
+        ValueError: a word is no override and no option; the message suggests what was meant.
     """
     options, parser = get_args_parser(), OverridesParser.create()
 

@@ -39,8 +39,8 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     """Composes the recipe that the words describe and carries out a command on it.
 
     Raises:
-        SystemExit: after one sentence on standard error, if the words or the recipe are invalid.
-        ValueError: if a word is no override, or the command's package cannot provide it.
+        SystemExit: the words or the recipe are invalid; standard error has one sentence on it.
+        ValueError: a word is no override, or the command's package cannot provide it.
     """
     words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)

@@ -41,7 +41,7 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
     """Runs a command; on a job's other nodes, follows the first node instead.
 
     Raises:
-        Stopped: if a signal requested it.
+        Stopped: a signal requested it.
     """
     nodes = Nodes.of_this_job()
 
@@ -71,7 +71,7 @@ def one_stage(command: str, config: Config) -> None:
     """Carries out a command: the stages of its name, of one arm or of all.
 
     Raises:
-        ValueError: if the recipe has none for the command.
+        ValueError: the recipe has none for the command.
     """
     stages, names = Stages(config), [config.arm] if config.arm else config.arms
     match command:
@@ -108,7 +108,7 @@ def check_packages(stages: Iterable[Stage], config: Config) -> None:
     NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
 
     Raises:
-        ValueError: naming the packages, the stage that needs them, and the extras that bring them.
+        ValueError: a package is missing; the message names the stage and the extra to install.
     """
     missing: dict[str, str] = {}  # module -> extra
     names = []
@@ -213,7 +213,7 @@ def refuse_other_inputs(found: Sequence[Found], rebuilt: Sequence[str]) -> None:
     """Refuses stages that were made with other inputs, all at once, and foreign or damaged ones.
 
     Raises:
-        ValueError: naming what changed, and the key that makes them again.
+        ValueError: there are such stages; the message names the change and the key for a rebuild.
     """
     if refused := [each.why for each in found if each.state == "refused"]:
         raise ValueError(refused[0])

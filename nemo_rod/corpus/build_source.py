@@ -98,8 +98,8 @@ def build_source(
         The folder to move into the store; below `folder`, which is for unfinished work.
 
     Raises:
-        ReadError: The source cannot be read; the work up to there is kept in `folder`.
-        ValueError: The source is too small for a training and a held-out block.
+        ReadError: the source cannot be read; the work up to there is kept in `folder`.
+        ValueError: the source is too small for a training and a held-out block.
     """
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(folder, spec, settings)

@@ -49,14 +49,14 @@ class Documents:
     """The documents of a source, in order, from the beginning or from where a pass stopped.
 
     Args:
-        spec: The source.
-        state: The `state` of an earlier pass; None starts from the beginning.
+        spec: the source.
+        state: the `state` of an earlier pass; None starts from the beginning.
         duplicates: uint8, one bit per document that passed filter and subsample (packed by
             ``numpy.packbits``), set if it is to be dropped.
-        tokenizer: The tokenizer whose ids a source of token ids must have.
+        tokenizer: the tokenizer whose ids a source of token ids must have.
 
     Attributes:
-        inputs: The files to read, in order.
+        inputs: the files to read, in order.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Documents:
         """Yields the documents.
 
         Raises:
-            ReadError: Of whatever the reader raises, with the names of source and input.
+            ReadError: the reader failed; the message names the source and the input.
         """
         state = self._state
         while state["input"] < len(self.inputs) and not self._full():
@@ -170,7 +170,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
     """Returns the inputs of a source, in the order in which they are read.
 
     Raises:
-        ValueError: They cannot be read, or hold ids of another tokenizer than this.
+        ValueError: they cannot be read, or hold ids of another tokenizer than this.
     """
     try:
         inputs: list[Input] = parts.load("readers", spec.kind)(spec)
@@ -193,9 +193,9 @@ def find_duplicates(
     in the same file, and each file is small enough to sort.
 
     Args:
-        spec: The source; its caps are ignored, since duplicates do not count against them.
-        folder: Where 24 bytes per document are kept meanwhile, in files without names.
-        progress: Called with the number of input bytes read.
+        spec: the source; its caps are ignored, since duplicates do not count against them.
+        folder: where 24 bytes per document are kept meanwhile, in files without names.
+        progress: called with the number of input bytes read.
 
     Returns:
         uint8, one bit per document, in the format that `Documents` takes.

@@ -42,12 +42,12 @@ class Batch:
     """Consecutive documents and the reading state after them.
 
     Attributes:
-        texts: Texts of the documents, or their token ids, int32.
-        skip: Number of tokens to leave out at the beginning: see `pieces`.
-        inputs: Index of the input of each document.
+        texts: texts of the documents, or their token ids, int32.
+        skip: number of tokens to leave out at the beginning: see `pieces`.
+        inputs: index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
-        goes_on: Whether the last text is a piece of a document that goes on with the first text of
+        goes_on: whether the last text is a piece of a document that goes on with the first text of
             the next batch; there is no `state` then.
     """
 

@@ -100,7 +100,7 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
     What is below null is null: in a table, that is how the struct itself is missing.
 
     Raises:
-        KeyError: The record has no such field.
+        KeyError: the record has no such field.
     """
     if field in record:
         return record[field]

@@ -66,14 +66,14 @@ class Input:
     """A file, or an equivalent, that texts are read from.
 
     Args:
-        name: Name in the manifest, independent of local paths.
-        size: Size in bytes; None if unknown.
-        place: Where it is, for error messages; None: its name.
+        name: name in the manifest, independent of local paths.
+        size: size in bytes; None if unknown.
+        place: where it is, for error messages; None: its name.
 
     Attributes:
-        parts: Names and sizes of the files that it reads, if it stands for several.
-        share: Share of its documents to read, by their content, beside `subsample`.
-        in_place: What manifests have of a file of token ids that are not to be copied.
+        parts: names and sizes of the files that it reads, if it stands for several.
+        share: share of its documents to read, by their content, beside `subsample`.
+        in_place: what manifests have of a file of token ids that are not to be copied.
     """
 
     share = 1.0
@@ -127,7 +127,7 @@ class Extract:
         """Returns the record's text, or None if the filter drops it.
 
         Raises:
-            ValueError: The record is not as the source describes it; begins with `where`.
+            ValueError: the record is not as the source describes it; begins with `where`.
         """
         if not isinstance(record, Mapping):
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
@@ -169,7 +169,7 @@ class InputFile(Input):
         """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).
 
         Raises:
-            ValueError: The compressed data is corrupt or truncated, or needs what is not here.
+            ValueError: the compressed data is corrupt or truncated, or needs what is not here.
         """
         suffix = self.path.suffix.lower()
         with self.path.open("rb") as handle:

@@ -28,7 +28,7 @@ def block_hash(source: str, tokens: ArrayLike) -> bytes:
     distinguishes ("ab", "c...") from ("a", "bc...").
 
     Raises:
-        ValueError: A token is not an integer in [0, 2**32).
+        ValueError: a token is not an integer in [0, 2**32).
 
     Example:
         >>> block_hash("legal", [1, 2, 3]).hex()[:8]
@@ -57,9 +57,9 @@ def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> 
     tokens: it does not change as the corpus grows, and is the same for every source.
 
     Args:
-        tokens: Token ids of a block or a document, [S].
-        fraction: Fraction that is held out, in [0, 1].
-        seed: Seed that selects what is held out, in [0, 2**128).
+        tokens: token ids of a block or a document, [S].
+        fraction: fraction that is held out, in [0, 1].
+        seed: seed that selects what is held out, in [0, 2**128).
 
     Example:
         >>> [is_holdout([block, 0], fraction=0.5) for block in range(4)]

@@ -49,7 +49,7 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
         the location of the corpus.
 
     Raises:
-        ValueError: A pattern matches nothing or something that is no file, or a name is not UTF-8.
+        ValueError: a pattern matches nothing or something that is no file, or a name is not UTF-8.
     """
     found: dict[str, tuple[File, str]] = {}
     paths_of: dict[object, list[str]] = {}  # of each file
@@ -91,7 +91,7 @@ def folder_files(folder: Path) -> list[tuple[str, int | None]]:
     """Returns the names and sizes of all files below a folder, in order; hidden ones are left out.
 
     Raises:
-        ValueError: Something is neither file nor folder, or a name is not UTF-8.
+        ValueError: something is neither file nor folder, or a name is not UTF-8.
     """
     files = {name: file.stat().st_size for file, name, _ in _local(f"{folder}/**/*")}
     for name in files:

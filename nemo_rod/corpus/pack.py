@@ -25,9 +25,9 @@ class Packer:
             the stream. This is the packer's entire state, from which another packer can resume.
 
     Args:
-        block_size: Tokens per block (S).
-        eod_id: The token after every document.
-        rest: The `rest` of a packer to resume from.
+        block_size: tokens per block (S).
+        eod_id: the token after every document.
+        rest: the `rest` of a packer to resume from.
     """
 
     def __init__(self, block_size: int, eod_id: int, rest: ArrayLike = ()) -> None:
@@ -42,8 +42,8 @@ class Packer:
         """Adds documents and returns the blocks that are now full, int32 [N, S].
 
         Args:
-            documents: Token ids of each document, without EOD.
-            go_on: Whether the last one goes on with the first of the next call.
+            documents: token ids of each document, without EOD.
+            go_on: whether the last one goes on with the first of the next call.
         """
         parts = [self.rest]
         for document in documents:

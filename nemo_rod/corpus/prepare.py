@@ -58,28 +58,28 @@ def prepare(
     `replay_ratio` changes.
 
     Args:
-        root: The store's folder.
-        sources: Sources to read, with distinct names.
-        tokenizer: Tokenizer of the documents.
-        block_size: Tokens per block (S).
-        holdout_fraction: Fraction of each source that is held out.
-        holdout_seed: Seed that selects what is held out.
-        holdout_floor: Held-out blocks of a source at least, to a fifth of what `replay_ratio`
+        root: the store's folder.
+        sources: sources to read, with distinct names.
+        tokenizer: tokenizer of the documents.
+        block_size: tokens per block (S).
+        holdout_fraction: fraction of each source that is held out.
+        holdout_seed: seed that selects what is held out.
+        holdout_floor: held-out blocks of a source at least, to a fifth of what `replay_ratio`
             leaves of it: see `further_held_out`. None: 1, or 0 if `holdout_fraction` is 0.
-        replay_ratio: Replay blocks at most, per adaptation block: all replay sources lose the same
+        replay_ratio: replay blocks at most, per adaptation block: all replay sources lose the same
             share of their blocks. None keeps all.
-        workers: Number of tokenising processes, each on one core; 1 uses the current process.
-        progress: Called repeatedly with (bytes read, total bytes or None, label).
-        rebuild: Rebuild existing sources that have other settings, and remove those that are no
+        workers: number of tokenising processes, each on one core; 1 uses the current process.
+        progress: called repeatedly with (bytes read, total bytes or None, label).
+        rebuild: rebuild existing sources that have other settings, and remove those that are no
             longer listed.
-        checkpoint_seconds: Maximum time lost if the run is killed.
-        blocks_per_shard: Maximum number of blocks per file.
+        checkpoint_seconds: maximum time lost if the run is killed.
+        blocks_per_shard: maximum number of blocks per file.
 
     Returns:
         The store's training blocks.
 
     Raises:
-        ValueError: A source cannot be read, is too small, or exists with other settings; nothing
+        ValueError: a source cannot be read, is too small, or exists with other settings; nothing
             unfinished of that source remains. Or the settings exclude each other. Or the disk is
             full; unfinished work is kept for the next run.
     """

@@ -45,9 +45,9 @@ def further_held_out(
     The result depends on the sources' blocks alone, not on earlier moves.
 
     Args:
-        folders: All sources of a store.
-        floor: Held-out blocks of every source at least.
-        seed: Seed of the holdout.
+        folders: all sources of a store.
+        floor: held-out blocks of every source at least.
+        seed: seed of the holdout.
 
     Returns:
         For each source, the hashes of these blocks, and of those that `raise_holdout` has moved.

@@ -57,7 +57,7 @@ def token_reader(folder: Path, manifest: Mapping[str, Any]) -> Any:
     """Returns what makes tokens, int32 [n, S], of what shards store.
 
     Raises:
-        ValueError: A file in which blocks stay is missing, or was changed since.
+        ValueError: a file in which blocks stay is missing, or was changed since.
     """
     if "in_place" not in manifest:
         return np.asarray
@@ -101,7 +101,7 @@ class SplitWriter:
     What is known of its `manifest`, at least `block_size` and `blocks_per_shard`, says how.
 
     Raises:
-        ValueError: The files hold fewer than `count` blocks.
+        ValueError: the files hold fewer than `count` blocks.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any], count: int = 0) -> None:

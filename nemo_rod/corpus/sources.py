@@ -28,7 +28,7 @@ class SourceSpec:
     """A source, as described under `domain.sources` or by a program.
 
     Raises:
-        ValueError: A value has the wrong type or is out of bounds, or the reader cannot use it.
+        ValueError: a value has the wrong type or is out of bounds, or the reader cannot use it.
     """
 
     name: str  # name in reports; also a folder's
@@ -89,10 +89,10 @@ def takes(
     """Declares the keys of a source that a reader takes; without that, it may take any.
 
     Args:
-        required: Key that says what to read.
-        keys: Further ones of `_OF_READERS`.
-        check: Called with every source of the kind; refuses values by a ValueError.
-        types: Types of keys, where `SourceSpec` has others.
+        required: key that says what to read.
+        keys: further ones of `_OF_READERS`.
+        check: called with every source of the kind; refuses values by a ValueError.
+        types: types of keys, where `SourceSpec` has others.
     """
 
     def declare(reader: T) -> T:
@@ -108,7 +108,7 @@ def parse_sources(
     """Parses the sources of a recipe, by name, and checks them by `check_sources`.
 
     Raises:
-        ValueError: There is no source, or one cannot be read as described.
+        ValueError: there is no source, or one cannot be read as described.
     """
     known = [field.name for field in dataclasses.fields(SourceSpec) if field.name != "name"]
     specs = []
@@ -132,7 +132,7 @@ def check_sources(specs: Sequence[SourceSpec], holdout_floor: int | None) -> Non
     """Refuses sources that cannot share a store.
 
     Raises:
-        ValueError: There is none, two have one name, or `holdout_floor`, which holds out single
+        ValueError: there is none, two have one name, or `holdout_floor`, which holds out single
             blocks, meets a source that holds out documents.
     """
     if not specs:

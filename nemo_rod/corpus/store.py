@@ -61,22 +61,22 @@ class BlockStore:
         (2, 4096)
 
     Args:
-        root: The store's folder.
+        root: the store's folder.
         split: ``train`` or ``holdout``.
-        on_read: Called with a description of each read, and with "" after it.
+        on_read: called with a description of each read, and with "" after it.
 
     Attributes:
-        block_size: Tokens per block (S).
-        tokenizer_fingerprint: Fingerprint of the tokenizer that made the blocks.
-        vocab_size: Vocabulary size; every token lies in [0, vocab_size).
-        eod_id: The token after every document.
-        digest: Hex digest of all blocks, sources and settings.
-        num_adaptation: Number of adaptation blocks.
-        num_replay: Number of replay blocks.
-        sources: All sources, ordered by block id.
+        block_size: tokens per block (S).
+        tokenizer_fingerprint: fingerprint of the tokenizer that made the blocks.
+        vocab_size: vocabulary size; every token lies in [0, vocab_size).
+        eod_id: the token after every document.
+        digest: hex digest of all blocks, sources and settings.
+        num_adaptation: number of adaptation blocks.
+        num_replay: number of replay blocks.
+        sources: all sources, ordered by block id.
 
     Raises:
-        ValueError: There is no complete store, a file is missing or truncated, or the sources do
+        ValueError: there is no complete store, a file is missing or truncated, or the sources do
             not belong together.
     """
 
@@ -168,7 +168,7 @@ class BlockStore:
         """Returns the tokens of blocks with the ids int [C], int32 [C, S].
 
         Raises:
-            IndexError: A block id is out of range.
+            IndexError: a block id is out of range.
         """
         ids = self._checked(block_ids)
         tokens_CS = np.empty((len(ids), self.block_size), dtype=np.int32)
@@ -178,7 +178,7 @@ class BlockStore:
         """Returns the tokens of blocks, each compared with its hash (see `tokens`).
 
         Raises:
-            ValueError: A block was changed or damaged; the message names the file and the block.
+            ValueError: a block was changed or damaged; the message names the file and the block.
         """
         ids = self._checked(block_ids)
         tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
@@ -226,7 +226,7 @@ class BlockStore:
         """Checks every block against its hash, and the hashes against the manifest.
 
         Raises:
-            ValueError: On the first mismatch; the message names the file and the block.
+            ValueError: one differs; the message names the file and the block.
         """
         for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):

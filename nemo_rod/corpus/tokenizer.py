@@ -33,10 +33,10 @@ class Tokenizer(Protocol):
     """The parts of a tokenizer that the corpus needs.
 
     Attributes:
-        vocab_size: Number of ids; every id lies in [0, vocab_size).
-        eod_id: The id that ends a document.
-        fingerprint: Hex digest of the tokenizer's behaviour.
-        special_ids: Ids of its special tokens, which text in their names becomes.
+        vocab_size: number of ids; every id lies in [0, vocab_size).
+        eod_id: the id that ends a document.
+        fingerprint: hex digest of the tokenizer's behaviour.
+        special_ids: ids of its special tokens, which text in their names becomes.
     """
 
     vocab_size: int
@@ -64,13 +64,13 @@ def load_tokenizer(
 
     Args:
         name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
-        eod: The id that ends a document; None for the tokenizer's own EOS token. The EOS token of
+        eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
             a model with a chat template may end turns of a conversation, and mean nothing to its
             base.
-        trust_remote_code: Whether code that lies beside the tokenizer may run.
+        trust_remote_code: whether code that lies beside the tokenizer may run.
 
     Raises:
-        ValueError: The tokenizer does not exist, is not a fast one, has no token that ends a
+        ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
             document, or has code of its own that may not run.
     """
     kind = name if name in parts.OURS["tokenizers"] else "*"

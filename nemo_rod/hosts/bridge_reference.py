@@ -46,7 +46,7 @@ def run(options: Namespace) -> None:
     """Computes the losses, by the values of `KEYS`.
 
     Raises:
-        ValueError: if a key is missing or names nothing, or selection refuses the job.
+        ValueError: a key is missing or names nothing, or selection refuses the job.
     """
     given = {key.name: value for key in KEYS if (value := getattr(options, key.name)) is not None}
     missing = [f"{name}=" for name in ("job", "role", "out", "roles") if name not in given]

@@ -62,11 +62,10 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
 class JobRecord:
     """Records every step of a job in its folder, in one process.
 
-    A job that resumes continues its files. One that begins again, at their first step or before,
-    as without a checkpoint, moves them aside (`curriculum.rod.1`): they may be of another run.
-    One that goes on longer, with other batch sizes, from a checkpoint before these were changed, or
-    after steps without the selector keeps the curriculum so far in the same way, and begins a new
-    one.
+    A job that resumes continues its files. If it starts at their first step or before, as without
+    a checkpoint, the files may belong to another run and are renamed (`curriculum.rod.1`). If the
+    number of steps or a batch size changed, or steps are missing because the job ran without the
+    selector, the old curriculum is renamed in the same way and a new one begins.
 
     Args:
         folder: the folder; None to write nothing.

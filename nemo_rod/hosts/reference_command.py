@@ -43,9 +43,9 @@ def main(options: Namespace) -> None:
     """Computes the losses.
 
     Raises:
-        ValueError: if a key or a value is invalid.
-        RuntimeError: if a worker of NeMo-RL failed.
-        Stopped: if the run was asked to stop; it resumes when it is started again.
+        ValueError: a key or a value is invalid.
+        RuntimeError: a worker of NeMo-RL failed.
+        Stopped: the run was asked to stop; it resumes when it is started again.
     """
     if options.config is None:
         bridge_reference.run(options)

@@ -32,7 +32,7 @@ def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
     Without a name, the one for bytes, that of the run's base and the recorded one are tried.
 
     Raises:
-        ValueError: It cannot be found, or did not make the store.
+        ValueError: it cannot be found, or did not make the store.
     """
     if name is not None:
         tokenizer = load_tokenizer(name, eod=store.eod_id)
@@ -57,7 +57,7 @@ def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str
     """Returns the beginnings of blocks of a run as text, for its report.
 
     Raises:
-        ValueError: if the store has another digest, or it or its tokenizer cannot be read.
+        ValueError: the store has another digest, or it or its tokenizer cannot be read.
     """
     try:
         store = BlockStore(blocks)

@@ -23,7 +23,7 @@ def main(options: Namespace) -> None:
     """Cancels the jobs of all launches of the run.
 
     Raises:
-        ValueError: if the folder is not a run's, none of its jobs is in the queue, or Slurm does
+        ValueError: the folder is not a run's, none of its jobs is in the queue, or Slurm does
             not respond, or refuses.
     """
     from nemo_rod.lab.launches import read_launch

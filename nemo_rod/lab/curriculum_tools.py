@@ -118,7 +118,7 @@ def verify(curriculum: Curriculum, store: Blocks) -> None:
     """Checks that a curriculum belongs to a store and is consistent.
 
     Raises:
-        ValueError: The store, tokenizer or block size differs; a block id is not in the store; the
+        ValueError: the store, tokenizer or block size differs; a block id is not in the store; the
             number of chosen blocks is not the header's; or padding was chosen.
     """
     header = curriculum.header
@@ -143,7 +143,7 @@ def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
     """Compares, step by step, the blocks that two runs on the same store trained on.
 
     Raises:
-        ValueError: The runs used different stores, or have no step in common.
+        ValueError: the runs used different stores, or have no step in common.
     """
     if a.header.store != b.header.store:
         raise ValueError(

@@ -17,7 +17,7 @@ def probe(rule: Callable[..., Any], size: tuple[int, int, int, int], device: str
     blocks, tokens, heads, and the width of a head.
 
     Raises:
-        ValueError: if two equal calls differ, or a value or gradient is not finite.
+        ValueError: two equal calls differ, or a value or gradient is not finite.
     """
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -49,7 +49,7 @@ def probe_here() -> str:
     """Calls the installed kernels at the shape of Qwen3.5's layers, for 1 block and for 8.
 
     Raises:
-        ValueError: if they are known to be at fault on this GPU, or found to be.
+        ValueError: they are known to be at fault on this GPU, or found to be.
     """
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 

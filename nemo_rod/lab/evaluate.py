@@ -16,8 +16,8 @@ class Measurement(Protocol):
     """A registered measurement of trained models: a module, or an object.
 
     Attributes:
-        FILE: Name of the file in an arm's folder that holds its result.
-        PARTIAL: Names of files there that an interrupted attempt leaves.
+        FILE: name of the file in an arm's folder that holds its result.
+        PARTIAL: names of files there that an interrupted attempt leaves.
     """
 
     FILE: str
@@ -30,14 +30,14 @@ class Measurement(Protocol):
         """Returns a line about the planned measurement, None for none.
 
         Raises:
-            ValueError: if it cannot work.
+            ValueError: it cannot work.
         """
 
     def missing(self, jobs: ModelJobs, names: list[str]) -> list[str]:
         """Returns the arms without a result.
 
         Raises:
-            ValueError: if a result has other inputs.
+            ValueError: a result has other inputs.
         """
 
     def measure(self, jobs: ModelJobs, names: list[str]) -> None:

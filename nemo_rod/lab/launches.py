@@ -22,7 +22,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
     """Returns the latest launch of a run folder: the launcher's name and its configuration.
 
     Raises:
-        ValueError: if nothing was launched there, or its configuration is damaged.
+        ValueError: nothing was launched there, or its configuration is damaged.
     """
     if (file := latest_config(run_dir)) is None:
         raise ValueError(
@@ -52,7 +52,7 @@ def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJo
     launchers than the latest, only jobs in the queue count.
 
     Raises:
-        ValueError: if squeue does not respond.
+        ValueError: squeue does not respond.
     """
     jobs = read_jobs(run_dir)
     own, others = in_queue(run_dir, jobs)

@@ -47,16 +47,16 @@ def materialise(
     `input_ids`, int32 [S]. Every block is compared with its hash.
 
     Args:
-        curriculum: The recorded curriculum.
-        store: The store that it was recorded with.
-        out: Folder to write; a folder of an interrupted call is continued.
-        format: A key of `WRITERS`.
-        store_only: Leave out the tokens, for readers that have the store.
-        part_tokens: Tokens per part, at most, but one step at least.
-        progress: Called with the number of steps done.
+        curriculum: the recorded curriculum.
+        store: the store that it was recorded with.
+        out: folder to write; a folder of an interrupted call is continued.
+        format: a key of `WRITERS`.
+        store_only: leave out the tokens, for readers that have the store.
+        part_tokens: tokens per part, at most, but one step at least.
+        progress: called with the number of steps done.
 
     Raises:
-        ValueError: The store is not the curriculum's, or damaged; the folder holds other files, or
+        ValueError: the store is not the curriculum's, or damaged; the folder holds other files, or
             another curriculum; or the format has no place for ids alone.
     """
     header = curriculum.header

@@ -73,13 +73,13 @@ def merge_checkpoints(
 
     Args:
         base_dir: Hugging Face checkpoint of the base model, in safetensors files.
-        adapted_dir: That of the adapted model, with the same tensors.
-        out_dir: Folder to create; it must be absent or empty.
-        lam: Weight of the adapted model, in [0, 1].
-        max_shard_bytes: Size at which a new output shard starts; bounds the memory used.
+        adapted_dir: that of the adapted model, with the same tensors.
+        out_dir: folder to create; it must be absent or empty.
+        lam: weight of the adapted model, in [0, 1].
+        max_shard_bytes: size at which a new output shard starts; bounds the memory used.
 
     Raises:
-        ValueError: If `lam` is out of range, a folder holds no checkpoint in safetensors files,
+        ValueError: `lam` is out of range, a folder holds no checkpoint in safetensors files,
             `out_dir` is not empty, the configurations or tokenizers differ, or tensors are missing,
             unknown, quantised, of another shape, or differ without a floating dtype.
     """
@@ -308,7 +308,7 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
         Same shape, in the dtype that can represent both; exact at the ends and where they agree.
 
     Raises:
-        ValueError: If the dtypes differ and are not both floating, non-floating values differ
+        ValueError: the dtypes differ and are not both floating, non-floating values differ
             between the ends, or values that differ are not finite.
     """
     import torch

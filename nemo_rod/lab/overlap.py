@@ -47,7 +47,7 @@ def overlap_report(
     held-out blocks of a source are checked, evenly spaced.
 
     Raises:
-        ValueError: The window is longer than a block.
+        ValueError: the window is longer than a block.
     """
     train, held = BlockStore(root), BlockStore(root, "holdout")
     if not 1 <= window <= train.block_size:

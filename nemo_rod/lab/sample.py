@@ -83,7 +83,7 @@ def continuations(
     """Returns what a Hugging Face checkpoint writes after each prompt, up to its end of document.
 
     Raises:
-        ValueError: if a prompt has no token.
+        ValueError: a prompt has no token.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -38,7 +38,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Returns a JSON object; empty if there is no such file.
 
     Raises:
-        ValueError: if the file holds something else.
+        ValueError: the file holds something else.
     """
     return read_json(path) if path.is_file() else {}
 
@@ -47,7 +47,7 @@ def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
     """Converts a number of digits only.
 
     Raises:
-        ValueError: if there is another character, or the number lies outside [least, most].
+        ValueError: there is another character, or the number lies outside [least, most].
     """
     if not (text.isdecimal() and least <= int(text) <= most):
         raise ValueError(text)

@@ -34,15 +34,15 @@ def fault(capability: Callable[[], tuple[int, int]] | None) -> str | None:
     Args:
         capability: returns the GPU's compute capability; None without a GPU.
     """
-    found = None
+    installed = None
     with suppress(importlib.metadata.PackageNotFoundError):
-        found = importlib.metadata.version("fla-core")
-    if found is None or capability is None or capability()[0] not in _BLACKWELL:
+        installed = importlib.metadata.version("fla-core")
+    if installed is None or capability is None or capability()[0] not in _BLACKWELL:
         return None
-    if tuple(map(int, re.findall(r"\d+", found)[:3])) >= _FIXED:
+    if tuple(map(int, re.findall(r"\d+", installed)[:3])) >= _FIXED:
         return None
     return (
-        f"fla-core {found} has faulty kernels of Gated DeltaNet on GPUs of compute capability "
+        f"fla-core {installed} has faulty kernels of Gated DeltaNet on GPUs of compute capability "
         f"{'.'.join(map(str, capability()))}: they may hang, and give NaN gradients or losses that "
         f"differ between calls; expected 0.6.0 or newer: {INSTALL}."
     )

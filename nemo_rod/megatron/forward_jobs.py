@@ -39,11 +39,11 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         lengths=job.lengths,
         precision=job.arithmetic,
     )
-    wanted = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
-    if holds(Path(job.out), manifest, wanted):
+    required = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
+    if holds(Path(job.out), manifest, required):
         return  # an earlier run was interrupted only during the hand-over
     scorer = _scorer(job, job.start, store, heartbeat, job.config.scoring.precision)
-    write_references(scorer, Path(job.out), manifest=manifest, name=job.name, wanted=wanted)
+    write_references(scorer, Path(job.out), manifest=manifest, name=job.name, required=required)
 
 
 def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:

@@ -75,7 +75,7 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
     """Writes a model as a Hugging Face checkpoint, by the bridge that loaded it. Collective.
 
     Raises:
-        ValueError: on every rank, if the checkpoint lacks a tensor of the model.
+        ValueError: the checkpoint lacks a tensor of the model; raised on every rank.
     """
     # By default, some versions leave out every file of the checkpoint that has a tensor unknown to
     # the model, such as those of multi-token predictors.

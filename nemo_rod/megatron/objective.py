@@ -48,7 +48,7 @@ def refuse_other_losses(model: list) -> list:
         The chunks, as Megatron-Bridge requires of a hook that runs before they are wrapped.
 
     Raises:
-        ValueError: on every rank, with the first such loss or trained part of any rank.
+        ValueError: a rank has such a loss or part; raised on every rank, about the first one.
     """
     all_or_none(lambda: _refuse(model))
     return model

@@ -25,7 +25,7 @@ def write_references(
     *,
     manifest: ReferenceManifest,
     name: str,
-    wanted: Mask | None = None,
+    required: Mask | None = None,
 ) -> None:
     """Scores the blocks that are missing in a folder and writes their losses. Collective.
 
@@ -34,25 +34,25 @@ def write_references(
         out: folder of the references; it and the next are as those of `ReferenceWriter`.
         manifest: provenance of the losses.
         name: title of the progress line.
-        wanted: blocks of the range that must have a reference; None for all.
+        required: blocks of the range that must have a reference; None for all.
 
     Raises:
         ValueError: as `ReferenceWriter`, or a loss is not finite.
     """
     writer: ReferenceWriter | None = None  # of the recording rank
-    num_wanted = manifest.num_blocks if wanted is None else int(wanted.sum())
-    progress = Progress(name, num_wanted, unit="blocks", tokens=scorer.store.block_size)
+    num_required = manifest.num_blocks if required is None else int(required.sum())
+    progress = Progress(name, num_required, unit="blocks", tokens=scorer.store.block_size)
 
     def begun() -> tuple[ReferenceManifest, np.ndarray]:
         nonlocal writer
-        writer = ReferenceWriter(out, manifest, scorer.store.hashes, wanted)
+        writer = ReferenceWriter(out, manifest, scorer.store.hashes, required)
         is_missing_N = np.zeros(manifest.num_blocks, dtype=bool)
         is_missing_N[writer.missing - manifest.start] = True
         return writer.manifest, np.packbits(is_missing_N)
 
     manifest, bits = from_recorder(begun)
     missing = manifest.start + np.flatnonzero(np.unpackbits(bits, count=manifest.num_blocks))
-    done = num_wanted - len(missing)
+    done = num_required - len(missing)
     progress.start(done)
     for ids, losses in scored_blocks(
         missing,

@@ -30,7 +30,7 @@ from nemo_rod.selection.dealing import deal
 
 
 def ignore(*_: object) -> None:
-    """Does nothing with what a step hands on."""
+    """Accepts any arguments and does nothing: the default callback."""
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ class ChosenStep:
         self._losses: Callable[[], np.ndarray] | None = None
 
     def __call__(self, **options: Any) -> Any:
-        """Chooses the blocks, and returns what the schedule returns of training on them."""
+        """Chooses the blocks, trains on them, and returns the result of the schedule."""
         rod, schedule, groups = self._rod, self._schedule, self._groups
         if options["forward_only"]:
             return schedule(**options)

@@ -118,7 +118,7 @@ def resolve_base(name: str, link: Path) -> None:
     """Links `link` to a folder, or to the fetched NAME or NAME@REVISION of the hub.
 
     Raises:
-        ValueError: if there is no such folder and the hub does not provide it.
+        ValueError: there is no such folder and the hub does not provide it.
     """
     if link.is_symlink():
         return

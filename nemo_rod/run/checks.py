@@ -86,7 +86,7 @@ def check(config: Config) -> None:
     """Refuses a configuration that cannot run.
 
     Raises:
-        ValueError: naming the key, its value, the accepted values and the remedy.
+        ValueError: a key is at fault; the message has its value, the accepted ones and the remedy.
     """
     check_bounds(config)
     _check_place(config.run_dir)

@@ -116,7 +116,7 @@ class HandOver:
         """Returns whether the folder exists for the current inputs, which must be known.
 
         Raises:
-            ValueError: if the folder, finished or interrupted, has other inputs, or is foreign.
+            ValueError: the folder, finished or interrupted, has other inputs, or is foreign.
         """
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
@@ -157,7 +157,7 @@ def in_order(stages: Iterable[Stage]) -> list[Stage]:
     """Returns stages in an order in which they can run, otherwise as given.
 
     Raises:
-        ValueError: if stages wait for each other.
+        ValueError: stages wait for each other.
     """
     pending = {stage.name: stage for stage in stages}
     ordered: list[Stage] = []
@@ -179,7 +179,7 @@ def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> 
     """Returns the outputs in the manifest of a stage's folder.
 
     Raises:
-        ValueError: if the command `made_by` has not been run, or the manifest is damaged, or lacks
+        ValueError: the command `made_by` has not been run, or the manifest is damaged, or lacks
             one of the keys and types.
     """
     path = folder / "manifest.json"
@@ -237,7 +237,7 @@ def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -
         advice: how to replace the results.
 
     Raises:
-        OtherInputs: naming every changed input, as users type it.
+        OtherInputs: an input differs; the message names all that do, as users type them.
     """
 
     def short(value: Any) -> str:

@@ -59,7 +59,7 @@ class ModelJobs:
         to be a half, at the same cost.
 
         Raises:
-            ValueError: if a curriculum that it needs is missing or does not fit.
+            ValueError: a curriculum that it needs is missing or does not fit.
         """
         settings, counted = self.settings(name), blocks or self.results.block_counts()
         variant = settings.variant

@@ -24,7 +24,7 @@ def prepare_blocks(
         Its digest and the number of training blocks of each role.
 
     Raises:
-        ValueError: See `prepare`; or a source has no held-out block.
+        ValueError: see `prepare`; or a source has no held-out block.
     """
     bars: dict[str, Progress] = {}
 
@@ -63,7 +63,7 @@ def refuse_other_files(domain: Domain, blocks: Path) -> None:
     Files that cannot be listed any more pass: blocks outlive their sources.
 
     Raises:
-        ValueError: Naming the source and the first file that was added, removed or changed.
+        ValueError: a file was added, removed or changed; the message names it and its source.
     """
     for spec in domain.specs:
         try:

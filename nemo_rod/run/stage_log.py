@@ -36,7 +36,7 @@ class StageLog:
             patience: seconds to wait for the lock.
 
         Raises:
-            ValueError: if another command holds the lock for longer.
+            ValueError: another command holds the lock for longer.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + patience
@@ -75,7 +75,7 @@ class StageLog:
         """Returns all events, oldest first.
 
         Raises:
-            ValueError: if a line is damaged, by its number.
+            ValueError: a line is damaged, by its number.
         """
         events = read_lines(self.path, "time", "event") if self.path.exists() else []
         for number, event in enumerate(events, start=1):

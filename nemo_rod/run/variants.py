@@ -97,7 +97,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     """Resolves the name of an arm of the paper, or of a variant.
 
     Raises:
-        ValueError: if there is no such arm, or its variant is invalid; one sentence.
+        ValueError: there is no such arm, or its variant is invalid; one sentence.
     """
     root, chain = name, dict[str, Variant]()  # from the variant up to an arm of the paper
     while root in config.variants:

@@ -64,7 +64,7 @@ class Arm:
         """Returns the candidates of every step.
 
         Raises:
-            ValueError: The recorded curriculum is missing or was recorded with another store.
+            ValueError: the recorded curriculum is missing or was recorded with another store.
         """
         if self.recorded is None:
             return self.candidates
@@ -137,7 +137,7 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
     """Returns a policy by its registered name; only "joint" has a `kappa`.
 
     Raises:
-        ValueError: No policy has this name, or it does not take the options.
+        ValueError: no policy has this name, or it does not take the options.
     """
     make = parts.load("policies", name, key="selection.policy")
     weights = {"kappa": kappa} if name == "joint" else {}
@@ -181,7 +181,7 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
     `variants` are other names that a user may have meant.
 
     Raises:
-        ValueError: No arm has this name.
+        ValueError: no arm has this name.
     """
     if name == "base":
         return "base"
@@ -214,7 +214,7 @@ def make_arm(
     multiplier and kappa.
 
     Raises:
-        ValueError: The store cannot serve the arm.
+        ValueError: the store cannot serve the arm.
     """
     if name == "rod":
         assert "kappa" in selecting  # without kappa, an arm trains on its whole pools

@@ -70,7 +70,7 @@ class Candidates:
         (np.int64(2), 4)
 
     Raises:
-        ValueError: A value is out of range, or the store cannot serve the balance.
+        ValueError: a value is out of range, or the store cannot serve the balance.
     """
 
     num_adaptation: int  # adaptation blocks in the store
@@ -209,7 +209,7 @@ def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> f
     """Returns the retention at which replay makes up `share` of a corpus stream, >= 0.
 
     Raises:
-        ValueError: The share is not in [0, 1), or the store has no replay blocks for it.
+        ValueError: the share is not in [0, 1), or the store has no replay blocks for it.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the replay share is {share}, expected a fraction in [0, 1)")

@@ -57,19 +57,19 @@ def choose(
     """Selects from a pool, by reducible loss if the policy needs scores.
 
     Args:
-        pool: The candidates.
-        policy: Turns scores into the chosen blocks.
-        batch_size: Number of blocks to choose (K).
-        loss_C: Losses under the current weights, float32 `[C]`, nats per token; None for a policy
+        pool: the candidates.
+        policy: turns scores into the chosen blocks.
+        batch_size: number of blocks to choose (K).
+        loss_C: losses under the current weights, float32 `[C]`, nats per token; None for a policy
             that needs no scores. A loss of -inf marks padding, which is never chosen: no model has
             such a loss.
-        reference_C: Reference losses, of the same shape, dtype and unit.
+        reference_C: reference losses, of the same shape, dtype and unit.
         on_nonfinite: "refuse" a pool with another non-finite score, or "exclude" such candidates
             as if they were padding, and count them.
-        score: Turns losses into scores.
+        score: turns losses into scores.
 
     Raises:
-        ValueError: A score is not finite and not excluded, or too few candidates remain.
+        ValueError: a score is not finite and not excluded, or too few candidates remain.
     """
     if not policy.needs_scores:
         chosen, tau = _selected(policy, None, pool, batch_size)

@@ -34,9 +34,9 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
     source are left out if the pool has none.
 
     Args:
-        choice: The choice of one step.
-        source_C: Index in `names` of the source of every candidate, int64 `[C]`; -1 for padding.
-        names: Names of the sources.
+        choice: the choice of one step.
+        source_C: index in `names` of the source of every candidate, int64 `[C]`; -1 for padding.
+        names: names of the sources.
     """
     is_replay_C = choice.pool.is_replay
     drawn = np.bincount(source_C[source_C >= 0], minlength=len(names)).tolist()
@@ -124,10 +124,10 @@ def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share:
     """Returns the model's TFLOP/s over a step, scoring included, of all GPUs together.
 
     Args:
-        choice: The choice of the step.
-        update: Operations of training on the chosen blocks, forward and backward.
-        seconds: Duration of the step.
-        scored_share: Share of every candidate that was scored, in [0, 1].
+        choice: the choice of the step.
+        update: operations of training on the chosen blocks, forward and backward.
+        seconds: duration of the step.
+        scored_share: share of every candidate that was scored, in [0, 1].
     """
     num_scored = 0 if choice.score is None or choice.is_estimated else len(choice.pool.block_ids)
     work = 1 + FORWARD * scored_share * num_scored / len(choice.chosen)

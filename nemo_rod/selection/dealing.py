@@ -19,9 +19,9 @@ def deal(chosen_K: Ids, *, micro_batch_size: int, replicas: int) -> list[Ids]:
     loss, are computed over a micro-batch.
 
     Args:
-        chosen_K: Block ids, or positions, int64 [K]; K a multiple of `micro_batch_size * replicas`.
-        micro_batch_size: Blocks in one forward-backward pass of one replica.
-        replicas: Data-parallel size.
+        chosen_K: block ids, or positions, int64 [K]; K a multiple of `micro_batch_size * replicas`.
+        micro_batch_size: blocks in one forward-backward pass of one replica.
+        replicas: data-parallel size.
 
     Returns:
         Block ids or positions, int64 [K / replicas], for every replica.
@@ -48,12 +48,12 @@ def scoring_passes(
     the number of its stages.
 
     Args:
-        num_blocks: Blocks to score, over all replicas.
-        micro_batch_size: Whole blocks in one forward pass of one replica.
-        replicas: Data-parallel size.
-        pipeline: Pipeline stages.
-        chunks: Model chunks of a stage.
-        share: Scored share of every block.
+        num_blocks: blocks to score, over all replicas.
+        micro_batch_size: whole blocks in one forward pass of one replica.
+        replicas: data-parallel size.
+        pipeline: pipeline stages.
+        chunks: model chunks of a stage.
+        share: scored share of every block.
 
     Returns:
         Blocks in one pass of one replica, and passes of each replica. Together they may exceed
@@ -85,11 +85,11 @@ def scored_blocks(
     of a micro-batch, so that all replicas have equally many.
 
     Args:
-        missing: Ids of the blocks that are still to be scored, int64, ascending.
-        manifest: The parts and the scored lengths of the references.
-        losses_at: Scores blocks over several lengths, nats per token, float32 [C, L].
-        micro_batch_size: Blocks in one forward pass of one replica.
-        replicas: Data-parallel size.
+        missing: ids of the blocks that are still to be scored, int64, ascending.
+        manifest: the parts and the scored lengths of the references.
+        losses_at: scores blocks over several lengths, nats per token, float32 [C, L].
+        micro_batch_size: blocks in one forward pass of one replica.
+        replicas: data-parallel size.
 
     Yields:
         Ids of blocks, int64 [C], and their losses, float32 [C, L]; 0 for a sample without targets,

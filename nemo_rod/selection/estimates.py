@@ -39,8 +39,8 @@ class SourceAverages:
     """Estimates scores from the sources of blocks.
 
     Attributes:
-        mean: Mean reducible loss of each source's recent blocks, nats, float64 [M]; NaN before any.
-        variance: Variance of the same losses, float64 [M].
+        mean: mean reducible loss of each source's recent blocks, nats, float64 [M]; NaN before any.
+        variance: variance of the same losses, float64 [M].
     """
 
     source_index: Callable[[Ids], Ids]  # of blocks, int64 [N] -> int64 [N] below M
@@ -88,9 +88,9 @@ class SourceAverages:
         """Updates the averages with the scores of blocks.
 
         Args:
-            step: Step whose weights the scores were computed with.
+            step: step whose weights the scores were computed with.
             block_ids: int64 [N], an unbiased sample of each source's blocks.
-            rho: Reducible losses, nats per token, float32 [N]; non-finite values are ignored.
+            rho: reducible losses, nats per token, float32 [N]; non-finite values are ignored.
         """
         known = np.isfinite(rho)
         source_N, rho_N = self.source_index(block_ids[known]), rho[known].astype(np.float64)

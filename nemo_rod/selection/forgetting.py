@@ -19,7 +19,7 @@ def forgetting_by_source(
     Differences are in nats and not capped: a negative value means that the source improved.
 
     Raises:
-        ValueError: The mappings name different sources, or a loss is not finite.
+        ValueError: the mappings name different sources, or a loss is not finite.
     """
     _check_values(loss_by_source, base_loss_by_source, "base losses")
     return {name: loss - base_loss_by_source[name] for name, loss in loss_by_source.items()}
@@ -40,7 +40,7 @@ def validation_forgetting(
         0.25
 
     Raises:
-        ValueError: Sources differ, a loss is not finite, or the weights cannot be normalised.
+        ValueError: sources differ, a loss is not finite, or the weights cannot be normalised.
     """
     differences = forgetting_by_source(loss_by_source, base_loss_by_source)
     capped = {name: max(0.0, difference) for name, difference in differences.items()}
@@ -53,7 +53,7 @@ def weighted_loss(
     """Returns the corpus-weighted mean over sources, such as the adaptation loss.
 
     Raises:
-        ValueError: There is no source, a loss is not finite, or the weights name other sources or
+        ValueError: there is no source, a loss is not finite, or the weights name other sources or
             cannot be normalised.
     """
     if not loss_by_source:

@@ -51,8 +51,8 @@ def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
     """Maps every index to its place in the permutation of [0, size) given by `key`.
 
     Args:
-        index: Integers in [0, size), any shape, which the result shares.
-        size: Number of elements, 1 <= size <= 2**60.
+        index: integers in [0, size), any shape, which the result shares.
+        size: number of elements, 1 <= size <= 2**60.
         key: 64-bit key; see `derive_key`.
     """
     index = np.asarray(index, dtype=np.int64)

@@ -42,12 +42,12 @@ class Policy(Protocol):
         """Returns the chosen candidate positions, int64 [K], ascending.
 
         Args:
-            score_C: Scores in nats [C], finite except for padding, which is -inf.
+            score_C: scores in nats [C], finite except for padding, which is -inf.
             is_replay_C: bool [C].
-            k: Number of blocks to choose.
+            k: number of blocks to choose.
 
         Raises:
-            ValueError: The pool holds too few blocks to choose from (for `TakeAll`, any other
+            ValueError: the pool holds too few blocks to choose from (for `TakeAll`, any other
                 number than k).
         """
 

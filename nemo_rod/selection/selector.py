@@ -43,7 +43,7 @@ class Selector:
     """Chooses the blocks that each step trains on.
 
     Raises:
-        ValueError: The policy needs scores, but there are no references.
+        ValueError: the policy needs scores, but there are no references.
     """
 
     pools: Pools
@@ -74,7 +74,7 @@ class Selector:
         """Returns the selector of an arm over a store.
 
         Raises:
-            ValueError: The recorded curriculum is missing or of another store, or the references
+            ValueError: the recorded curriculum is missing or of another store, or the references
                 are missing.
         """
         averages = None
@@ -107,7 +107,7 @@ class Selector:
         The call is collective if the scorer's is.
 
         Raises:
-            ValueError: A score is not finite, and such candidates are not excluded.
+            ValueError: a score is not finite, and such candidates are not excluded.
         """
         start = time.perf_counter()
         drawn = self._ahead.get(step)
@@ -137,8 +137,8 @@ class Selector:
         """Updates the averages with the training losses of a step chosen by estimated scores.
 
         Args:
-            choice: The choice of that step.
-            loss_K: Losses of the chosen blocks, from the forward pass of the update, nats per
+            choice: the choice of that step.
+            loss_K: losses of the chosen blocks, from the forward pass of the update, nats per
                 token, float32 [K].
 
         Returns:

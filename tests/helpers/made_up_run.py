@@ -146,14 +146,14 @@ def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
 
 
 def _write_references(
-    blocks: Path, folder: Path, role: str, model: str, wanted: np.ndarray | None = None
+    blocks: Path, folder: Path, role: str, model: str, required: np.ndarray | None = None
 ) -> ReferenceWriter:
     store = BlockStore(blocks)
     lengths = [store.block_size]
     manifest = role_manifest(store, role, model=model, lengths=lengths, precision="fp32")
-    if wanted is not None:
-        wanted = wanted[manifest.start : manifest.stop]
-    writer = ReferenceWriter(folder, manifest, store.hashes, wanted)
+    if required is not None:
+        required = required[manifest.start : manifest.stop]
+    writer = ReferenceWriter(folder, manifest, store.hashes, required)
     ids = writer.missing
     writer.append(ids, _Random(7).losses(ids)[:, None])
     return writer

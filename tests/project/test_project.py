@@ -103,6 +103,19 @@ def test_the_house_stays_small() -> None:
     assert lines <= MOST_LINES
 
 
+def test_docstrings_have_one_form() -> None:
+    """Entries begin in lower case, but for names; those of Raises are a plain clause."""
+    wrong = re.compile(
+        r"^    [^:]+: (?!(?:Megatron|Hugging|Ray)\b)(?:[A-Z][a-z]*|if|naming) .*", re.M
+    )
+    for file in modules():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                for section in (ast.get_docstring(node) or "").split("\n\n"):
+                    if section.startswith(("Args:", "Attributes:", "Raises:")):
+                        assert not wrong.findall(section), file
+
+
 def test_every_part_of_ours_is_there() -> None:
     for kind, table in parts.OURS.items():
         for place in filter(None, table.values()):

@@ -1,4 +1,4 @@
-"""Reference losses: parts under crashes, only what is wanted, lookups that notice damage."""
+"""Reference losses: parts under crashes, only the required blocks, lookups that notice damage."""
 
 import hashlib
 import json
@@ -62,13 +62,13 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(folders, "_SMALLEST", 4)  # blocks
 
 
-def writer_of(folder, m, wanted=None):
-    return ReferenceWriter(folder, m, ArrayStore(m.stop).hashes, wanted)
+def writer_of(folder, m, required=None):
+    return ReferenceWriter(folder, m, ArrayStore(m.stop).hashes, required)
 
 
-def write(folder, m, most=None, wanted=None):
+def write(folder, m, most=None, required=None):
     """Scores the missing blocks, three at a time, or the first `most` of them."""
-    writer = writer_of(folder, m, wanted)
+    writer = writer_of(folder, m, required)
     left = len(writer.missing) if most is None else most
     while left > 0 and len(writer.missing):
         ids = writer.missing[: min(left, 3)]
@@ -131,11 +131,11 @@ def test_interrupted_anywhere_it_ends_in_the_same_files(tmp_path_factory, steps)
     assert sorted(files(whole)) == ["manifest.json", *(f"part-0000{n}.npy" for n in range(7))]
 
 
-def test_only_what_is_wanted_is_scored_and_more_is_filled_in(tmp_path):
+def test_only_required_blocks_are_scored_and_more_are_filled_in(tmp_path):
     m, store, dice = manifest(0, 40), ArrayStore(40), np.random.default_rng(0)
     first, second = dice.random((2, 40)) < 0.3
     first[8:16] = second[8:16] = False  # two parts without any
-    write(tmp_path, m, wanted=first)
+    write(tmp_path, m, required=first)
     assert holds(tmp_path, m, first) and not holds(tmp_path, m, second)
     assert not (tmp_path / "part-00002.npy").exists()
     before, references = files(tmp_path), References.open([tmp_path], store)
@@ -149,9 +149,9 @@ def test_only_what_is_wanted_is_scored_and_more_is_filled_in(tmp_path):
     ):
         with refused(sentence + rf"there are those of {len(scored)} blocks in \[0, 40\)"):
             use()
-    write(tmp_path, m, most=2, wanted=second)  # interrupted
+    write(tmp_path, m, most=2, required=second)  # interrupted
     assert holds(tmp_path, m, first)  # the arms before may go on
-    write(tmp_path, m, wanted=second)
+    write(tmp_path, m, required=second)
     again = References.open([tmp_path], store)
     either = np.flatnonzero(first | second)
     assert np.array_equal(again[either], losses_of(either)[:, 0])

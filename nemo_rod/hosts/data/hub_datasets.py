@@ -121,7 +121,7 @@ class HuggingFaceDataset(Input):
         """Returns the state of the dataset.
 
         Raises:
-            ValueError: Rows were read, but the state is the same: that of datasets 5.0.0 would make
+            ValueError: rows were read, but the state is the same: that of datasets 5.0.0 would make
                 a resumed run begin again.
         """
         if self._dataset is None:

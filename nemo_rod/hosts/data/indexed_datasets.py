@@ -35,7 +35,7 @@ def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
     As for Megatron-LM's ``--data-path``, `files` are prefixes, or weight, prefix, weight, prefix.
 
     Raises:
-        ValueError: Some prefixes have weights and others have not, a weight is not positive, or a
+        ValueError: some prefixes have weights and others have not, a weight is not positive, or a
             cap would change the blend.
     """
     where, weights = f"domain.sources.{spec.name}.", list[float | None]()
@@ -100,8 +100,8 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
     groups = []
     for group in [[prefix] for prefix in prefixes] if is_weighted else [prefixes]:
         patterns = [f"{prefix.removesuffix('.bin')}.bin" for prefix in group]
-        found = matching_files(dataclasses.replace(spec, files=patterns))
-        groups.append([IndexedFile(Path(str(file)), name) for file, name in found])
+        matches = matching_files(dataclasses.replace(spec, files=patterns))
+        groups.append([IndexedFile(Path(str(file)), name) for file, name in matches])
     inputs = [item for group in groups for item in group]
     if is_weighted:
         stats = [os.stat(item.place) for item in inputs]
@@ -110,10 +110,10 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
             if files.count(file) > 1:
                 raise ValueError(f"{item.place} has two weights in files: give it one")
         tokens = [sum(item.tokens for item in group) for group in groups]
-        wanted = [w / max(1, count) for w, count in zip(weights, tokens, strict=True)]
-        for group, part in zip(groups, wanted, strict=True):
+        shares = [w / max(1, count) for w, count in zip(weights, tokens, strict=True)]
+        for group, part in zip(groups, shares, strict=True):
             for item in group:
-                item.share = part / max(wanted)
+                item.share = part / max(shares)
     if not spec.options.get("copy", True):
         for item in inputs:
             item.in_place = {**_now(Path(item.place)), "type": item.type.str}
@@ -128,8 +128,8 @@ class IndexedFile(Input):
     get it.
 
     Attributes:
-        tokens: Number of its tokens, with EODs.
-        type: Type of its ids.
+        tokens: number of its tokens, with EODs.
+        type: type of its ids.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -204,7 +204,7 @@ class IndexedFile(Input):
         """Yields the token ids of every document, int32.
 
         Raises:
-            ValueError: An id is not in the vocabulary.
+            ValueError: an id is not in the vocabulary.
         """
         numbers = range(start, len(self._ends) - 1)
         for number, ids in zip(numbers, self._documents(numbers), strict=True):
@@ -263,11 +263,11 @@ class TokensInPlace:
     The files are not mapped: one that is cut off while it is read ends no process.
 
     Args:
-        folder: Folder of the split whose blocks they are.
-        manifest: Its manifest.
+        folder: folder of the split whose blocks they are.
+        manifest: its manifest.
 
     Raises:
-        ValueError: A file is missing, or was changed since the blocks were made.
+        ValueError: a file is missing, or was changed since the blocks were made.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:

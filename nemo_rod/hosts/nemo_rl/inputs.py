@@ -98,7 +98,7 @@ def refuse_own_code(checkpoint: str) -> None:
     It is a folder, or a name on the hub.
 
     Raises:
-        UntrustedCodeError: Its config.json or tokenizer_config.json names such code.
+        UntrustedCodeError: its config.json or tokenizer_config.json names such code.
     """
     for name in ("config.json", "tokenizer_config.json"):
         file = Path(checkpoint, name)

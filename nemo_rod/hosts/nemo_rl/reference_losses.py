@@ -37,10 +37,10 @@ def write_reference(config: dict[str, Any]) -> None:
         lengths=sorted({size, int(size * scoring.part), *rod["lengths"]}, reverse=True),
         precision=short_precision(policy_cfg),
     )
-    wanted = np.load(rod["wanted"])[manifest.start : manifest.stop] if rod["wanted"] else None
-    if holds(out, manifest, wanted):
+    required = np.load(rod["wanted"])[manifest.start : manifest.stop] if rod["wanted"] else None
+    if holds(out, manifest, required):
         return
-    writer = ReferenceWriter(out, manifest, store.hashes, wanted)
+    writer = ReferenceWriter(out, manifest, store.hashes, required)
     progress, done = Progress("reference", len(writer.missing), unit="blocks"), 0
     with started(config) as workers:
         progress.start(done)

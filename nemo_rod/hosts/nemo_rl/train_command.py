@@ -37,8 +37,8 @@ def main(options: Namespace) -> None:
     """Trains an arm from its latest checkpoint.
 
     Raises:
-        ValueError: if the recipe or a key is invalid.
-        RuntimeError: if a worker failed.
-        Stopped: if the run was asked to stop; it has saved.
+        ValueError: the recipe or a key is invalid.
+        RuntimeError: a worker failed.
+        Stopped: the run was asked to stop; it has saved.
     """
     algorithm.run("train", settings.load(options.config, options.words))

@@ -129,7 +129,7 @@ class _Ray:
         """Returns whether so many nodes have joined.
 
         Raises:
-            RuntimeError: if Ray has ended as often as it may.
+            RuntimeError: Ray has ended as often as it may.
         """
         self.keep_starting()
         program = (
@@ -148,7 +148,7 @@ class _Ray:
         """Starts it again if it has ended too early.
 
         Raises:
-            RuntimeError: if it has ended as often as it may.
+            RuntimeError: it has ended as often as it may.
         """
         if self._process.poll() is not None:
             if self._starts == _STARTS:

@@ -335,17 +335,17 @@ class SelectingJob(Job):
             scoring_step=losses_and_mask,
             around_scoring=self.around_scoring,
         )
-        asked = self.validation_every
-        self._every = facts.every if asked is None else asked
+        every = self.validation_every
+        self._every = facts.every if every is None else every
         try:
-            if asked != 0:
+            if every != 0:
                 self.held_out = HeldOut(valid, self.roles, unused=self.unused)
         except ValueError as error:
             reason = (
                 f"No held-out losses can be measured: {str(error).removesuffix('.')}; give the "
                 "job a validation split of sources with roles, or set validation_every=0."
             )
-            if asked is not None:
+            if every is not None:
                 raise ValueError(reason) from None
             if is_recorder():
                 print(f"nemo-rod: {reason}", file=sys.stderr, flush=True)

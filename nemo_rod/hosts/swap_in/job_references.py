@@ -56,7 +56,7 @@ class HostReferenceJob(Job):
         return str(folder)
 
     def load_weights_alone(self, settings: Any, folder: str | None) -> None:
-        """Makes a job begin with the weights of a folder, whatever it would itself resume from.
+        """Sets a job to start from the weights of a folder instead of its own checkpoint.
 
         Args:
             settings: the section, or arguments, of checkpoints, whose names all hosts share.
@@ -68,7 +68,7 @@ class HostReferenceJob(Job):
                 setattr(settings, name, None)
 
     def around(self, schedule: Any, optimizer: Any, step: int, groups: Any, _: Any) -> Callable:
-        """Returns what writes the losses, and ends the job, in place of the first step."""
+        """Returns a replacement for the first step that writes the losses and ends the job."""
 
         def write_and_end(**options: Any) -> None:
             names = ("model", "forward_step_func", "micro_batch_size")

@@ -88,18 +88,18 @@ def import_blocks(
     """Makes a block store of the authors' blocks.
 
     Args:
-        folder: Their folder of parquet parts.
-        out: Folder of the new store.
-        tokenizer: The tokenizer that made the blocks, which they do not name.
-        block_size: Tokens that every block must have; None for those of the first one.
-        pool_share: Share of the replay blocks to train on, as `data_mixer.replay_share` draws it
+        folder: their folder of parquet parts.
+        out: folder of the new store.
+        tokenizer: the tokenizer that made the blocks, which they do not name.
+        block_size: tokens that every block must have; None for those of the first one.
+        pool_share: share of the replay blocks to train on, as `data_mixer.replay_share` draws it
             with its seed of 42; all held-out blocks stay.
-        check_every: One of so many blocks is compared with its content hash; 1 compares all, which
+        check_every: one of so many blocks is compared with its content hash; 1 compares all, which
             takes four times as long.
-        progress: Called with the number of blocks done.
+        progress: called with the number of blocks done.
 
     Raises:
-        ValueError: A part is missing or has other columns, or a row does not fit its hash, the
+        ValueError: a part is missing or has other columns, or a row does not fit its hash, the
             tokenizer or the other rows; nothing is left of the store.
     """
     parts = _parts(folder)

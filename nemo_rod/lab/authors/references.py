@@ -36,7 +36,7 @@ def import_references(
         Number of blocks with a loss.
 
     Raises:
-        ValueError: There is no cache, it is of other blocks or of two models, or it has a loss that
+        ValueError: there is no cache, it is of other blocks or of two models, or it has a loss that
             is not finite; nothing is written.
     """
     if out.exists():

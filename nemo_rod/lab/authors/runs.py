@@ -63,17 +63,17 @@ def import_runs(
     """Writes a recipe.
 
     Args:
-        default: Their configs/default.yaml, which every run is merged onto.
-        runs: The files of runs of one setting.
-        out: File of the recipe, in a folder named recipe.
-        recipe: Recipe of ours to inherit from.
-        curriculum: Folder of the run whose curriculum a transfer trains on.
+        default: their configs/default.yaml, which every run is merged onto.
+        runs: the files of runs of one setting.
+        out: file of the recipe, in a folder named recipe.
+        recipe: recipe of ours to inherit from.
+        curriculum: folder of the run whose curriculum a transfer trains on.
 
     Returns:
         The arms, and the settings of the runs that have no counterpart.
 
     Raises:
-        ValueError: A file is none of theirs, or has a value that no key of ours has; nothing is
+        ValueError: a file is none of theirs, or has a value that no key of ours has; nothing is
             written.
     """
     if out.suffix != ".yaml" or out.parent.name != "recipe":

@@ -50,7 +50,7 @@ def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curric
     Further folders are later phases, which count their steps from 1 again.
 
     Raises:
-        ValueError: There is no trace, it has gaps or steps of different sizes, or a block of it is
+        ValueError: there is no trace, it has gaps or steps of different sizes, or a block of it is
             not in the store; nothing is written.
     """
     steps: list[_Step] = []

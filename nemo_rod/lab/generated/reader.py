@@ -59,7 +59,7 @@ def read_generated(spec: SourceSpec) -> list[Input]:
     """Returns the documents of a source of kind ``generated``, as one input.
 
     Raises:
-        ValueError: An option is not valid, nothing ends the source, or the model is missing.
+        ValueError: an option is not valid, nothing ends the source, or the model is missing.
     """
     where = f"domain.sources.{spec.name}"
     known = {field.name for field in dataclasses.fields(Sampling)}

@@ -24,7 +24,7 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     `run` has the arms, and `real` the blocks and the base.
 
     Raises:
-        ValueError: A folder lacks its part, or the arms have another tokenizer than the blocks.
+        ValueError: a folder lacks its part, or the arms have another tokenizer than the blocks.
     """
     from transformers import AutoModelForCausalLM
 

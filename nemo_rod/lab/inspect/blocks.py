@@ -17,7 +17,7 @@ def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] |
     """Returns the store at a path; if the path is one of its sources, also the source's index.
 
     Raises:
-        ValueError: if the path has a source's manifest, but does not lie in a store.
+        ValueError: the path has a source's manifest, but does not lie in a store.
     """
     if (path / "store.json").exists():
         return BlockStore(path, split or "train"), None
@@ -94,7 +94,7 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
     """Returns a block as text, by its id, or its number in the source with an index.
 
     Raises:
-        ValueError: if the block or the tokenizer cannot be found, or the block is damaged.
+        ValueError: the block or the tokenizer cannot be found, or the block is damaged.
     """
     first, count = 0, len(store)
     if index is not None:

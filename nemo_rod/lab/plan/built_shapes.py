@@ -51,7 +51,7 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
         the output layer, nor a norm of the residual stream's width, is counted with the last block.
 
     Raises:
-        ValueError: if transformers is missing, has no such model, or builds none of this config; or
+        ValueError: transformers is missing, has no such model, or builds none of this config; or
             if the token mixer is neither attention nor one of those whose FLOPs are known.
     """
     described, model, layers = _built(config)

@@ -47,7 +47,7 @@ def plan(config: Config) -> None:
     """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 
     Raises:
-        ValueError: if the layout cannot run, or does not fit; the latter after printing.
+        ValueError: the layout cannot run, or does not fit; the latter after printing.
     """
     result = make_plan(config)
     if not config.dry_run:
@@ -82,7 +82,7 @@ def check_before_submitting(config: Config) -> str:
         The size of the submission in a line; "" where it cannot be planned.
 
     Raises:
-        ValueError: if the layout cannot run or does not fit.
+        ValueError: the layout cannot run or does not fit.
     """
     shape = None
     if config.cluster.gpu is not None:
@@ -118,7 +118,7 @@ def make_plan(config: Config) -> PlanResult:
     """Plans a recipe from its configuration, and from its block store if there is one.
 
     Raises:
-        ValueError: if the layout cannot run, or the model, its processor or a corpus is not known.
+        ValueError: the layout cannot run, or the model, its processor or a corpus is not known.
     """
     shape, parallel, size = model_shape(config), config.parallel, config.domain.block_size
     memories, assumed = _memories(config, shape), section(config, Plan)
@@ -268,7 +268,7 @@ def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
     """Returns the memory of the fullest GPU by stage that trains; by recipe if none does.
 
     Raises:
-        ValueError: if the layout cannot run.
+        ValueError: the layout cannot run.
     """
     parallel, cluster, assumed = config.parallel, config.cluster, section(config, Plan)
     size, gpus = config.domain.block_size, cluster.gpus_per_node

@@ -179,7 +179,7 @@ def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_
     """Refuses a layout that does not divide the model, or the nodes, if any.
 
     Raises:
-        ValueError: naming the size and what to choose.
+        ValueError: it does not divide one; the message names the size and the choices.
     """
     counts = {block.num_experts for block in shape.blocks if block.num_experts} or {1}
     sizes = [

@@ -28,7 +28,7 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
     """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds.
 
     Raises:
-        ValueError: if there is no bound on a source.
+        ValueError: there is no bound on a source.
     """
     folder, domain = Stages(config).results.blocks, config.domain
     if (folder / "manifest.json").is_file():

@@ -31,7 +31,7 @@ def probe(config: Config) -> None:
     """Runs a probe, or the rest of one, prints what it says and writes it to `probe.json`.
 
     Raises:
-        ValueError: if its folder is that of the run, or the recipe cannot run.
+        ValueError: its folder is that of the run, or the recipe cannot run.
     """
     run_and_tell(config, probed(config), FILE, findings, text)
 

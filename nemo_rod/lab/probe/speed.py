@@ -24,7 +24,7 @@ def time(config: Config) -> None:
     """Times a recipe's own model, layout and shape, prints a table and writes it to `time.json`.
 
     Raises:
-        ValueError: if its folder is that of the run, or the recipe cannot run.
+        ValueError: its folder is that of the run, or the recipe cannot run.
     """
     run_and_tell(config, timed(config), FILE, measurements, text)
 

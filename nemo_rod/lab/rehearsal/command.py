@@ -40,9 +40,9 @@ def rehearse(config: Config) -> None:
     """Rehearses a recipe and prints the table of its parts; or runs one part, as launchers do.
 
     Raises:
-        ValueError: if the model has no shrunken form, the folder is not a rehearsal's, or another
+        ValueError: the model has no shrunken form, the folder is not a rehearsal's, or another
             rehearsal is running in it.
-        RuntimeError: if a part of the rehearsal failed.
+        RuntimeError: a part of the rehearsal failed.
     """
     options = section(config, Rehearsal)
     if options.part is not None:
@@ -88,7 +88,7 @@ def rehearsal_folder(config: Config) -> Path:
     """Returns the folder of the rehearsal.
 
     Raises:
-        ValueError: if it is the folder of the real run, inside or around it, or holds other files.
+        ValueError: it is the folder of the real run, inside or around it, or holds other files.
     """
     folder = Path(section(config, Rehearsal).run_dir or f"{config.run_dir.rstrip('/')}_rehearsal")
     real, resolved = Path(config.run_dir).absolute().resolve(), folder.absolute().resolve()
@@ -108,7 +108,7 @@ def small_model(config: Config, stages: int | None = None) -> SmallModel | None:
     """Returns the small form of the recipe's model; None for a base that the recipe trains itself.
 
     Raises:
-        ValueError: if its architecture has no shrunken form, or is not known here.
+        ValueError: its architecture has no shrunken form, or is not known here.
     """
     if config.model.hf is None:
         return None
@@ -196,7 +196,7 @@ def _recipe_for(run: str) -> Config:
     """Composes the recipe of a run's folder, with this command's other overrides.
 
     Raises:
-        ValueError: if there is no recipe of that name.
+        ValueError: there is no recipe of that name.
     """
     recipes = GlobalHydra.instance().config_loader().get_group_options("recipe")
     name = next((part for part in Path(run).parts if part in recipes), None)

@@ -94,7 +94,7 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     chunks that share the layers: each gets every kind of layer.
 
     Raises:
-        ValueError: if transformers does not build it, or it has images and is not Qwen3.5.
+        ValueError: transformers does not build it, or it has images and is not Qwen3.5.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

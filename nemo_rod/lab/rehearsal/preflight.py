@@ -55,7 +55,7 @@ def check_layout(config: Config) -> str:
     """Checks that the layout divides the model, and fits its processors.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: it does not.
     """
     plan = make_plan(config)
     check_memory(config, plan.memory)
@@ -66,7 +66,7 @@ def check_tokenizer(config: Config) -> str:
     """Checks that the ids of the blocks' tokenizer have the same meaning in the model.
 
     Raises:
-        ValueError: if the tokenizer belongs to another family.
+        ValueError: the tokenizer belongs to another family.
     """
     name, model = config.domain.tokenizer, str(config.model.hf)
     if name == model:
@@ -95,8 +95,8 @@ def check_separator(config: Config) -> str:
     """Checks that documents end with the token that ended them in pretraining.
 
     Raises:
-        ValueError: if they do not.
-        NotChecked: if that token is not known.
+        ValueError: they do not.
+        NotChecked: that token is not known.
     """
     tokens = special_tokens(config.domain.tokenizer)
     expected, origin = tokens.separator, _origin(tokens)
@@ -123,8 +123,8 @@ def check_class(config: Config) -> str:
     """Checks that transformers has the checkpoint's class, and that Megatron-Bridge names it.
 
     Raises:
-        ValueError: if an installed version has it not.
-        NotChecked: if the checkpoint's config.json is not on this machine.
+        ValueError: an installed version has it not.
+        NotChecked: the checkpoint's config.json is not on this machine.
     """
     described = published_config(str(config.model.hf))
     if described is None:
@@ -163,8 +163,8 @@ def check_access(config: Config) -> str:
     """Checks that the checkpoint and every dataset can be downloaded from the hub.
 
     Raises:
-        ValueError: if one is gated and the token, or its terms, are missing; or does not exist.
-        NotChecked: if the hub cannot be reached.
+        ValueError: one is gated and the token, or its terms, are missing; or does not exist.
+        NotChecked: the hub cannot be reached.
     """
     names = {(spec.path, "dataset") for spec in config.domain.specs}
     names |= {(config.model.hf, "model"), (config.domain.tokenizer, "model")}
@@ -183,8 +183,8 @@ def check_documents(config: Config) -> str:
     is downloaded.
 
     Raises:
-        ValueError: if one has none; with the reader's sentence.
-        NotChecked: if one could not be read here.
+        ValueError: one has none; with the reader's sentence.
+        NotChecked: one could not be read here.
     """
     specs = [spec for spec in config.domain.specs if spec.kind == "huggingface"]
     unread: dict[str, str] = {}
@@ -243,7 +243,7 @@ def first_documents(specs: Sequence[SourceSpec], *, seconds: float) -> dict[str,
         The reason by source, for sources that could not be read although the recipe is right.
 
     Raises:
-        ValueError: if a source's reader refuses its input, or finds no document.
+        ValueError: a source's reader refuses its input, or finds no document.
     """
     unread = {spec.name: f"not read within {seconds:g} seconds" for spec in specs}
     refusals: list[ValueError] = []

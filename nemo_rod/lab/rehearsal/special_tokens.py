@@ -91,7 +91,7 @@ def special_tokens(name: str) -> SpecialTokens:
     """Returns a tokenizer's special tokens, from its folder, the hub's cache, or the known models.
 
     Raises:
-        ValueError: if none of these has them, or files are damaged.
+        ValueError: none of these has them, or files are damaged.
     """
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").is_file():

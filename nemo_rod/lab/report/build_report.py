@@ -43,21 +43,21 @@ def build_report(
     pages. Figures without data are left out; checks that cannot be judged note the reason.
 
     Args:
-        run_dir: Folder `runs/<recipe>` of a run.
-        recipe: Name of the recipe, if it differs from the folder's.
-        replicates: Folders of runs with other seeds, only read; blocks may be those of `run_dir`.
-        settings: Folders of runs of other recipes, shown beside this one; only read.
-        report_dir: Folder of the report, if not in the run's folder.
-        arms: Names of the recipe's arms; the page lists the missing ones.
-        texts: Returns the texts of blocks for the explorer, see `explore`.
-        is_smoke_test: Whether no check is judged, see `judge`.
-        complete: Returns the models' completions, given the results.
+        run_dir: folder `runs/<recipe>` of a run.
+        recipe: name of the recipe, if it differs from the folder's.
+        replicates: folders of runs with other seeds, only read; blocks may be those of `run_dir`.
+        settings: folders of runs of other recipes, shown beside this one; only read.
+        report_dir: folder of the report, if not in the run's folder.
+        arms: names of the recipe's arms; the page lists the missing ones.
+        texts: returns the texts of blocks for the explorer, see `explore`.
+        is_smoke_test: whether no check is judged, see `judge`.
+        complete: returns the models' completions, given the results.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.
 
     Raises:
-        ValueError: If the run has not begun, or a file is damaged.
+        ValueError: the run has not begun, or a file is damaged.
     """
     out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
@@ -163,7 +163,7 @@ def judged(run: Run, *, is_smoke_test: bool = False) -> dict[str, Any]:
     """Returns the results of a run with its verdicts.
 
     Raises:
-        ValueError: If a file holds invalid values.
+        ValueError: a file holds invalid values.
     """
     with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)

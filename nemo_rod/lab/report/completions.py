@@ -29,8 +29,8 @@ def complete(stages: Stages, results: Results) -> list[dict[str, Any]]:
         Rows of `prompt`, `source` (null for a prompt of the user's), `arm`, `weights` and `text`.
 
     Raises:
-        ValueError: If the tokenizer cannot be found, or a prompt has no token.
-        OSError: If a checkpoint cannot be read.
+        ValueError: the tokenizer cannot be found, or a prompt has no token.
+        OSError: a checkpoint cannot be read.
     """
     run, shown = stages.results, section(stages.config, Report)
     names = ["base", "no_replay", results["reference_arm"], "rod"]

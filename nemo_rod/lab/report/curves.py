@@ -38,8 +38,8 @@ def charts_of(parts: Sequence[Part], names: Sequence[str] = ()) -> list[Chart]:
     """Returns the charts that the parts of a run have metrics for.
 
     Args:
-        parts: Parts of the run. The base, which is trained longer, has a chart of its own.
-        names: Arms with colours in the figures of the page, so that the curves have the same.
+        parts: parts of the run. The base, which is trained longer, has a chart of its own.
+        names: arms with colours in the figures of the page, so that the curves have the same.
 
     Returns:
         For each chart its `id`, `title`, `note` and Vega-Lite `spec`.

@@ -38,7 +38,7 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
     store and their ids.
 
     Raises:
-        ValueError: If the file is not a curriculum, or the texts cannot be read.
+        ValueError: the file is not a curriculum, or the texts cannot be read.
     """
     with Curriculum.open(path, read_only=True) as curriculum:
         header, num_steps = curriculum.header, len(curriculum)

@@ -91,7 +91,7 @@ def read_history(path: Path) -> History:
     """Reads `curriculum.rod`.
 
     Raises:
-        ValueError: If the file is not a curriculum, or is damaged or empty.
+        ValueError: the file is not a curriculum, or is damaged or empty.
     """
     with Curriculum.open(path, read_only=True) as curriculum:
         header, arrays = curriculum.header, curriculum_tools.arrays(curriculum)

@@ -67,7 +67,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         Content of `results.json`; None if no held-out losses are recorded yet.
 
     Raises:
-        ValueError: If the folder has no record, or a file is damaged.
+        ValueError: the folder has no record, or a file is damaged.
     """
     file, out = folder / "curriculum.rod", folder / "report"
     if not file.exists():

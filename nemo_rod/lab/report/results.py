@@ -43,7 +43,7 @@ def results_of(run: Run) -> dict[str, Any]:
     """Returns all measurements of one run; `verdicts.judge` adds the `checks`.
 
     Raises:
-        ValueError: If the weights of the evaluated sources cannot be normalised.
+        ValueError: the weights of the evaluated sources cannot be normalised.
     """
     arms = {name: _arm_results(run, arm) for name, arm in run.arms.items()}
     against = min(  # the fixed arm that RoD is compared with

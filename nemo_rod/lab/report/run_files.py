@@ -119,7 +119,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     Blocks and base that it lacks are those of the run in `shared_dir`.
 
     Raises:
-        ValueError: If no arm has been evaluated, or a file is damaged.
+        ValueError: no arm has been evaluated, or a file is damaged.
     """
     folders = sorted(folder for folder in arm_folders(run_dir) if folder.is_dir())
     evaluated = [folder for folder in folders if is_evaluated(folder)]

@@ -48,8 +48,8 @@ def main(options: Namespace) -> None:
     """Serves the report until the process is ended.
 
     Raises:
-        ValueError: If the folder is not that of a run.
-        OSError: If the port is taken.
+        ValueError: the folder is not that of a run.
+        OSError: the port is taken.
     """
     run_dir, every = options.run_dir, options.every or _EVERY
     _, config = read_launch(run_dir)

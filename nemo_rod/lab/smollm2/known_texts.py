@@ -52,7 +52,7 @@ def measure(config: Config) -> None:
     """Measures every source of a recipe that was not measured yet, adaptation first.
 
     Raises:
-        ValueError: The recipe trains its own base, or a source is too short to train on.
+        ValueError: the recipe trains its own base, or a source is too short to train on.
     """
     import numpy as np
     import torch

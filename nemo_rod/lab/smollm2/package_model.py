@@ -18,7 +18,7 @@ def write_model(folder: Path) -> None:
     """Writes weights and tokenizer, in place whole at the end; a folder that is there stays.
 
     Raises:
-        ValueError: The packages that this needs are not installed.
+        ValueError: the packages that this needs are not installed.
     """
     if folder.exists():
         return

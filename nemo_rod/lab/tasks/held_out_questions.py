@@ -56,7 +56,7 @@ def write_held_out_tasks(
         Names of the tasks by capability, which is the source's name.
 
     Raises:
-        ValueError: If the tokenizer differs, or a source has too few held-out blocks.
+        ValueError: the tokenizer differs, or a source has too few held-out blocks.
     """
     store = BlockStore(blocks, split="holdout")
     store.check_tokenizer(tokenizer)

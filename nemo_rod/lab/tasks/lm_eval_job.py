@@ -166,7 +166,7 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     `show` is called with the number of finished entries and the name of the next.
 
     Raises:
-        ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
+        ValueError: a task defines no accuracy, or an earlier attempt had other settings.
     """
     out = Path(job.out)
     partial = out.with_suffix(".partial.json")
@@ -262,7 +262,7 @@ def entry_for(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns lm-eval's results of one task or group, as recorded.
 
     Raises:
-        ValueError: If a task has no accuracy.
+        ValueError: a task has no accuracy.
     """
     leaves = {}
     for leaf in _leaves(name, results):

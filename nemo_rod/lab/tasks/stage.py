@@ -31,7 +31,7 @@ def check(config: Config) -> str:
     """Returns one line about the tasks of the recipe.
 
     Raises:
-        ValueError: if lm-eval or its backend is not installed, or a task is
+        ValueError: lm-eval or its backend is not installed, or a task is
             unknown to lm-eval or reports no accuracy.
     """
     tasks = section(config, Tasks)
@@ -50,7 +50,7 @@ def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Returns the arms without a `tasks.json`.
 
     Raises:
-        ValueError: if one has another configuration or weights, or a package is not installed.
+        ValueError: one has another configuration or weights, or a package is not installed.
     """
     tasks = section(jobs.config, Tasks)
     check_installed(tasks.backend)
@@ -76,8 +76,8 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
 
     Raises:
         ValueError: see `missing`.
-        Stopped: if it was asked to stop; the answers so far are kept.
-        RuntimeError: if a process failed, with the reason.
+        Stopped: it was asked to stop; the answers so far are kept.
+        RuntimeError: a process failed, with the reason.
     """
     if not (pending := missing(jobs, names)):
         return

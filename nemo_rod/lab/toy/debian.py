@@ -47,7 +47,7 @@ def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> Text
     """Returns the documents of packages as one input.
 
     Raises:
-        ValueError: The packages cannot be downloaded.
+        ValueError: the packages cannot be downloaded.
     """
     trees = fetch_debian_texts(
         cache_dir or default_cache_dir(), [name for name in packages if name != PYTHON]

@@ -48,7 +48,7 @@ def synthetic_input(generator: str) -> TextList:
     """Returns the documents of one generator as an input.
 
     Raises:
-        ValueError: It is neither ``markov:<number>`` nor ``dialect:<number>:<share>``.
+        ValueError: it is neither ``markov:<number>`` nor ``dialect:<number>:<share>``.
     """
     match = re.fullmatch(r"markov:(\d{1,6})|dialect:(\d{1,6}):(0?\.\d+|[01](?:\.0*)?)", generator)
     if match is None:

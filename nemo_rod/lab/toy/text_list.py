@@ -12,9 +12,9 @@ class TextList(Input):
     """Documents that are generated rather than read.
 
     Args:
-        name: Name in the manifest.
-        size: Size in bytes of the data they are made from; None if there is none.
-        make: Returns the documents, the same at every call.
+        name: name in the manifest.
+        size: size in bytes of the data they are made from; None if there is none.
+        make: returns the documents, the same at every call.
     """
 
     def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:

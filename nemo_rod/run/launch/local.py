@@ -24,9 +24,9 @@ class Local:
     """Runs every stage in this process and its jobs under torchrun. Others override the rest.
 
     Attributes:
-        submits: Whether it renders jobs for a queue (`render`) instead of running stages here.
-        environment: Whether jobs run in this environment, so that its packages can be checked.
-        bridge: Whether Megatron-Bridge trains every arm, as opposed to another host's workers.
+        submits: whether it renders jobs for a queue (`render`) instead of running stages here.
+        environment: whether jobs run in this environment, so that its packages can be checked.
+        bridge: whether Megatron-Bridge trains every arm, as opposed to another host's workers.
     """
 
     submits = False
@@ -37,14 +37,14 @@ class Local:
         """Refuses an arm of a recipe that its jobs cannot train.
 
         Raises:
-            ValueError: naming the key and the remedy.
+            ValueError: a key is at fault; the message has it and the remedy.
         """
 
     def check_cluster(self, config: Config) -> None:
         """Refuses a cluster that it cannot use; called by launchers that submit.
 
         Raises:
-            ValueError: naming the key and the remedy.
+            ValueError: a key is at fault; the message has it and the remedy.
         """
 
     def inputs(self, config: Config, *, scoring: bool) -> Inputs:

@@ -45,7 +45,7 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
         Jobs by number, as sbatch printed it: 101, or 101;name on one of several clusters.
 
     Raises:
-        ValueError: if a line is damaged.
+        ValueError: a line is damaged.
     """
     files = run_dir.glob("launch/*/jobs.tsv")
     jobs = {}
@@ -65,7 +65,7 @@ def alive(run_dir: Path) -> dict[str, QueuedJob]:
     """Returns the jobs of all launches of a run that are pending or running, by number.
 
     Raises:
-        ValueError: if squeue does not respond.
+        ValueError: squeue does not respond.
     """
     own, _ = in_queue(run_dir, read_jobs(run_dir))
     return own

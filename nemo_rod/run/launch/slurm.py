@@ -157,7 +157,7 @@ def exports(environment: dict[str, str]) -> list[str]:
     shell. The job's log shows whether the variable is set, not its value.
 
     Raises:
-        ValueError: if a name is not a variable's.
+        ValueError: a name is not a variable's.
     """
     lines = []
     for key, value in environment.items():
@@ -220,7 +220,7 @@ def shell_options(options: dict[str, str | None]) -> list[str]:
     """Returns options as words of a shell command, or of a directive, which is one line.
 
     Raises:
-        ValueError: if a name is not an option's, or a value has a line break.
+        ValueError: a name is not an option's, or a value has a line break.
     """
     words = []
     for key, value in options.items():

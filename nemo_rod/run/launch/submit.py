@@ -19,7 +19,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
     """Renders the unfinished ones of some stages and, without `dry_run`, submits them.
 
     Raises:
-        ValueError: if the cluster's configuration is invalid, Slurm is missing, or an earlier
+        ValueError: the cluster's configuration is invalid, Slurm is missing, or an earlier
             launch is still running.
     """
     config = stages.config
@@ -66,7 +66,7 @@ def check_idle(config: Config) -> None:
     """Refuses a run folder whose jobs, of whatever launcher, are still in the queue.
 
     Raises:
-        ValueError: naming the jobs; or if squeue does not respond.
+        ValueError: there are such jobs, or squeue does not respond.
     """
     if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(

@@ -47,7 +47,7 @@ class Nodes:
         """Returns the nodes given by the job script and Slurm; one node outside such a job.
 
         Raises:
-            ValueError: if this is one of several tasks that do not know of each other.
+            ValueError: this is one of several tasks that do not know of each other.
         """
         environ = os.environ
         if "NEMO_ROD_HEAD" not in environ:
@@ -104,7 +104,7 @@ class Nodes:
         """Returns the address of this node on the network that leads to the others.
 
         Raises:
-            ValueError: if it has no way to them.
+            ValueError: it has no way to them.
         """
         other = self.head if self.rank else self.peer
         try:

@@ -45,8 +45,8 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
             write beside it.
 
     Raises:
-        Stopped: if the job stopped on request; it has saved.
-        RuntimeError: if the job failed, with the rank and the reason.
+        Stopped: the job stopped on request; it has saved.
+        RuntimeError: the job failed, with the rank and the reason.
     """
     nodes = Nodes.of_this_job()
     command = [*torchrun(nodes, world_size, launcher), str(job_file)]
@@ -60,7 +60,7 @@ def follow(nodes: Nodes, *, world_size: int, launcher: Launcher, log: Path) -> N
     """Runs this node's processes of the first node's job, if it starts one, until it is over.
 
     Raises:
-        RuntimeError: if they failed and the first node's command does not end.
+        RuntimeError: they failed and the first node's command does not end.
     """
     if not nodes.wait_for_start():
         return

@@ -54,7 +54,7 @@ class CurriculumHeader:
         object.__setattr__(self, "sources", rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a file has them: `score` only if it is not the default."""
+        """Returns the fields as a file has them: `score` only if it is not the default."""
         values = asdict(self)
         if self.score == DIFFERENCE:
             del values["score"]

@@ -28,13 +28,13 @@ class Journal:
     """The `curriculum.rod` and `metrics.jsonl` of a run, opened at its next step.
 
     Args:
-        folder: Folder of both files; it must exist.
-        header: The curriculum's header.
-        step: Step at which the run starts or resumes; records and metrics of it and of later steps
+        folder: folder of both files; it must exist.
+        header: the curriculum's header.
+        step: step at which the run starts or resumes; records and metrics of it and of later steps
             are dropped, as is a torn last line.
 
     Raises:
-        ValueError: The curriculum has a different header, or one of the files ends before this
+        ValueError: the curriculum has a different header, or one of the files ends before this
             step.
     """
 
@@ -70,7 +70,7 @@ class Journal:
         """Records the choice of the next step, without waiting for the disk.
 
         Raises:
-            OSError: The write failed, e.g. on a full disk; the curriculum is unchanged.
+            OSError: the write failed, e.g. on a full disk; the curriculum is unchanged.
         """
         self._curriculum.append(choice)
         self._writes.append(self._disk.submit(self._curriculum.sync))
@@ -82,15 +82,15 @@ class Journal:
         metrics are written asynchronously, and the next call waits for them.
 
         Args:
-            step: The step.
-            choice: Its choice.
+            step: the step.
+            choice: its choice.
             metrics: JSON values, with `timing/train/total` [s]; the rest is `update` if not given.
 
         Returns:
             The step's row of metrics, including those of the choice.
 
         Raises:
-            OSError: A disk write failed, of this step or of the metrics of the one before.
+            OSError: a disk write failed, of this step or of the metrics of the one before.
         """
         if step == self._curriculum.next_step:
             self.begin(choice)

@@ -84,7 +84,7 @@ class Curriculum:
         """Begins a curriculum.
 
         Raises:
-            ValueError: The file exists.
+            ValueError: the file exists.
         """
         path = Path(path)
         if path.exists():
@@ -108,13 +108,13 @@ class Curriculum:
         """Opens a curriculum and drops the incomplete records at its end that a crash left.
 
         Args:
-            path: The file.
-            expect: Header of this run; any difference is refused.
-            resume_at: Step to be appended next; records of it and of later steps are dropped.
-            read_only: Do not modify the file, so that it can be read while a run appends to it.
+            path: the file.
+            expect: header of this run; any difference is refused.
+            resume_at: step to be appended next; records of it and of later steps are dropped.
+            read_only: do not modify the file, so that it can be read while a run appends to it.
 
         Raises:
-            ValueError: The file is missing or of another kind, its header is damaged or differs, a
+            ValueError: the file is missing or of another kind, its header is damaged or differs, a
                 record is damaged, the step before `resume_at` has no record, or a finished arm has
                 done more or fewer steps.
         """
@@ -172,8 +172,8 @@ class Curriculum:
         """Adds the choice of the step after the last one, which is on disk after a `sync`.
 
         Raises:
-            ValueError: The step is out of order, or another process wrote the file.
-            OSError: The write failed, e.g. on a full disk; the file is unchanged.
+            ValueError: the step is out of order, or another process wrote the file.
+            OSError: the write failed, e.g. on a full disk; the file is unchanged.
         """
         assert not self._read_only, f"{self.path} was opened for reading only"
         num_candidates, scored = self.header.num_candidates, self.header.scored
@@ -225,7 +225,7 @@ class Curriculum:
         """Drops the records of `step` and later, so that `step` is appended next.
 
         Raises:
-            ValueError: The preceding step was never recorded.
+            ValueError: the preceding step was never recorded.
         """
         count = step - self.header.first_step
         if not 0 <= count <= len(self):

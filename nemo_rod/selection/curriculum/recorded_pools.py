@@ -24,11 +24,11 @@ class RecordedPools:
     With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
 
     Args:
-        curriculum: The recorded curriculum; it stays open.
-        store: The block store that the pools will be read from; None skips the check.
+        curriculum: the recorded curriculum; it stays open.
+        store: the block store that the pools will be read from; None skips the check.
 
     Raises:
-        ValueError: The curriculum was recorded with another tokenizer, block size or store.
+        ValueError: the curriculum was recorded with another tokenizer, block size or store.
     """
 
     def __init__(self, curriculum: Curriculum, store: Blocks | None = None) -> None:
@@ -45,7 +45,7 @@ class RecordedPools:
         """Returns the blocks trained on at a step, in the order of the recorded pool.
 
         Raises:
-            ValueError: The step was not recorded.
+            ValueError: the step was not recorded.
         """
         first, end = self._header.first_step, self._curriculum.next_step
         if not first <= step < end:
@@ -77,7 +77,7 @@ class FollowedPools(RecordedPools):
         """Returns the first blocks of each group in the shuffled pool.
 
         Raises:
-            ValueError: The step was not recorded, or the pool has too few blocks of a group.
+            ValueError: the step was not recorded, or the pool has too few blocks of a group.
         """
         counts = np.bincount(self._group(super().pool(step).block_ids))
         pool = self._pools.pool(step)

@@ -108,7 +108,7 @@ def role_manifest(
     """Returns the manifest of references for the blocks of a role; see `ReferenceManifest`.
 
     Raises:
-        ValueError: The store has no block of this role.
+        ValueError: the store has no block of this role.
     """
     ranges = {"adaptation": (0, store.num_adaptation), "replay": (store.num_adaptation, len(store))}
     start, stop = ranges.get(role, (0, 0))
@@ -142,7 +142,7 @@ class Folder:
         """Maps the parts of a folder; verifies their checksums, or leaves that to `verify`.
 
         Raises:
-            ValueError: The folder is unfinished (unless accepted), of another version, or damaged.
+            ValueError: the folder is unfinished (unless accepted), of another version, or damaged.
         """
         file = path / _MANIFEST
         if unfinished and not file.is_file():
@@ -171,7 +171,7 @@ class Folder:
         """Reads all parts in order, also into the page cache; `on_read` as for `read_ahead`.
 
         Raises:
-            ValueError: A part has another checksum.
+            ValueError: a part has another checksum.
         """
         for number in range(len(self.parts)):
             on_read(f"reads {_file(self.path, number)}")
@@ -198,17 +198,17 @@ class ReferenceWriter:
     """Writes the losses of blocks as they are scored, one part at a time.
 
     Args:
-        path: Folder of the references, new, unfinished or to be filled in.
-        manifest: Provenance of the losses.
-        hashes: Returns the hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
-        wanted: Blocks that must be there in the end, bool [stop - start]; None for all.
+        path: folder of the references, new, unfinished or to be filled in.
+        manifest: provenance of the losses.
+        hashes: returns the hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
+        required: blocks that must be there in the end, bool [stop - start]; None for all.
 
     Attributes:
-        manifest: Provenance with all the lengths that the folder has, the columns of `append`.
-        missing: Ids of the blocks that are still to be scored, int64, ascending.
+        manifest: provenance with all the lengths that the folder has, the columns of `append`.
+        missing: ids of the blocks that are still to be scored, int64, ascending.
 
     Raises:
-        ValueError: The folder has losses of another model or of other data, or is damaged.
+        ValueError: the folder has losses of another model or of other data, or is damaged.
     """
 
     def __init__(
@@ -216,10 +216,10 @@ class ReferenceWriter:
         path: str | Path,
         manifest: ReferenceManifest,
         hashes: Callable[[Ids], Bytes],
-        wanted: Mask | None = None,
+        required: Mask | None = None,
     ) -> None:
         self._path, self._hashes = Path(path), hashes
-        wanted = np.ones(manifest.num_blocks, dtype=bool) if wanted is None else wanted
+        required = np.ones(manifest.num_blocks, dtype=bool) if required is None else required
         folder = _opened(self._path, manifest)
         if folder is None:
             content = {"schema": SCHEMA, **asdict(manifest)}
@@ -228,7 +228,7 @@ class ReferenceWriter:
             parts = [manifest.absent(manifest.size(n)) for n in range(manifest.num_parts)]
             folder = Folder(self._path, manifest, parts)
         self.manifest, self._parts = folder.manifest, folder.parts
-        self.missing: Ids = manifest.start + np.flatnonzero(wanted & ~folder.present())
+        self.missing: Ids = manifest.start + np.flatnonzero(required & ~folder.present())
         self._begun: dict[int, Records] = {}
 
     def append(self, block_ids: npt.ArrayLike, losses_CL: npt.ArrayLike) -> None:
@@ -236,11 +236,11 @@ class ReferenceWriter:
 
         Args:
             block_ids: int64 [C].
-            losses_CL: Losses over the lengths of `manifest`, nats per token, float32 [C, L].
+            losses_CL: losses over the lengths of `manifest`, nats per token, float32 [C, L].
 
         Raises:
-            ValueError: A loss is not finite.
-            OSError: The write failed, e.g. on a full disk; the parts before it are there.
+            ValueError: a loss is not finite.
+            OSError: the write failed, e.g. on a full disk; the parts before it are there.
         """
         ids, losses_CL = np.asarray(block_ids, dtype=np.int64), np.asarray(losses_CL)
         assert np.array_equal(ids, self.missing[: len(ids)]), "blocks out of order"
@@ -276,22 +276,22 @@ class ReferenceWriter:
             unfinished.unlink()
 
 
-def holds(path: Path, manifest: ReferenceManifest, wanted: Mask | None = None) -> bool:
+def holds(path: Path, manifest: ReferenceManifest, required: Mask | None = None) -> bool:
     """Returns whether a folder is complete, with references that have this manifest.
 
     Args:
-        path: The folder.
-        manifest: Provenance of the references that it should hold; it may have further lengths.
-        wanted: Blocks that must be there, bool [stop - start]; None for all.
+        path: the folder.
+        manifest: provenance of the references that it should hold; it may have further lengths.
+        required: blocks that must be there, bool [stop - start]; None for all.
 
     Raises:
-        ValueError: The folder holds other references, or is malformed.
+        ValueError: the folder holds other references, or is malformed.
     """
     folder = _opened(path, manifest)
     if folder is None or not (path / _MANIFEST).exists():
         return False
     present = folder.present()
-    return bool(present.all() if wanted is None else present[wanted].all())
+    return bool(present.all() if required is None else present[required].all())
 
 
 def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:

@@ -27,9 +27,9 @@ class References:
     """Reference losses of the blocks of a store, `references[block_ids]`.
 
     Attributes:
-        manifests: One per folder, by ascending first block.
-        digest: Digest of all of them, hex.
-        length: Tokens of a block, from its start, that a loss covers.
+        manifests: one per folder, by ascending first block.
+        digest: digest of all of them, hex.
+        length: tokens of a block, from its start, that a loss covers.
 
     Example:
         >>> references = References.open(["references/specialist", "references/base"], store)
@@ -57,15 +57,15 @@ class References:
         """Opens one or more complete folders.
 
         Args:
-            paths: The folders, in any order.
-            store: The block store that they must belong to and cover; None allows `losses`
+            paths: the folders, in any order.
+            store: the block store that they must belong to and cover; None allows `losses`
                 only.
-            length: Scored tokens of a block; None for whole blocks.
-            precision: Arithmetic of the caller's scoring pass; None accepts any.
-            verified: Verify all checksums now, rather than by `verify`.
+            length: scored tokens of a block; None for whole blocks.
+            precision: arithmetic of the caller's scoring pass; None accepts any.
+            verified: verify all checksums now, rather than by `verify`.
 
         Raises:
-            ValueError: A folder is missing, incomplete, damaged, or of another store,
+            ValueError: a folder is missing, incomplete, damaged, or of another store,
                 tokenizer or precision; or folders overlap or leave a range of the store uncovered.
         """
         opened = [Folder.open(Path(path), verified=verified) for path in paths]
@@ -125,18 +125,18 @@ class References:
         for folder in self._folders:
             folder.verify(on_read)
 
-    def refuse_missing(self, wanted: Mask) -> None:
+    def refuse_missing(self, required: Mask) -> None:
         """Refuses, before a run, a block that it will look up in vain: bool [N], by block id."""
-        present = np.zeros(len(wanted), dtype=bool)
+        present = np.zeros(len(required), dtype=bool)
         for folder in self._folders:
             present[folder.manifest.start : folder.manifest.stop] = folder.present()
-        self._refuse_absent(np.flatnonzero(wanted & ~present))
+        self._refuse_absent(np.flatnonzero(required & ~present))
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Returns reference losses over the first `length` tokens, nats per token, float32 [C].
 
         Raises:
-            ValueError: A block has no reference, or one of different content.
+            ValueError: a block has no reference, or one of different content.
         """
         assert self._store is not None, "opened without a store: use losses"
         block_ids = np.asarray(block_ids, dtype=np.int64)
@@ -146,7 +146,7 @@ class References:
         """Returns reference losses of blocks that have been read, with their hashes [C, 16].
 
         Raises:
-            ValueError: A block has no reference, or one of different content.
+            ValueError: a block has no reference, or one of different content.
         """
         loss_C, head_C = self._records(block_ids)
         same_C = hash_heads(hashes_C) == head_C
@@ -164,7 +164,7 @@ class References:
         """Returns reference losses of blocks without a look at the store.
 
         Raises:
-            ValueError: A block has no reference.
+            ValueError: a block has no reference.
         """
         return self._records(np.asarray(block_ids, dtype=np.int64))[0]
 
