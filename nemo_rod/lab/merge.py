@@ -71,11 +71,9 @@ def _stage(stages: Stages, name: str) -> Stage:
             merge_checkpoints(base, specialist, folder / "hf", weight)
         description = {
             **read_json(results.arm(SPECIALIST) / "arm.json", "steps"),
-            "arm": name,
+            "name": name,
             "kind": "merged",
             "lambda": weight,
-            "pools": None,
-            "policy": None,
             "wall_seconds": 0.0,
         }
         write_json(folder / "arm.json", description)

@@ -164,35 +164,21 @@ class ModelJobs:
         share((folder / "hf").glob("*.safetensors"))
 
     def describe(self, folder: Path, arm: Arm) -> None:
-        """Writes `arm.json`: the arm's settings and its cost, for the report."""
+        """Writes `arm.json`: the arm, what its variant names, and its cost, for the report."""
         settings, rule = self.settings(arm.name), self.convergence(arm)
         variant = settings.variant
         rows = read_lines(folder / "metrics.jsonl")
         steps, block_size = len(rows), self.config.domain.block_size
         description = {
-            "arm": arm.name,
+            **dataclasses.asdict(arm),
             "kind": "trained",
             "of": settings.of,
-            "seed": self.config.seed,
             "steps": steps,
             "budget": steps / self.config.train.steps,
-            "batch_size": arm.batch_size,
             "block_size": block_size,
-            "multiplier": arm.num_candidates / arm.batch_size,
-            "scored_prefix": arm.prefix,
-            "scored_every": 1 if arm.scored_every is None else arm.scored_every,
-            "pools": arm.balance,
-            "retention": arm.retention if arm.balance == "corpus" else None,
             "convergence": dataclasses.asdict(rule) if rule else None,
-            "policy": type(arm.policy()).__name__,
-            "score": arm.score_name if settings.scores else None,
-            "kappa": arm.kappa,
-            "share": arm.share,
             "share_of": variant.share if isinstance(variant.share, str) else None,
-            "adaptation": arm.adaptation if arm.share is not None else None,
-            "replay": arm.replay if arm.share is not None else None,
             "follow": variant.follow,
-            "follow_by": arm.follow_by,
             "curriculum": variant.curriculum,
             "references": [variant.reference or "specialist"] if settings.scores else [],
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,

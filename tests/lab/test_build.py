@@ -605,7 +605,7 @@ def add_variants(run: FakeRun, variants: dict[str, tuple[str, dict[str, Any]]] =
             metrics.write_text("\n".join((2 * lines)[: facts["steps"]]) + "\n")
 
 
-QUARTER = {"scored_prefix": "1/4", "scored_tokens": STEPS * K * S // 2, "compute": STEPS * 7 / 6}
+QUARTER = {"prefix": "1/4", "scored_tokens": STEPS * K * S // 2, "compute": STEPS * 7 / 6}
 SHORTER = {
     "budget": 0.6, "steps": 14, "trained_tokens": 14 * K * S, "compute": 14 * 5 / 3,
     "scored_tokens": 14 * 2 * K * S,
@@ -613,7 +613,7 @@ SHORTER = {
 # The last three are no cheaper.
 CHEAPER: dict[str, tuple[str, dict[str, Any]]] = {
     "rod_quarter": ("rod", QUARTER),
-    "rod_averages": ("rod", {"scored_prefix": "1", "scored_tokens": 0, "compute": STEPS}),
+    "rod_averages": ("rod", {"prefix": "1", "scored_tokens": 0, "compute": STEPS}),
     "rod_shorter": ("rod", SHORTER),
     "rod_m4": VARIANTS["rod_m4"],
     "rod_beyond": VARIANTS["rod_beyond"],

@@ -13,6 +13,7 @@ from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
 from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
 from nemo_rod.lab.plan.work import stage_works
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection.dealing import scoring_passes
 
 SETUP = Setup(
@@ -105,7 +106,8 @@ def test_tokens_that_stay_in_place_take_no_disk() -> None:
     new, old = ({**there, "role": role, "options": {}} for role in ROLES)
     sources = {"new": new, "old": old, "there": {**there, "role": "replay"}}
     config.domain = Domain(tokenizer="byte", block_size=128, sources=sources)
-    prepare = next(work for work in stage_works(config, SHAPE, blocks) if work.name == "prepare")
+    works = stage_works(Stages(config), SHAPE, blocks)
+    prepare = next(work for work in works if work.name == "prepare")
     # 36 bytes of hash and index a block, and 512 of tokens of all but half of the replay blocks
     assert prepare.disk == 160 * 36 + (100 + 30) * 512
 

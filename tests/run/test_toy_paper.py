@@ -220,7 +220,9 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     ends = {}
     for name in [name for name, settings in trained().items() if settings.variant.converge]:
         found = facts(root, name)
-        kept = round((found["retention"] or 0) * num_blocks(root)["num_replay"])
+        kept = round(
+            found["retention"] * (found["balance"] == "corpus") * num_blocks(root)["num_replay"]
+        )
         decay = round((num_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
         lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]

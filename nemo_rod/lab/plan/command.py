@@ -123,9 +123,10 @@ def make_plan(config: Config) -> PlanResult:
     shape, parallel, size = model_shape(config), config.parallel, config.domain.block_size
     memories, assumed = _memories(config, shape), section(config, Plan)
     profile = processor(config, has_experts=shape.has_experts)
-    blocks, trained = corpus_blocks(config), trained_stages(config)
+    stages, trained = Stages(config), trained_stages(config)
+    blocks = corpus_blocks(stages)
     planned = []
-    for work in stage_works(config, shape, blocks):
+    for work in stage_works(stages, shape, blocks):
         settings: ArmSettings | Config = trained.get(work.name, config)
         memory = memories.get(work.name)
         setup = Setup(
@@ -172,8 +173,8 @@ def make_plan(config: Config) -> PlanResult:
         stages=costs,
         savings=_savings(planned, costs, shape),
         notes=[
-            *_notes(config, planned, blocks, shape.kind),
-            *_measured(config, costs, profile.utilisation),
+            *_notes(stages, planned, blocks, shape.kind),
+            *_measured(stages, costs, profile.utilisation),
         ],
     )
 
@@ -333,8 +334,9 @@ def _savings(
 
 
 def _notes(
-    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
+    stages: Stages, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
 ) -> list[str]:
+    config = stages.config
     notes, replicas = [], config.parallel.data
     if kind not in MEASURED:
         notes.append(
@@ -384,7 +386,7 @@ def _notes(
         )
     if not any(work.pool_size for work, _ in planned):
         setup = planned[-1][1]  # that of the recipe
-        pool = Stages(config).jobs.arm("rod", blocks).num_candidates
+        pool = stages.jobs.arm("rod", blocks).num_candidates
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
         seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
         unit = "process" if config.cluster.gpu is None else "GPU"
@@ -396,11 +398,11 @@ def _notes(
     return notes
 
 
-def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) -> list[str]:
+def _measured(stages: Stages, costs: Sequence[StageCost], utilisation: float) -> list[str]:
     """Returns notes that compare the measured time of finished steps with the plan."""
     notes = []
     for planned in costs:
-        metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
+        metrics = stages.results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
         rows = read_lines(metrics, "timing/train/update")

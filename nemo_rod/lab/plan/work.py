@@ -24,13 +24,14 @@ BLOCK_BYTES = 36  # per block besides its tokens: hash and index
 CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weights, two moments
 
 
-def corpus_blocks(config: Config) -> dict[str, Any]:
+def corpus_blocks(stages: Stages) -> dict[str, Any]:
     """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds.
 
     Raises:
         ValueError: there is no bound on a source.
     """
-    folder, domain = Stages(config).results.blocks, config.domain
+    config, folder = stages.config, stages.results.blocks
+    domain = config.domain
     if (folder / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
 
@@ -74,9 +75,10 @@ def trained_stages(config: Config) -> dict[str, ArmSettings]:
     return {arm.name: arm for arm in [*arms, *trained_arms(config)]}
 
 
-def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
+def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
     """Returns the work of every stage of a recipe, evaluation included, on `corpus_blocks`."""
-    stages, trained, works = Stages(config), trained_stages(config), list[Work]()
+    config = stages.config
+    trained, works = trained_stages(config), list[Work]()
     weights = shape.parameters * BYTES[config.model.precision]
     checkpoint = shape.parameters * CHECKPOINT_BYTES[config.model.precision]
     held = blocks["held_adaptation"] + blocks["held_replay"]

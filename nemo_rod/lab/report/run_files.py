@@ -33,7 +33,7 @@ Losses = npt.NDArray[np.float64]
 ROLES = ("adaptation", "replay")
 # Keys of `arm.json` on an arm's design, in contrast to its costs.
 DESIGN = (
-    "of", "steps", "budget", "multiplier", "scored_prefix", "retention", "kappa", "share",
+    "of", "steps", "budget", "multiplier", "prefix", "retention", "kappa", "share",
     "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("retention", "kappa"), _NUMBER),
     "share": (*_NUMBER, str),
     **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
-    **dict.fromkeys(("curriculum", "scored_prefix"), (str,)),
+    **dict.fromkeys(("curriculum", "prefix"), (str,)),
     "references": (list,),
 }
 
