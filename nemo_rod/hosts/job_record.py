@@ -25,8 +25,12 @@ from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
 
-# what changes if a job goes on longer or with other batches: its record has a new segment then
-_GROWS = ("num_candidates", "num_chosen", "store", "references", "sources")
+# what changes if a job goes on longer, or with other batches or samples: its record has a new
+# segment then
+_GROWS = (
+    *("num_candidates", "num_chosen", "store", "references", "sources"),
+    *("seed", "block_size"),
+)
 
 HELD_OUT = 64  # samples or blocks of every source that held-out losses are measured on
 
@@ -64,8 +68,8 @@ class JobRecord:
 
     A job that resumes continues its files. If it starts at their first step or before, as without
     a checkpoint, the files may belong to another run and are renamed (`curriculum.rod.1`). If the
-    number of steps or a batch size changed, or steps are missing because the job ran without the
-    selector, the old curriculum is renamed in the same way and a new one begins.
+    number of steps, a batch size or the samples changed, or steps are missing because the job ran
+    without the selector, the old curriculum is renamed in the same way and a new one begins.
 
     Args:
         folder: the folder; None to write nothing.

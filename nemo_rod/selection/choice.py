@@ -87,8 +87,8 @@ def choose(
         if on_nonfinite == "refuse":
             raise ValueError(
                 f"{problem}: the model diverged or a loss overflowed; look at train/loss and "
-                "resume from an earlier checkpoint, or set selection.on_nonfinite=exclude to "
-                "continue without such blocks."
+                "resume from an earlier checkpoint, or continue without such blocks by "
+                "on_nonfinite=exclude (in a recipe, selection.on_nonfinite)."
             )
         if np.isfinite(score_C).sum() < batch_size:
             raise ValueError(

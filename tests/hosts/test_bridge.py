@@ -107,6 +107,12 @@ def jobs(
         },
         {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
         {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
+        {
+            **ROD,
+            "name": "of_other_precision",
+            "settings": {"mixed_precision": "bf16_mixed"},
+            "refused": "is of precision 'fp32', but candidates are scored in 'bf16'",
+        },
         {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
         {"name": "masked_new", "settings": MASKED, **SCORE_NEW},
         {"name": "masked_old", "settings": MASKED, **SCORE_OLD},

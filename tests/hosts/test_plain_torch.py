@@ -18,7 +18,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
 from nemo_rod.hosts.plain_torch import scorer as scoring
-from nemo_rod.selection import Curriculum, References
+from nemo_rod.selection import Candidates, Curriculum, References
 from nemo_rod.selection.held_out import START_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -242,7 +242,7 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"batch_size": 9, "micro_batch_size": 2}, "batch_size is 9, expected a multiple of micr"),
         ({"model": torch.nn.Linear(1, 1)}, "Linear has no get_output_embeddings(), so its output"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
-        ({"model": "bf16"}, "of precision 'fp32', but the model scores in 'bf16'"),
+        ({"model": "bf16"}, "of precision 'fp32', but candidates are scored in 'bf16'"),
         ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
     ],
 )
@@ -275,3 +275,31 @@ def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) ->
         assert len(list(batches)) == 2
         assert (tmp_path / "curriculum.rod.1").exists() == (seconds == 1)
     assert metric(tmp_path, "step") == [0, 1]
+
+
+def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
+    runs: Runs, tmp_path: Path
+) -> None:
+    store, fits = runs.tiny.store, model("llama", vocab_size=256)
+    counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
+    references = References.open(runs.tiny.references, store)
+    options: dict[str, Any]
+    for number, (size, options) in enumerate(
+        ((8, {}), (16, {"on_nonfinite": "exclude"}), (8, {"multiplier": 1.5}), (8, {"seed": 9}))
+    ):
+        drawn = {name: options.pop(name) for name in ("multiplier", "seed") if name in options}
+        batches = RoDBatches(
+            fits, store, references, steps=2 * number + 2, batch_size=size, out=tmp_path,
+            pools=Candidates(**counts, batch_size=size, **drawn), **options,
+        )  # fmt: skip
+        batches.load_state_dict({"step": 2 * number})
+        assert len(list(batches)) == 2
+        assert (tmp_path / f"curriculum.rod.{number}").exists() == (number > 0)
+    assert metric(tmp_path, "step") == list(range(8))
+    other = Candidates(**counts, batch_size=8, balance="exact")
+    with pytest.raises(ValueError, match="was recorded with config"):
+        batches = RoDBatches(
+            fits, store, references, steps=9, batch_size=8, out=tmp_path, pools=other
+        )
+        batches.load_state_dict({"step": 8})
+        next(iter(batches))

@@ -110,9 +110,10 @@ LONGER = {
         {"num_candidates": 3},
         {"num_candidates": 6, "num_chosen": 3},
         {"references": "again"},
+        {**LONGER, "seed": 1, "block_size": 32},  # other samples
     ],
 )
-def test_a_job_that_goes_on_longer_or_with_other_batches_begins_a_segment(
+def test_a_job_that_goes_on_longer_or_with_other_samples_begins_a_segment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any]
 ) -> None:
     run(tmp_path, 0, 1, 2)  # step 2 was not saved
@@ -152,8 +153,8 @@ def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> Non
     run(tmp_path, 0, 1)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     for step in (0, 1):
-        with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with seed 0"):
-            run(tmp_path, step, header=replace(HEADER, seed=1))
+        with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with config 'c'"):
+            run(tmp_path, step, header=replace(HEADER, config="another policy"))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 

@@ -53,6 +53,23 @@ def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
     policy: Any = type("Newest", (), {"needs_scores": False})()
     with pytest.raises(ValueError, match=r"^Newest has no __repr__, .*: make it a dataclass"):
         jobs.SelectingJob(roles={}, multiplier=1, policy=policy)
+    with pytest.raises(ValueError, match=r"on_nonfinite='skip' is not valid: expected 'refuse' or"):
+        jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll(), on_nonfinite="skip")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "name"),
+    [
+        (torch.float32, {}, "fp32"),
+        (torch.bfloat16, {"fp8": None}, "bf16"),
+        (torch.bfloat16, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "fp8 over bf16"),
+        (torch.bfloat16, {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "mxfp8 over bf16"),
+        (torch.bfloat16, {"fp4": "e2m1", "fp4_recipe": "nvfp4"}, "fp4 nvfp4 over bf16"),
+    ],
+)
+def test_precisions_have_the_names_of_recipes(dtype: Any, low: dict[str, Any], name: str) -> None:
+    chunk = SimpleNamespace(config=SimpleNamespace(params_dtype=dtype, **low))
+    assert jobs.precision_of([chunk]) == name
 
 
 LOSS, MASK = torch.ones(2, 8), torch.ones(2, 8)

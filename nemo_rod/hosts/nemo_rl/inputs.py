@@ -85,7 +85,7 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
         "arm": arm.as_digested()
         | ({"recorded": digest_files([Path(recorded)])} if recorded else {}),
         "steps": rod["steps"],
-        "on_nonfinite": rod["selection"]["on_nonfinite"],
+        "on_nonfinite": "refuse",  # whatever it is: a run that was refused may go on by "exclude"
         "optimizer": {k: v for k, v in optimizer.items() if k not in SAVES_MEMORY},
         "scheduler": megatron.get("scheduler"),
     }

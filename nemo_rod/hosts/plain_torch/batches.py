@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -230,13 +231,7 @@ class RoDBatches:
             self._began = time.perf_counter()
         choice = selector.choose(step, scorer)
         if self.references is not None and selector.policy.needs_scores:
-            for manifest in self.references.manifests:
-                if manifest.precision != scorer.precision:
-                    raise ValueError(
-                        f"the references are of precision {manifest.precision!r}, but the model "
-                        f"scores in {scorer.precision!r}: write them with the model as it is "
-                        "trained."
-                    )
+            self.references.refuse_other_precision(scorer.precision)
         ids = choice.block_ids.astype("<i8").tobytes()
         if len(set(scorer.gathered(digest(ids)))) > 1:
             raise ValueError(
@@ -250,13 +245,15 @@ class RoDBatches:
     def _open(self, step: int) -> bool:
         """Opens the record of the first rank; returns whether no earlier step is recorded."""
         selector, length = self.selector, self.scorer.length
-        pools = selector.pools
+        pools: Any = selector.pools
+        # the header has the sizes, which may change in between
+        drawn = (pools.balance, pools.retention) if isinstance(pools, Candidates) else pools
         self._record = JobRecord(
             self.out,
             job_header(
                 selector,
                 self.store,
-                decided_by=(selector.policy, pools, length, selector.on_nonfinite),
+                decided_by=(selector.policy, drawn, length),
                 seed=getattr(pools, "seed", 0),
             ),
             step=step,

@@ -31,7 +31,7 @@ from nemo_rod import parts
 
 if TYPE_CHECKING:
     from nemo_rod.hosts.swap_in.job import Installed
-    from nemo_rod.selection import Policy
+    from nemo_rod.selection import OnNonfinite, Policy
 
 MULTIPLIER = 2  # candidates per trained sample, by default
 
@@ -46,6 +46,7 @@ class InstallOptions(_Data, total=False):
 
     references: Sequence[str | Path]
     policy: Policy
+    on_nonfinite: OnNonfinite
     out: str | Path
     validation_every: int | None
 
@@ -85,6 +86,8 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             references: folders of reference losses for all of the job's data, written by
                 `reference`.
             policy: policy that chooses the batch from a pool; `Joint()` by default.
+            on_nonfinite: what to do about a score that is not finite: "refuse", by default, or
+                "exclude" the sample.
             multiplier: candidates per trained sample (m), any number >= 1; by default
                 `MULTIPLIER`.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's

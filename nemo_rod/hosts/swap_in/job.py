@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+from megatron.core.utils import get_model_config
 
 from nemo_rod.hosts.job_record import JobRecord, is_due, job_header
 from nemo_rod.hosts.logger_runs import known_metrics
@@ -32,8 +34,9 @@ from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
 from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
-from nemo_rod.selection import Joint, Policy, References, Selector
+from nemo_rod.selection import Joint, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.competition import number
+from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
@@ -265,18 +268,22 @@ class SelectingJob(Job):
         *,
         references: Sequence[str | Path] = (),
         policy: Policy | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
         validation_every: int | None = None,
         **data: Any,
     ) -> None:
         super().__init__(**data)
         self.policy: Policy = Joint() if policy is None else policy
         self.references, self.validation_every = references, validation_every
+        self.on_nonfinite: OnNonfinite = on_nonfinite
         name, scores = type(self.policy).__name__, self.policy.needs_scores
         is_count = type(validation_every) is int and validation_every >= 0
         for refused, sentence in (
             (validation_every is not None and not is_count,
              f"validation_every={validation_every!r} is not valid: expected a number of steps, 0 "
              "for no held-out losses, or None for the job's own interval."),
+            (on_nonfinite not in get_args(OnNonfinite),
+             f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
             (type(self.policy).__repr__ is object.__repr__,
              f"{name} has no __repr__, by which a resumed job recognises its policy: make it a "
              "dataclass."),
@@ -327,6 +334,7 @@ class SelectingJob(Job):
                 policy=self.policy,
                 batch_size=facts.batch_size,
                 references=references,
+                on_nonfinite=self.on_nonfinite,
             ),
             data,
             scoring_micro_batch_size=0,  # as in training
@@ -366,8 +374,8 @@ class SelectingJob(Job):
             consumed: samples that the job has trained on before this step.
 
         Raises:
-            ValueError: the files belong to another run, or the job reads its data in another order;
-                raised on all ranks.
+            ValueError: the files belong to another run, the references are of another precision, or
+                the job reads its data in another order; raised on all ranks.
         """
         self._began = time.perf_counter()
         # None if the optimizer holds no weights on this rank
@@ -380,6 +388,9 @@ class SelectingJob(Job):
             names = ("model", "forward_step_func", "micro_batch_size")
             self._call = {name: options[name] for name in names} | {"groups": groups}
             if not self._is_open:
+                references = self._rod.selector.references
+                if references is not None and self.policy.needs_scores:
+                    references.refuse_other_precision(precision_of(options["model"]))
                 iterators = options["data_iterator"]
                 count, size = options["num_microbatches"], options["micro_batch_size"]
                 for chunk in iterators if isinstance(iterators, list) else [iterators]:
@@ -430,6 +441,20 @@ class SelectingJob(Job):
             return {}
         with self.around_scoring():
             return self.held_out.losses(**self._call)
+
+
+def precision_of(model: list) -> str:
+    """Returns the arithmetic of a model's forward pass, as manifests of references name it."""
+    config = get_model_config(model[0])
+    name = precision_name(config.params_dtype)
+    for kind in ("fp8", "fp4"):
+        if getattr(config, kind, None):
+            recipe = getattr(config, f"{kind}_recipe")
+            recipe = getattr(recipe, "value", recipe)  # Megatron's enumeration, or text
+            # as `scoring.precision` names them
+            low = {"tensorwise": "fp8", "mxfp8": "mxfp8"}.get(recipe, f"{kind} {recipe}")
+            return f"{low} over {name}"
+    return name
 
 
 def _shown(row: dict[str, Any]) -> dict[str, float]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import unwrap_model
 
 from nemo_rod.files import digest
-from nemo_rod.hosts.swap_in.job import Job
+from nemo_rod.hosts.swap_in.job import Job, precision_of
 from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.selection.references.folder import holds, role_manifest
 
@@ -93,7 +93,7 @@ class HostReferenceJob(Job):
             self.role,
             model=model_digest(model, groups),
             lengths=[self.data.block_size],
-            precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
+            precision=precision_of(model),
         )
         manifest = replace(manifest, loss=LOSS_DEFINITION)
         if not holds(self.out, manifest):

@@ -31,6 +31,8 @@ from nemo_rod.selection.blocks import Blocks
 
 LOSS_DEFINITION = "mean next-token loss of the first tokens of the block, nats, fp32"
 SCHEMA = "rod-references-2"
+# PyTorch's names of precisions, which swapped-in jobs once wrote -> those of manifests
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
 _PARTS, _SMALLEST = 100, 256  # of a folder, so that an interruption costs 1 % at most; in blocks
@@ -100,6 +102,12 @@ class ReferenceManifest:
         record = np.zeros((), dtype=self.kind)
         record["loss"] = np.nan
         return np.broadcast_to(record, size)  # takes no memory
+
+
+def precision_name(precision: object) -> str:
+    """Returns the name that manifests have for a precision: "bf16" for PyTorch's torch.bfloat16."""
+    name = str(precision).removeprefix("torch.")
+    return _PRECISIONS.get(name, name)
 
 
 def role_manifest(
@@ -306,6 +314,8 @@ def _opened(path: Path, manifest: ReferenceManifest) -> Folder | None:
     folder = Folder.open(path, unfinished=True)
     if {*manifest.lengths} <= {*folder.manifest.lengths}:
         manifest = replace(manifest, lengths=folder.manifest.lengths)
+    if manifest.precision == precision_name(folder.manifest.precision):
+        manifest = replace(manifest, precision=folder.manifest.precision)
     differences = [
         f"{field.name} {value!r} (expected {getattr(manifest, field.name)!r})"
         for field in fields(manifest)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.references.folder import Folder, hash_heads
+from nemo_rod.selection.references.folder import Folder, hash_heads, precision_name
 
 
 class References:
@@ -91,15 +91,8 @@ class References:
             if (length or its.block_size) not in its.lengths:
                 raise ValueError(
                     f"{file} is of the first {', '.join(map(str, its.lengths))} tokens of a block, "
-                    f"but candidates are scored by {length or its.block_size}: score the "
-                    "references again with this scoring.prefix among the recipe's arms, or set it "
-                    "to one of those"
-                )
-            if precision not in (None, its.precision):
-                raise ValueError(
-                    f"{file} is of precision {its.precision!r}, but candidates are scored in "
-                    f"{precision!r}: score the references again with this run's model.precision "
-                    "and scoring.precision, or set those to the precision of the references"
+                    f"but candidates are scored by {length or its.block_size}: write references of "
+                    "this length, or score by one of those (in a recipe, by scoring.prefix)"
                 )
         for left, right in pairwise(folders):
             if left.manifest.stop > right.manifest.start:
@@ -118,7 +111,20 @@ class References:
                 f"block {covered} of {len(store)} has no reference; there are those of "
                 f"{_ranges(folders)}: name the missing folder, or score these blocks"
             )
-        return cls(folders, store, length or first.block_size)
+        references = cls(folders, store, length or first.block_size)
+        if precision is not None:
+            references.refuse_other_precision(precision)
+        return references
+
+    def refuse_other_precision(self, precision: str) -> None:
+        """Refuses references of another precision than that of the caller's scoring pass."""
+        for folder in self._folders:
+            if precision_name(its := folder.manifest.precision) != precision:
+                raise ValueError(
+                    f"{folder.path / 'manifest.json'} is of precision {its!r}, but candidates are "
+                    f"scored in {precision!r}: write the references in that precision, or score in "
+                    "theirs (in a recipe, by model.precision and scoring.precision)"
+                )
 
     def verify(self, on_read: Callable[[str], object]) -> None:
         """Verifies the checksums of all folders; see `Folder.verify`."""
@@ -185,8 +191,8 @@ class References:
         if len(block_ids):
             raise ValueError(
                 f"block {block_ids[0]} has no reference ({len(block_ids)} of those looked up); "
-                f"there are those of {_ranges(self._folders)}: run `nemo-rod reference` "
-                "with this arm among `arms`, which scores the missing blocks"
+                f"there are those of {_ranges(self._folders)}: write those of the "
+                "missing blocks (in a recipe, by `nemo-rod reference` with this arm among `arms`)"
             )
 
 
