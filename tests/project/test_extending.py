@@ -15,6 +15,7 @@ import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
 
+from nemo_rod import parts, swap_in
 from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.selection import Curriculum, References
@@ -93,7 +94,7 @@ def test_policy_and_score(run: Path) -> None:
             assert num_replay == SHARE * BATCH
             capped += 1
     assert capped, "the cap decided at no step"
-    assert read_json(arm / "arm.json")["policy"] == "Capped"
+    assert read_json(arm / "arm.json")["policy_name"] == "capped"
 
 
 def test_reader(run: Path) -> None:
@@ -157,6 +158,15 @@ def test_command(run: Path, installed: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{share:.4f}\n"), done.stderr
     helped = nemo_rod("help", packages=installed)
     assert "Of installed packages: replay-share, shares" in helped.stdout
+
+
+def test_host(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hands on the container of its job to our own host, which refuses that by a sentence."""
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.setattr(parts, "installed", parts.installed.__wrapped__)
+    job = SimpleNamespace(container=None)
+    with pytest.raises(ValueError, match=r"multiplier=0 is not valid: expected a number >= 1"):
+        swap_in.install("own_trainer", job, roles={"a": "replay"}, multiplier=0)
 
 
 def test_a_second_run_has_nothing_to_do(run: Path, installed: Path) -> None:
