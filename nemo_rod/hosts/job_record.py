@@ -6,7 +6,7 @@
     metrics.jsonl            one line per step that has ended
     validation_start.json    held-out losses before the first step
 
-Names and forms are those of a trained arm of a recipe; `nemo-rod report FOLDER` shows either.
+Names and forms are those of a trained arm of a recipe. `nemo-rod report FOLDER` shows the job.
 """
 
 from __future__ import annotations
