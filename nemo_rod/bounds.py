@@ -1,4 +1,4 @@
-"""What a key of the configuration accepts: said beside its default, checked by one walk."""
+"""The values that configuration keys accept: declared with the defaults, checked in one walk."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TYPE_NAMES = {
 
 @dataclass(frozen=True)
 class Bound:
-    """What a key accepts, besides null where that is its default, in words and as a test."""
+    """The accepted values of a key, in words and as a test; a default of null is also accepted."""
 
     expected: str
     accepts: Callable[[Any], bool]
-    names: Sequence[str] = ()  # those that a mistyped one may have meant
+    names: Sequence[str] = ()  # suggestions for a mistyped one
 
 
 def key(default: Any, bound: str | Bound) -> Any:
@@ -55,7 +55,7 @@ def numbers(text: str) -> Bound:
     low, high = (float(base) ** float(power or 1) for base, _, power in ends)
     above = operator.ge if interval[0] == "[" else operator.gt
     below = operator.le if interval[-1] == "]" else operator.lt
-    return Bound(text, lambda found: above(found, low) and below(found, high))  # NaN is neither
+    return Bound(text, lambda value: above(value, low) and below(value, high))  # NaN is neither
 
 
 def one_of(default: str | None, *others: str) -> Any:
@@ -63,7 +63,7 @@ def one_of(default: str | None, *others: str) -> Any:
     names = [name for name in (default, *others) if name is not None]
     *others_names, last = names
     expected = f"{', '.join(others_names)} or {last}" if others_names else last
-    words = [name for name in names if name[:1].isalpha()]  # no share is a mistyped share
+    words = [name for name in names if name[:1].isalpha()]  # numbers are never suggested
     return key(default, Bound(expected, names.__contains__, words))
 
 
@@ -77,21 +77,21 @@ def registered(kind: str) -> Bound:
 def check_bounds(section: Any, prefix: str = "") -> None:
     """Refuses the first value out of bounds in a section, or in a section of it.
 
-    `prefix` is what precedes its keys as users type them, such as "selection.".
+    `prefix` precedes its keys as users type them, such as "selection.".
 
     Raises:
         ValueError: a value is out of bounds; the message names its key and the expected values.
     """
     for field in dataclasses.fields(section):
-        name, found = prefix + field.name, getattr(section, field.name)
+        name, value = prefix + field.name, getattr(section, field.name)
         bound, optional = field.metadata.get("bound"), field.default is None
-        if dataclasses.is_dataclass(found):
-            check_bounds(found, f"{name}.")
-        if bound and not (bound.accepts(found) if found is not None else optional):
-            expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
+        if dataclasses.is_dataclass(value):
+            check_bounds(value, f"{name}.")
+        if bound and not (bound.accepts(value) if value is not None else optional):
+            expected = f"finite and {bound.expected}" if value == math.inf else bound.expected
             expected += ", or null" if optional else ""
-            near = parts.did_you_mean(found, bound.names) if type(found) is str else ""
-            raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")
+            near = parts.did_you_mean(value, bound.names) if type(value) is str else ""
+            raise ValueError(f"{name}={value!r} is not valid{near}: expected {expected}.")
 
 
 def check_types(section: Any, types: Mapping[str, Any], prefix: str = "") -> None:

@@ -36,7 +36,7 @@ SHARE = Bound(
     lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
 )
 LAUNCHER, POLICY, SCORE = map(registered, ("launchers", "policies", "scores"))
-# keys of 0.0 and names of arms (`arms.NAME`): why they went and what to do, for one release
+# removed keys and arms (`arms.NAME`) of 0.0: the reason and the remedy, for one release
 FORMER_KEYS = {
     "selection.replay_score": "distilled scores kept only half of the gain; remove the key",
     "scoring.teacher_top_k": "distilled scores kept only half of the gain; remove the key",
@@ -240,7 +240,7 @@ class Model:
 
 @dataclass
 class Domain:
-    """The corpora: the new domain (adaptation) and what must not be forgotten (replay)."""
+    """The corpora: the new domain (adaptation) and the data not to be forgotten (replay)."""
 
     tokenizer: str = MISSING  # "byte", or a tokenizer's folder, name, or NAME@REVISION
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS

@@ -2,8 +2,8 @@
 
 torchrun ... -m nemo_rod.megatron JOB.json
 
-On several nodes, those of the first one are given the file; the others find its name in the job's
-key-value store.
+On several nodes, the processes of the first one have the file as an argument; the others read its
+name from the job's key-value store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file system
 
 @dataclass(kw_only=True)
 class ModelJob:
-    """What every job that runs a model reads: the resolved configuration, and its places."""
+    """The inputs of every job that runs a model: the resolved configuration, and its folders."""
 
     name: str  # label in progress lines
     config: Config  # in a training job with the settings of its arm
@@ -53,7 +53,7 @@ class ModelJob:
 
     @property
     def collective_minutes(self) -> int:
-        """Timeout of collectives: longer than that of the watch, which can say who is late."""
+        """Timeout of collectives: longer than that of the watch, which can name the late rank."""
         return math.ceil(self.stall_seconds / 60) + 10 if self.stall_seconds else 7 * 24 * 60
 
     @property
@@ -106,7 +106,7 @@ class EvaluateJob(ModelJob):
 
 @dataclass(kw_only=True)
 class CheckJob(ModelJob):
-    """Builds a checkpoint as training would; refuses one that would train otherwise than meant."""
+    """Builds a model as training does; refuses one that would not train as intended."""
 
     start: str
 
@@ -152,7 +152,7 @@ def read_job(path: Path) -> Job:
 def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     """Returns a connection to the key-value store of a job, which its torchrun keeps.
 
-    `name` is torchrun's `--rdzv-id`; it waits so many seconds for the store, and for values.
+    `name` is torchrun's `--rdzv-id`; `seconds` is the timeout for the store, and for values.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -162,7 +162,7 @@ def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
 
 
 def shared_job(store: Any, arguments: list[str]) -> Job:
-    """Reads the job that the processes of the first node are given, on every process.
+    """Reads the job file of the first node on every process.
 
     Raises:
         ValueError: the file is damaged, or this node does not see it.

@@ -3,8 +3,8 @@
     [project.entry-points."nemo_rod.policies"]      # in the pyproject.toml of any package
     newest = "my_package.policies:Newest"
 
-A part is imported when it is asked for, so the table is the only place of the house that knows what
-stands outside it. Every kind has one protocol for ours and for others: docs/extending.md has
+A part is imported on demand, so the table is the only place of the house that names modules outside
+it. Every kind has one protocol for ours and for others: docs/extending.md has
 examples.
 """
 
@@ -33,7 +33,7 @@ OURS: dict[str, dict[str, str]] = {
         "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
         "generated": "nemo_rod.lab.generated.reader:read_generated",
     },
-    # what corpus.shards.token_reader returns for blocks that stay in files of a kind of source
+    # results of corpus.shards.token_reader for blocks in files of a kind of source
     "in_place": {"megatron": "nemo_rod.hosts.data.indexed_datasets:TokensInPlace"},
     # with the arguments of corpus.tokenizer.load_tokenizer; "*": any other name
     "tokenizers": {
@@ -49,7 +49,7 @@ OURS: dict[str, dict[str, str]] = {
     },
     # (folder, run_name) -> hosts.show_metrics.Logger; None: one of the trainer's own
     "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
-    # modules by which loggers go on after an interruption, and get metrics; the house uses no other
+    # modules by which loggers resume a run, and get metrics; the house uses no others
     "logger_runs": {"own": "nemo_rod.hosts.logger_runs", "shown": "nemo_rod.hosts.show_metrics"},
     # modules with install(...) and reference(...); see hosts.swap_in
     "hosts": {
@@ -73,13 +73,13 @@ OURS: dict[str, dict[str, str]] = {
     },
     # modules with FILE, PARTIAL, wanted, check, missing and measure; see lab.evaluate
     "measurements": {"losses": "nemo_rod.lab.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
-    # (Config) -> str: the time that a run still takes, such as "12 min"; "" where it is not known
+    # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},
     # (Config) -> float | None: dense peak TFLOP/s of a GPU of the cluster, if it is known
     "peaks": {"plan": "nemo_rod.lab.plan.speed:known_peak"},
     # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
     "screens": {"live": "nemo_rod.lab.live:live"},
-    # (Config) -> str: refuses, before a run is submitted, what cannot work there; else its size
+    # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
     # (BlockStore, its Tokenizer, that of a model) -> None: refuses a model, by model.special_tokens
     "tokenizer_checks": {"renamed": "nemo_rod.lab.renamed_tokens:check_renamed"},
@@ -163,7 +163,7 @@ def load_all(kind: str) -> list[Any]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean ...?)" with what is nearest to a mistyped name; "" if nothing is."""
+    """Returns " (did you mean ...?)" with the name nearest to a word; "" if none is near."""
     from difflib import get_close_matches
 
     names = {str(name).lower(): name for name in known}
@@ -173,5 +173,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @functools.cache
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Returns what installed packages register for a kind of part, by name; read once a process."""
+    """Returns the entry points of installed packages for a kind of part, by name; cached."""
     return {point.name: point for point in entry_points(group=f"nemo_rod.{kind}")}

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import KW_ONLY, dataclass
 
-# Marks output lines for users: of a job, only these are shown, and its log keeps all.
+# Marks output lines of a job that users are shown; its log has all lines.
 PREFIX = "progress: "
 
 
@@ -37,7 +37,7 @@ class Progress:
         self.shown = now
         far = f"{done:,.0f}/{self.total:,.0f}" if self.total else f"{done:,.0f}"
         parts = [self.name, f"{far} {self.unit}".rstrip(), note]
-        if done > self.first and now > self.began + 0.1:  # the pace of less is noise
+        if done > self.first and now > self.began + 0.1:  # an earlier pace is noise
             rate = (done - self.first) / (now - self.began)
             if self.unit:
                 slow = f"{1 / rate:,.0f} s a {self.unit.removesuffix('s')}"

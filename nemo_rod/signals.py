@@ -16,9 +16,9 @@ from pathlib import Path
 # and job scripts announce the time limit with the last.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-# Files that the processes of a job keep open, such as the lock of its stage: it is free once they
-# have ended, not once the command that started them has. It is a global because the code that
-# starts a job does not know which lock its stage holds.
+# Files that the processes of a job keep open, such as the lock of its stage, so that it is released
+# when they have ended, not when the command has that started them. A global, because the code that
+# starts a job does not know the lock of its stage.
 KEPT_OPEN: list[int] = []
 
 

@@ -16,16 +16,16 @@ from nemo_rod.signals import Stopped
 
 def leave(sentence: str, *, status: int = 2) -> NoReturn:
     """Ends the process with a sentence on standard error."""
-    with suppress(BrokenPipeError):  # nobody reads it
+    with suppress(BrokenPipeError):  # the reader has left
         print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
     raise SystemExit(status)
 
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
-    """Turns the errors that a user can correct, and stops, into `leave`.
+    """Calls `leave` for stops and for errors that a user can correct.
 
-    A closed pipe of the output, as of `nemo-rod status RUN_DIR | head`, ends a command silently.
+    A closed output pipe, as in `nemo-rod status RUN_DIR | head`, ends a command without a message.
     """
     try:
         try:
@@ -57,7 +57,7 @@ def errors_in_one_sentence() -> Iterator[None]:
 
 
 def _installation(module: str) -> str:
-    """Returns how to install a missing module: by the extra that brings it, if there is one."""
+    """Returns the command that installs a missing module: with its extra, if it has one."""
     from importlib.metadata import PackageNotFoundError, requires
 
     if module.startswith("nemo_rod"):

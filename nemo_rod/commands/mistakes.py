@@ -1,4 +1,4 @@
-"""Words of a recipe's command line that Hydra would misread, and what was meant by them."""
+"""Words of a recipe's command line that Hydra would misread, and corrections of them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _WITHOUT_RECIPE = {"--config-path", "-cp", "--config-name", "-cn", "--hydra-help
 
 
 def understood(command: str, words: Sequence[str]) -> list[str]:
-    """Returns words as Hydra takes them.
+    """Returns words in the form that Hydra accepts.
 
     Raises:
-        ValueError: a word is no override and no option; the message suggests what was meant.
+        ValueError: a word is no override and no option; the message suggests a correction.
     """
     options, parser = get_args_parser(), OverridesParser.create()
 
@@ -58,7 +58,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
-        if word[0] == "+" and not _is_known(key):  # Hydra would add it, and nothing would read it
+        if word[0] == "+" and not _is_known(key):  # Hydra would add a key without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in OURS["saved_steps"]:
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
@@ -195,15 +195,15 @@ def _meant(word: str, words: list[str]) -> str:
 
 
 def _file_as_recipe(word: str, file: Path) -> str:
-    """Returns how a recipe is named that was given by its file."""
+    """Returns a sentence with the name of a recipe that was given by its file."""
     if file.stem in _recipes():
         return f"{word} is a file where a name is expected: did you mean recipe={file.stem}?"
     if file.parent.name == "recipe":
-        found, cure = file.parent.parent, "did you mean"
+        folder, cure = file.parent.parent, "did you mean"
     else:
-        found = file.parent / "my"
-        cure = f"move it to {found / 'recipe' / f'{file.stem}.yaml'}, and type"
-    words = f"--config-dir {found} recipe={file.stem}"
+        folder = file.parent / "my"
+        cure = f"move it to {folder / 'recipe' / f'{file.stem}.yaml'}, and type"
+    words = f"--config-dir {folder} recipe={file.stem}"
     return f"{word} is a file where a name is expected: {cure} {words}?"
 
 

@@ -26,7 +26,7 @@ from nemo_rod.config import Config, blamed_key, config_folder, former_key
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
-_EXPECTED = {  # a part of OmegaConf's error -> what a value must be
+_EXPECTED = {  # part of OmegaConf's error -> expected value
     "to Integer": "a whole number",
     "to Float": "a number",
     "valid bool": "true or false",
@@ -86,7 +86,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
 
 
 def _composition_error(error: Exception) -> str:
-    """Returns why Hydra cannot compose a configuration, and the options that it lists."""
+    """Returns the reason that Hydra cannot compose a configuration, with the options it lists."""
     if former := former_key(blamed_key(error)):
         return former
     if not isinstance(error, HydraException):  # not foreseen by Hydra

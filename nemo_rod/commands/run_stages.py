@@ -43,10 +43,10 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
     Raises:
         Stopped: a signal requested it.
     """
-    nodes = Nodes.of_this_job()
+    nodes = Nodes.from_environment()
 
     def stop(number: int, _: object) -> None:
-        if nodes.rank == 0:  # which receives it, too, and announces the end to the others
+        if nodes.rank == 0:  # the first node receives it, too, and announces the end to the others
             raise Stopped("was asked to stop: run it again to resume")
 
     for number in STOP_SIGNALS:
@@ -137,21 +137,21 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
         if name not in known:
             near, all_ = parts.did_you_mean(name, known), ", ".join(dict.fromkeys(known))
             raise ValueError(f"rebuild=[{name}] is not a stage{near}: expected some of {all_}.")
-    found = find(chosen, config)
+    states = stage_states(chosen, config)
     if not config.dry_run or stages.launcher.submits:
-        refuse_other_inputs(found, config.rebuild)
+        refuse_other_inputs(states, config.rebuild)
     if stages.launcher.submits:
         for name in parts.names("checks"):
             if (line := parts.load("checks", name)(config)) and config.dry_run:
                 say(line)
         submit(stages, chosen)
     elif config.dry_run:
-        for number, (stage, state, why) in enumerate(found, start=1):
-            label, note = f"[{number}/{len(found)}] {stage.title}", f": {why}" if why else ""
+        for number, (stage, state, why) in enumerate(states, start=1):
+            label, note = f"[{number}/{len(states)}] {stage.title}", f": {why}" if why else ""
             say(f"{label}: {state}{note}  (nemo-rod {stage.command}, {stage.folder})")
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
-        refuse_other_inputs(found, config.rebuild)
+        refuse_other_inputs(states, config.rebuild)
     else:
         if is_launch:
             check_idle(config)
@@ -163,21 +163,21 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             _run_here(config, chosen, tells_time=not any(shown))
 
 
-class Found(NamedTuple):
-    """A stage as a run would find it."""
+class StageState(NamedTuple):
+    """A stage and its state at the start of a run."""
 
     stage: Stage
     state: str  # "done", "to do", "running", "refused", or "differs": made with other inputs
     why: str
 
 
-def find(stages: Iterable[Stage], config: Config) -> list[Found]:
-    """Returns every stage as a run would find it, without changing anything.
+def stage_states(stages: Iterable[Stage], config: Config) -> list[StageState]:
+    """Returns the state of every stage, without changing anything.
 
-    What uses the results of a stage with other inputs has other inputs, too, once that is made
-    again, unless it is made of files in the folders of its needs.
+    If a stage has other inputs, the stages that use its results will have other inputs, too, unless
+    they write to the folder of a stage that they need.
     """
-    found, others, open_ = list[Found](), set[str](), set[str]()
+    states, others, open_ = list[StageState](), set[str](), set[str]()
     for stage in stages:
         state, why = "to do", ""
         used = [need for need in stage.needs if need in others]
@@ -189,7 +189,7 @@ def find(stages: Iterable[Stage], config: Config) -> list[Found]:
             elif partial(stage.folder).exists():
                 why = "resumes"
         except OtherInputs as error:
-            state, why = "differs", error.found
+            state, why = "differs", error.difference
         except ValueError as error:
             if not open_.intersection(stage.needs):
                 state, why = "refused", str(error)
@@ -205,19 +205,19 @@ def find(stages: Iterable[Stage], config: Config) -> list[Found]:
             state, why = "to do", "again, as rebuild asks"
         if state != "done":
             open_.add(stage.name)
-        found.append(Found(stage, state, why))
-    return found
+        states.append(StageState(stage, state, why))
+    return states
 
 
-def refuse_other_inputs(found: Sequence[Found], rebuilt: Sequence[str]) -> None:
+def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) -> None:
     """Refuses stages that were made with other inputs, all at once, and foreign or damaged ones.
 
     Raises:
         ValueError: there are such stages; the message names the change and the key for a rebuild.
     """
-    if refused := [each.why for each in found if each.state == "refused"]:
+    if refused := [each.why for each in states if each.state == "refused"]:
         raise ValueError(refused[0])
-    differ = [each for each in found if each.state == "differs"]
+    differ = [each for each in states if each.state == "differs"]
     if differ:
         names = ",".join(dict.fromkeys([*rebuilt, *(each.stage.name for each in differ)]))
         raise ValueError(

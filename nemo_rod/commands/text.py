@@ -50,7 +50,7 @@ class Lines:
     stream: TextIO
 
     def write(self, text: str) -> int:
-        """Writes text; `print` hands over a line whole, before its end."""
+        """Writes text; `print` passes a line and its end separately."""
         marked = text.startswith(PREFIX)
         return self.stream.write("  " + text.removeprefix(PREFIX) if marked else text)
 

@@ -56,7 +56,7 @@ class Settings:
 
 
 def describe(spec: SourceSpec, settings: Settings, inputs: list[Input]) -> dict[str, Any]:
-    """Returns all that determines the blocks of a source: the first part of its manifest.
+    """Returns everything that determines the blocks of a source, the first part of its manifest.
 
     It includes the names and sizes of the files, but not their location.
     """
@@ -146,7 +146,7 @@ class _Build:
         state: Any = None
         with suppress(FileNotFoundError, ValueError):
             state = json.loads(self._file.read_text("utf-8"))
-        if not isinstance(state, dict) or state.get("key") != self.key:  # of other blocks
+        if not isinstance(state, dict) or state.get("key") != self.key:  # it describes other blocks
             state = {"key": self.key, "documents": None, "counts": [0, 0], "rests": [[], []]}
             state |= {"tokens": 0, "taken": [0] * len(inputs)}
             state["commit"] = next((commit for i in inputs if (commit := i.commit())), None)
@@ -158,7 +158,7 @@ class _Build:
         size, eod = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.
         self._packers = [Packer(size, eod, rest) for rest in state["rests"]]
-        self._begun = False  # whether the last document goes on in the next batch
+        self._begun = False  # whether the last document continues in the next batch
         self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
         self._tokens, self._taken = state["tokens"], state["taken"]  # the latter by input
         out = folder / "out"

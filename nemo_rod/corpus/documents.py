@@ -87,14 +87,14 @@ class Documents:
             for number in itertools.count():
                 try:
                     text = next(records, _END)
-                except Exception as error:  # readers of other people's raise anything
+                except Exception as error:  # third-party readers raise anything
                     if isinstance(error, ReadError) or getattr(error, "errno", None) in FULL:
                         raise
                     reason = " ".join(str(error).split())[:600]
                     if type(error) is not ValueError or current.place not in reason:
                         reason = (
                             f"{current.where()}, after {number} records of this run: "
-                            f"{type(error).__name__}: {reason}: mend or fetch it again"
+                            f"{type(error).__name__}: {reason}: repair the file or fetch it again"
                         )
                     raise ReadError(f"source {self.spec.name}: {reason}") from error
                 if text is _END:
@@ -170,7 +170,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
     """Returns the inputs of a source, in the order in which they are read.
 
     Raises:
-        ValueError: they cannot be read, or hold ids of another tokenizer than this.
+        ValueError: they cannot be read, or hold the ids of another tokenizer.
     """
     try:
         inputs: list[Input] = parts.load("readers", spec.kind)(spec)
@@ -194,7 +194,7 @@ def find_duplicates(
 
     Args:
         spec: the source; its caps are ignored, since duplicates do not count against them.
-        folder: where 24 bytes per document are kept meanwhile, in files without names.
+        folder: folder for temporary, unnamed files, which take 24 bytes per document.
         progress: called with the number of input bytes read.
 
     Returns:

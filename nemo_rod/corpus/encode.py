@@ -47,8 +47,8 @@ class Batch:
         inputs: index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
-        goes_on: whether the last text is a piece of a document that goes on with the first text of
-            the next batch; there is no `state` then.
+        goes_on: whether the last text is a piece of a document that continues with the first text
+            of the next batch; there is no `state` then.
     """
 
     texts: list[Any] = field(default_factory=list)
@@ -78,7 +78,7 @@ def batches(documents: Documents) -> Iterator[Batch]:
 class Encoder:
     """Tokenises batches in `workers` processes, each on one core; 1 uses the current process.
 
-    It is a context manager, since it must stop its workers.
+    A context manager, which stops the workers on exit.
     """
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
@@ -131,7 +131,7 @@ class Encoder:
             yield batch, future.result()
 
     def _parts(self, source: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields batches, in several parts if a document is long, which bounds memory."""
+        """Splits batches that hold a long document, which bounds memory."""
         for batch in source:
             if not any(map(_is_long, batch.texts)):
                 yield batch
@@ -150,7 +150,7 @@ class Encoder:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[Any], skip: int = 0) -> Encoded:
-    """Tokenises texts, a long one in `pieces`; token ids stay as they are.
+    """Tokenises texts, long ones in `pieces`; token ids are returned unchanged.
 
     Returns:
         All tokens but the first `skip`, concatenated, int32; and the number of tokens of each text,
@@ -179,16 +179,16 @@ def _is_long(text: Any) -> bool:
 
 
 def pieces(tokenizer: Tokenizer, text: str | LongText) -> Iterator[tuple[str, int]]:
-    """Yields a text in pieces of at most `PIECE_CHARS` characters, at least one.
+    """Yields a text in one or more pieces of at most `PIECE_CHARS` characters.
 
-    Each comes with the number of its first tokens that belong to the piece before: it begins with
-    the end of that one, since many tokenizers treat the beginning of a text as that of a word. The
-    other tokens are together those of the whole text, as far as the tokens around each cut show. A
-    cut is before white space; only a text without any is cut elsewhere.
+    Many tokenizers treat the beginning of a text as the beginning of a word, so each piece repeats
+    the end of the one before, and comes with the number of its first tokens to skip. The other
+    tokens form those of the whole text, as far as the tokens around each cut show. Cuts precede
+    white space, unless there is none.
     """
     rest = io.TextIOWrapper(io.BytesIO(encoded(text)), "utf-8", newline="")
-    window, size = "", PIECE_CHARS + _AROUND  # from the beginning of a piece on
-    start = skip = 0  # of what is new in the piece; tokens before that
+    window, size = "", PIECE_CHARS + _AROUND  # the text from the beginning of a piece
+    start = skip = 0  # first new character of the piece; number of tokens before it
     while len(window := window + rest.read(size - len(window))) > PIECE_CHARS:
         matches = _SPACE.finditer(window, max(start + 1, PIECE_CHARS - _REACH), PIECE_CHARS)
         spaces = [match.start() for match in matches]

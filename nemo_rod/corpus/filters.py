@@ -4,8 +4,8 @@
 
 The left side is a field (dotted if nested: ``meta.language``), the right side a JSON value; a bare
 word is a text. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field is
-an error, and so is a comparison of different types: neither a misspelt name nor a value in another
-notation drops or keeps a whole corpus unnoticed. Null equals only itself.
+an error, and so is a comparison of different types: otherwise a misspelt name, or a value in
+another notation, would drop or keep a whole corpus unnoticed. Null equals only itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Comparison:
                 f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
             )
         expected: Any = self.value
-        if isinstance(expected, float):  # columns have it as a decimal or in 32 bits: other numbers
+        if isinstance(
+            expected, float
+        ):  # columns may hold decimals or 32 bits, which compare unequal
             if isinstance(value, Decimal):
                 expected = Decimal(repr(expected))
             elif isinstance(value, float) and value == float(np.float32(expected)):
@@ -97,7 +99,7 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
 def lookup(record: Mapping[str, Any], field: str) -> Any:
     """Returns a field of a record, by its full name or else by following the dots.
 
-    What is below null is null: in a table, that is how the struct itself is missing.
+    A field below null is null: tables store a missing struct like that.
 
     Raises:
         KeyError: the record has no such field.

@@ -1,7 +1,7 @@
 """One class per input format: each yields the texts of one file and can start in its middle.
 
-An input yields one item per record: the record's text (or its token ids, where somebody tokenised
-it), or None if the filter drops it. With its `position`, which is plain JSON, `records` resumes
+An input yields one item per record: the record's text, its token ids if the source is tokenised
+already, or None if the filter drops it. With its `position`, which is plain JSON, `records` resumes
 after the last record it yielded.
 """
 
@@ -30,10 +30,10 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
-_ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
+_ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 _PACKED = "it is compressed: let its name end in .gz, .xz or .zst"
 _ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
-_FOREIGN = {  # how no text in UTF-8 begins, and at which byte
+_FOREIGN = {  # (offset, bytes) of files that are not text in UTF-8 -> remedy
     (0, b"\x1f\x8b"): _PACKED, (0, b"\xfd7zXZ\0"): _PACKED, (0, b"\x28\xb5\x2f\xfd"): _PACKED,
     (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
     (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
@@ -41,7 +41,7 @@ _FOREIGN = {  # how no text in UTF-8 begins, and at which byte
     (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",
 }  # fmt: skip
 _ESCAPES = re.compile(rb"\\(?:[^u]|u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)")
-_CURES = {  # by a part of an error: what to do where no data is damaged
+_CURES = {  # part of an error about data that is not damaged -> remedy
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
     "memory": "compress it again with a shorter window, without --long or --ultra",
 }
@@ -54,12 +54,12 @@ class LongText:
     utf8: bytes
 
 
-# of a document: its text, or its token ids without EOD
+# a document: its text, or its token ids without EOD
 Content = str | LongText | NDArray[np.int32]
 
 
 class ReadError(ValueError):
-    """A source cannot be read to its end: blocks of what came before are worth keeping."""
+    """A source cannot be read to its end; the blocks before are worth keeping."""
 
 
 class Input:
@@ -73,7 +73,7 @@ class Input:
     Attributes:
         parts: names and sizes of the files that it reads, if it stands for several.
         share: share of its documents to read, by their content, beside `subsample`.
-        in_place: what manifests have of a file of token ids that are not to be copied.
+        in_place: manifest entry of a file of token ids that are read in place, not copied.
     """
 
     share = 1.0
@@ -85,10 +85,10 @@ class Input:
         self._done = self._bytes = 0
 
     def use(self, tokenizer: Tokenizer) -> None:
-        """Is told the tokenizer before reading; refuses token ids that are not of it."""
+        """Sets the tokenizer before reading; refuses token ids made by another one."""
 
     def commit(self) -> str | None:
-        """Returns the revision to read it at even if it changes meanwhile; None if it has none."""
+        """Returns the revision to which all reads are pinned; None if it has none."""
         return None
 
     def read(self, start: int) -> Iterator[Content | None]:
@@ -159,7 +159,7 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
 
 
 class InputFile(Input):
-    """A file, compressed or not; what was `consumed` of it is counted as it is stored."""
+    """A file, compressed or not; `consumed` counts bytes as stored."""
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
@@ -169,7 +169,7 @@ class InputFile(Input):
         """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).
 
         Raises:
-            ValueError: the compressed data is corrupt or truncated, or needs what is not here.
+            ValueError: the compressed data is corrupt or truncated, or cannot be decompressed here.
         """
         suffix = self.path.suffix.lower()
         with self.path.open("rb") as handle:
@@ -192,7 +192,7 @@ def _zstd() -> Any:
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # of --long=31
 
 
-_UNPACKERS: dict[str, Callable[[], Any]] = {  # of one member, of which a file may have several
+_UNPACKERS: dict[str, Callable[[], Any]] = {  # by suffix, for one member of a file
     ".gz": partial(zlib.decompressobj, 31),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
@@ -201,8 +201,8 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {  # of one member, of which a file m
 
 
 def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
-    # The libraries' own readers take a file as whole whose last frame of zstd is cut off, or whose
-    # second member of bz2 or xz is damaged.
+    # The libraries' own readers accept a truncated last frame of zstd, and a damaged second member
+    # of bz2 or xz.
     broken = f"broken or cut off {suffix} data ({{}}): fetch the file again"
     member, count = None, 0
     while chunk := handle.read(1 << 12):  # four bytes can stand for 128 KiB
@@ -248,12 +248,12 @@ class TextFile(InputFile):
             raise ValueError(
                 f"{self.path}: byte {error.start} is not UTF-8: convert the file"
             ) from None
-        data.clear()  # nothing that is long stays here
+        data.clear()  # it may be long
         yield text.pop()
 
 
 def long_text(data: bytes) -> str | LongText:
-    """Returns what is UTF-8 as a text, a long one as `LongText`; refuses other bytes."""
+    """Decodes UTF-8, a long text to `LongText`; refuses other bytes."""
     if len(data) < LONG_BYTES:
         return data.decode()
     for _ in codecs.iterdecode(iter(partial(io.BytesIO(data).read, 1 << 20), b""), "utf-8"):
@@ -269,8 +269,8 @@ def whole_characters(text: str) -> str:
 def _parse(line: bytes) -> Any:
     """Parses a line of JSON, with its long texts as `LongText`.
 
-    json decodes a line before it makes the texts in it: twice four bytes a character with an emoji.
-    So each byte of a long line is a character for it here.
+    json decodes the line and then copies the texts from it, both at four bytes a character if there
+    is an emoji. A long line is therefore passed as Latin-1: one character for each byte of UTF-8.
     """
     if len(line) < LONG_BYTES or (line.isascii() and b"\\u" not in line):
         return json.loads(line)
@@ -278,7 +278,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _unescaped(line: bytes) -> bytearray:
-    """Returns a line of JSON with UTF-8 for the escapes of other characters than ASCII."""
+    """Replaces the escapes of non-ASCII characters in a line of JSON by UTF-8."""
     data, end = bytearray(), len(codecs.BOM_UTF8) * line.startswith(codecs.BOM_UTF8)
     for escapes in _ESCAPES.finditer(line):
         if escapes[0][1:2] != b"u":
@@ -291,7 +291,7 @@ def _unescaped(line: bytes) -> bytearray:
 
 
 def _texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON, in whose keys and values a character is a byte of UTF-8."""
+    """Builds a JSON object from keys and values with one character for each byte of UTF-8."""
     return {
         name.encode("latin-1").decode(): (
             long_text(value.encode("latin-1")) if isinstance(value, str) else value
@@ -352,7 +352,7 @@ class JsonLines(InputFile):
 
 
 def file_reader(kind: type[InputFile], *keys: str) -> Callable[[SourceSpec], list[Input]]:
-    """Returns a reader of files of a kind, whose sources may have these keys besides."""
+    """Returns the reader of one kind of file, whose sources may have these further keys."""
 
     def read(spec: SourceSpec) -> list[Input]:
         return [kind(file, name, spec) for file, name in matching_files(spec)]

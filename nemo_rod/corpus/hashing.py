@@ -89,7 +89,7 @@ def holdout_values(tokens_NS: NDArray[Any], *, seed: int = 42) -> NDArray[np.uin
 
 
 def _rows(tokens_NS: NDArray[Any]) -> NDArray[np.uint32]:
-    """Returns the tokens as little-endian u32, each row in one piece; refuses what is no token."""
+    """Returns the tokens as little-endian u32 with contiguous rows; refuses any other value."""
     if tokens_NS.size == 0:
         return np.empty(tokens_NS.shape, dtype="<u4")
     if tokens_NS.dtype.kind not in "iu":

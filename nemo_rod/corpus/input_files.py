@@ -1,7 +1,7 @@
 """The files of a source: those that its patterns match, each once, on any storage.
 
 Patterns without a scheme are of local files; those with one (``s3://``, ``gs://``, ``hf://``, ...)
-are resolved by fsspec. Nothing that matches is left out without a word.
+are resolved by fsspec. A match that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
     """Returns the files of a source in the order of their paths.
 
     A file that several patterns, links or hard links lead to is read once, by its own path if that
-    matches, and otherwise by the first. A path that exists as written is no pattern.
+    matches, and otherwise by the first. A path that exists as written is taken literally.
 
     Returns:
         The files, with names relative to the fixed part of their pattern, which do not depend on
@@ -138,9 +138,9 @@ def _local(pattern: str) -> Iterator[tuple[Path, str, object]]:
 
 
 def _below(folder: str, part: str) -> list[str]:
-    """Returns what a component of a pattern matches in a folder; "" is the current one."""
+    """Returns the entries of a folder ("": the current one) that match a part of a pattern."""
     if not os.path.isdir(folder or "."):
-        _stat(folder.rstrip("/"))  # a link that leads nowhere may have had half of the corpus
+        _stat(folder.rstrip("/"))  # a broken link may stand for half of the corpus
         return []
     if part == "**":
         return [path.rstrip("/") for path in _tree(folder)]
@@ -186,7 +186,7 @@ def _remote(pattern: str) -> Iterator[tuple[RemoteFile, str, object]]:
 
     system, path = url_to_fs(pattern)
     *folders, last = path.split("/")
-    fixed = ""  # what exists as written is no pattern
+    fixed = ""  # a path that exists as written is taken literally
     while folders and (not glob.has_magic(folders[0]) or system.isdir(fixed + folders[0])):
         fixed += f"{folders.pop(0)}/"
     rest = "/".join([*folders, last])

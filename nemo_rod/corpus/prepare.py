@@ -4,9 +4,9 @@ Sources are built one at a time, each in its own folder below ``<root>/.partial`
 place atomically. Existing sources that match stay; those built with other settings are refused.
 After any interruption, the next run resumes where the last one stopped.
 
-No folder is removed or replaced in its place, where a kill would leave half of it: it is renamed to
-``.partial/gone`` before its files go, and to ``.partial/before-<role>-<name>`` until the new one is
-in its place.
+No folder is removed or replaced in place, since a kill would leave half of it: it is renamed to
+``.partial/gone`` before its files are removed, and to ``.partial/before-<role>-<name>`` until its
+replacement is in place.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def prepare(
 
     Raises:
         ValueError: a source cannot be read, is too small, or exists with other settings; nothing
-            unfinished of that source remains. Or the settings exclude each other. Or the disk is
-            full; unfinished work is kept for the next run.
+            unfinished of that source remains. Or settings exclude each other. Or the disk is full;
+            unfinished work is kept for the next run.
     """
     root = Path(root)
     settings = Settings(
@@ -129,7 +129,7 @@ class _Preparation:
                 self._listing.unlink(missing_ok=True)
                 self._discard(folder)
         for spec in self.sources:
-            # refuses what cannot be read at all before hours of work
+            # refuses an unreadable source before hours of work
             open_inputs(spec, self.settings.tokenizer)
         for spec in self.sources:
             self._build(spec)

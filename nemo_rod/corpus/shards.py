@@ -54,7 +54,7 @@ def stored_as(manifest: Mapping[str, Any]) -> tuple[str, np.dtype[Any], int]:
 
 
 def token_reader(folder: Path, manifest: Mapping[str, Any]) -> Any:
-    """Returns what makes tokens, int32 [n, S], of what shards store.
+    """Returns the function from rows as stored to tokens, int32 [n, S].
 
     Raises:
         ValueError: a file in which blocks stay is missing, or was changed since.
@@ -98,7 +98,7 @@ def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
 class SplitWriter:
     """Appends blocks to the files of a split, after the `count` known to be safe.
 
-    What is known of its `manifest`, at least `block_size` and `blocks_per_shard`, says how.
+    `manifest` has at least `block_size` and `blocks_per_shard`, perhaps also `in_place`.
 
     Raises:
         ValueError: the files hold fewer than `count` blocks.

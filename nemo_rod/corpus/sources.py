@@ -17,7 +17,7 @@ ROLES = ("adaptation", "replay")
 _ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
 _TAKEN = "nemo_rod_takes"  # attribute of a reader that `takes` sets
-_OF_READERS = (  # keys that a reader takes or refuses; all others apply to every source
+_READER_KEYS = (  # keys that a reader takes or refuses; all others apply to every source
     *("files", "text_field", "filter", "path", "subset", "split", "revision", "max_bytes"),
     "options",
 )
@@ -69,7 +69,7 @@ class SourceSpec:
             required = taken["keys"][0]
             if not getattr(self, required):
                 raise ValueError(f"{where}{required} is missing: kind={self.kind} requires it.")
-            for name in [name for name in _OF_READERS if name not in taken["keys"]]:
+            for name in [name for name in _READER_KEYS if name not in taken["keys"]]:
                 default = SourceSpec.__dataclass_fields__[name].default
                 if (value := getattr(self, name)) and value != default:
                     raise ValueError(
@@ -89,8 +89,8 @@ def takes(
     """Declares the keys of a source that a reader takes; without that, it may take any.
 
     Args:
-        required: key that says what to read.
-        keys: further ones of `_OF_READERS`.
+        required: key that names the input.
+        keys: further ones of `_READER_KEYS`.
         check: called with every source of the kind; refuses values by a ValueError.
         types: types of keys, where `SourceSpec` has others.
     """

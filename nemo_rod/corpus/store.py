@@ -30,7 +30,7 @@ from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, interpreting, read_json
 
-_Array = tuple[Any, Callable[[Any], NDArray[Any]]]  # a map, and what makes rows of its own
+_Array = tuple[Any, Callable[[Any], NDArray[Any]]]  # a memory map, and the decoder of its rows
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
@@ -109,7 +109,7 @@ class BlockStore:
                 if manifest[key] != first[key]:
                     raise ValueError(
                         f"{other} and {folder} do not belong together: {key} is {manifest[key]} in "
-                        f"the one and {first[key]} in the other: prepare them in one go"
+                        f"the one and {first[key]} in the other: prepare them together"
                     )
         self.block_size: int = first["block_size"]
         self.tokenizer_fingerprint: str = first["tokenizer"]
@@ -128,7 +128,7 @@ class BlockStore:
         self._shards: list[_Array] = []
         self._hashes: list[_Array] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
-            # Checked first: a wrong count of ten million million is as many shards.
+            # Checked first: a wrong count of ten million million would list as many shards.
             hashes = folder / "hash.npy"
             _check_size(hashes, shards.HASH_HEADER_BYTES + shards.HASH_BYTES * source.count)
             with hashes.open("rb") as handle:

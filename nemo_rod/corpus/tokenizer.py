@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         vocab_size: number of ids; every id lies in [0, vocab_size).
         eod_id: the id that ends a document.
         fingerprint: hex digest of the tokenizer's behaviour.
-        special_ids: ids of its special tokens, which text in their names becomes.
+        special_ids: ids of its special tokens; a text that contains their names encodes to them.
     """
 
     vocab_size: int
@@ -65,7 +65,7 @@ def load_tokenizer(
     Args:
         name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
         eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
-            a model with a chat template may end turns of a conversation, and mean nothing to its
+            a model with a chat template may end the turns of a conversation, and be unknown to its
             base.
         trust_remote_code: whether code that lies beside the tokenizer may run.
 

@@ -15,7 +15,7 @@ from nemo_rod.trust import explain_own_code, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
-# Published names of input embeddings; the ends of them, as some models lie inside others.
+# Published names of input embeddings; suffixes, since some models are nested in others.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte)\.weight$")
 
 
@@ -91,7 +91,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
 
 
 def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
-    """Refuses a base as `check_tokenizer` does, and warns of one that never met the blocks' EOD.
+    """Refuses a base as `check_tokenizer` does, and warns of one never trained on the blocks' EOD.
 
     The embedding of such a token is all zeros.
     """

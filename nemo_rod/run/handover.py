@@ -51,7 +51,7 @@ class Stage:
     needs: tuple[str, ...] = ()  # names of the stages whose results it uses
     runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
     extra: str = "bridge"  # extra of nemo-rod whose packages it needs; "" for none
-    # returns what the results were made of; None for stages that hand over no folder
+    # returns the inputs of the results; None for stages that hand over no folder
     inputs: Callable[[], Inputs] | None = None
     # runs the checks that are possible beforehand and returns a line about the planned work
     preview: Callable[[], str] | None = None
@@ -219,12 +219,12 @@ class OtherInputs(ValueError):
     """Results were made with other inputs than the current ones.
 
     Attributes:
-        found: the results, and what they were made with, without a remedy.
+        difference: a clause on the results and the input that differs, without a remedy.
     """
 
-    def __init__(self, found: str, advice: str) -> None:
-        super().__init__(f"{found}: {advice}, or choose another run_dir.")
-        self.found = found
+    def __init__(self, difference: str, advice: str) -> None:
+        super().__init__(f"{difference}: {advice}, or choose another run_dir.")
+        self.difference = difference
 
 
 def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -> None:

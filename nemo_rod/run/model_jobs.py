@@ -24,7 +24,7 @@ from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.held_out import Rule
 
 AnyJob = TypeVar("AnyJob", bound=ModelJob)
-_OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
+_MACHINE_KEYS = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 
 
 class ModelJobs:
@@ -38,7 +38,7 @@ class ModelJobs:
     ) -> AnyJob:
         """Returns a job on the run's blocks; `own` are the values that its stage has computed."""
         values = {key.name: getattr(config or self.config, key.name) for key in fields(Config)}
-        # no process reads the sections of other parts, or those of a cluster, which may be secret
+        # no process reads the sections of other parts or of the cluster, which may hold secrets
         config = Config(**values | {"cluster": Cluster()})
         return kind(name=name, config=config, blocks=str(self.results.blocks), out=str(out), **own)
 
@@ -93,7 +93,7 @@ class ModelJobs:
         return dataclasses.replace(arm, **changed)
 
     def drawn(self, blocks: dict[str, Any] | None = None) -> Mask:
-        """Returns which blocks the arms that score can draw, bool [blocks of the store].
+        """Returns a mask of the blocks that arms with scoring can draw, bool [blocks of the store].
 
         The blocks are those of the store, or planned counts.
         """
@@ -101,7 +101,7 @@ class ModelJobs:
         steps: dict[Candidates, int] = {}
         for settings in trained_arms(self.config):
             if settings.scores:
-                # of its candidates alone: recorded shares and curricula do not matter
+                # by its candidates alone: recorded shares and curricula do not matter
                 pools = self.arm(settings.name, counted).candidates
                 steps[pools] = max(steps.get(pools, 0), settings.train.steps)
         return _drawn(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
@@ -144,7 +144,7 @@ class ModelJobs:
         scoring = settings.scoring
         if not settings.scores:  # its precision is that of a pass
             scoring = dataclasses.replace(scoring, precision=None)
-        decides = {"arm": decided(arm), "train": trained_as(optimisation)}
+        decides = {"arm": batch_inputs(arm), "train": schedule_inputs(optimisation)}
         if rule is not None:
             decides["convergence"] = dataclasses.asdict(rule)
         job = self.job(
@@ -191,23 +191,23 @@ class ModelJobs:
         write_json(folder / "arm.json", description)
 
 
-def decided(arm: Arm) -> dict[str, Any]:
-    """Returns what an arm trains on, as plain values: its curriculum by content, not by path."""
+def batch_inputs(arm: Arm) -> dict[str, Any]:
+    """Returns the values that determine an arm's batches; a curriculum by its content."""
     values = arm.as_digested()
     if arm.recorded is not None:
         values["recorded"] = digest(Path(arm.recorded).read_bytes())
     return values
 
 
-def trained_as(optimisation: Optimisation) -> dict[str, Any]:
-    """Returns what of a schedule decides what is trained, as plain values.
+def schedule_inputs(optimisation: Optimisation) -> dict[str, Any]:
+    """Returns the schedule settings that affect the result.
 
-    Like the layout, what saves memory may change between two attempts. A key that is not set is
-    left out, as if it did not exist.
+    Like the layout, settings that save memory may change between two attempts. Keys that are not
+    set are left out, as if they did not exist.
     """
     values = dataclasses.asdict(optimisation)
     kept = {key: value for key, value in values.items() if value is not None}
-    return {key: value for key, value in kept.items() if key not in _OF_THE_MACHINE}
+    return {key: value for key, value in kept.items() if key not in _MACHINE_KEYS}
 
 
 def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
@@ -217,14 +217,14 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
         raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")
     steps, batch_size = settings.train.steps, settings.train.batch_size
     with Curriculum.open(file, read_only=True) as curriculum:
-        found = curriculum.header
+        header = curriculum.header
         for wrong, what, has, needs, cure in (
-            (found.store != store, "block store", found.store, store,
+            (header.store != store, "block store", header.store, store,
              "prepare the same blocks for both runs"),
-            (found.num_chosen != batch_size, "batches of", found.num_chosen, batch_size,
-             f"set {where}.train.batch_size to what was recorded"),
+            (header.num_chosen != batch_size, "batches of", header.num_chosen, batch_size,
+             f"set {where}.train.batch_size to the recorded one"),
             (curriculum.next_step < steps, "steps", curriculum.next_step, steps,
-             f"set {where}.steps to what was recorded, or to fewer"),
+             f"set {where}.steps to the recorded number, or to fewer"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(
@@ -232,9 +232,9 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
                 )
 
 
-@functools.lru_cache(maxsize=8)  # every plan, and check of a stage with references, asks for it
+@functools.lru_cache(maxsize=8)  # every plan, and every check of a reference stage, calls it
 def _drawn(num_blocks: int, pools: tuple[tuple[Candidates, int], ...]) -> Mask:
-    """Returns which blocks some candidates hold in their first steps, bool [blocks], read-only."""
+    """Returns a mask of the blocks in the first steps of candidates, bool [blocks], read-only."""
     drawn = np.zeros(num_blocks, dtype=bool)
     for candidates, steps in pools:
         drawn |= candidates.drawn(steps)

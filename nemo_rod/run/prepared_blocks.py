@@ -45,7 +45,7 @@ def prepare_blocks(
         replay_ratio=domain.replay_ratio,
         workers=domain.workers,
         progress=progress,
-        rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
+        rebuild=True,  # replaces sources with other settings in a folder not yet handed over
     )
     for source in BlockStore(folder, split="holdout").sources:
         if source.count == 0:  # no model could be evaluated on it
@@ -58,9 +58,9 @@ def prepare_blocks(
 
 
 def refuse_other_files(domain: Domain, blocks: Path) -> None:
-    """Refuses blocks whose source files are no longer those that they were made of.
+    """Refuses blocks whose source files have changed since.
 
-    Files that cannot be listed any more pass: blocks outlive their sources.
+    Files that can no longer be listed pass: blocks may outlive their sources.
 
     Raises:
         ValueError: a file was added, removed or changed; the message names it and its source.
@@ -71,7 +71,7 @@ def refuse_other_files(domain: Domain, blocks: Path) -> None:
             manifest = read_json(blocks / spec.role / spec.name / "manifest.json", "files")
         except (ValueError, OSError, ImportError):
             continue
-        if not all(Path(item.place).exists() for item in inputs):  # the toys', or far away
+        if not all(Path(item.place).exists() for item in inputs):  # of a toy, or remote
             continue
         now = [part for item in inputs for part in item.parts or [(item.name, item.size)]]
         of = manifest["files"] if not inputs[0].parts else manifest.get("dataset_files")

@@ -24,7 +24,7 @@ from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
+from nemo_rod.run.model_jobs import ModelJobs, batch_inputs, schedule_inputs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import REFERENCES, SPECIALIST, scored_lengths, trained_arms
 from nemo_rod.selection.references.folder import Folder
@@ -112,7 +112,7 @@ class Stages:
             made_of = flatten("model", compared)
             if model.hf is None:
                 assert optimisation is not None
-                made_of |= flatten("pretrain", trained_as(optimisation))
+                made_of |= flatten("pretrain", schedule_inputs(optimisation))
                 made_of |= {"blocks": self.results.block_counts()["digest"]}
             return made_of
 
@@ -197,8 +197,8 @@ class Stages:
                     f"tokens of a block, not {lacking[0]}, as scoring.prefix asks for: add "
                     f"rebuild=[references_{name}] to score again, or choose another run_dir."
                 )
-            wanted = self.jobs.drawn()[manifest.start : manifest.stop]
-            return bool(references.present()[wanted].all())  # of the blocks that arms can draw
+            drawn = self.jobs.drawn()[manifest.start : manifest.stop]
+            return bool(references.present()[drawn].all())
 
         def run() -> None:
             if stage.is_there():  # another arm, seed or length of the run draws more
@@ -219,11 +219,11 @@ class Stages:
                 "base": self.results.weights("base"),
             }
             arm = self.jobs.arm(name)
-            made_of |= flatten("arm", decided(arm))
+            made_of |= flatten("arm", batch_inputs(arm))
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
-            made_of |= flatten("train", trained_as(settings.train))
+            made_of |= flatten("train", schedule_inputs(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if settings.scores and settings.scoring.precision is not None:
                 made_of["scoring.precision"] = settings.scoring.precision

@@ -140,21 +140,21 @@ def trained_arms(config: Config) -> list[ArmSettings]:
     Besides the trained ones of `config.arms`, these are those that they follow, and the specialist
     where its losses or its weights are needed; it comes last unless it is one of the others.
     """
-    wanted = [arm_settings(config, name) for name in config.arms]
-    found: dict[str, ArmSettings] = {}
+    listed = [arm_settings(config, name) for name in config.arms]
+    trained: dict[str, ArmSettings] = {}
 
     def add(arm: ArmSettings) -> None:
         if arm.recorded_by is not None:
             add(arm_settings(config, arm.recorded_by))
-        found.setdefault(arm.name, arm)
+        trained.setdefault(arm.name, arm)
 
-    for arm in wanted:
+    for arm in listed:
         if arm.kind == "trained":
             add(arm)
-    is_merged = any(arm.kind == "merged" for arm in wanted)
-    if is_merged or any("specialist" in arm.own_references for arm in found.values()):
+    is_merged = any(arm.kind == "merged" for arm in listed)
+    if is_merged or any("specialist" in arm.own_references for arm in trained.values()):
         add(arm_settings(config, SPECIALIST))
-    return list(found.values())
+    return list(trained.values())
 
 
 def scored_lengths(config: Config) -> list[int]:
@@ -171,7 +171,7 @@ def _set_keys(variant: Variant) -> list[str]:
 
 
 def _check_keys(where: str, name: str, root: str, variant: Variant) -> None:
-    """Refuses keys that do not apply to the arm of the paper, and that exclude or lack others."""
+    """Refuses keys that do not apply to the arm of the paper, exclude others or lack them."""
     for key in _set_keys(variant):
         if key in _OF_ROD and root != "rod":
             raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
@@ -195,8 +195,8 @@ def _check_keys(where: str, name: str, root: str, variant: Variant) -> None:
 def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
     """Returns an arm's schedule, with the length of its budget.
 
-    What the recipe's schedule `given` says in steps is of its own length, and what the arm's
-    variant says of the arm's.
+    Steps in the recipe's schedule `given` refer to its own length and are rescaled; those in the
+    arm's variant refer to the arm's length.
     """
     train, variant = settings.train, settings.variant
     steps = float(train.steps)
@@ -219,7 +219,7 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
 
 def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     """Returns a section of the configuration with some keys replaced, types and bounds checked."""
-    key = repr((values, replaced, where))  # each is asked for many times, and checking is slow
+    key = repr((values, replaced, where))  # each is needed many times, and checking is slow
     if not replaced or key in _CHECKED:
         return _CHECKED.get(key, values)
     try:

@@ -128,7 +128,7 @@ class Arm:
 
     @property
     def candidates(self) -> Candidates:
-        """The stream that it draws its pools from, unless they are recorded."""
+        """The stream of its pools, unless they are recorded."""
         names = [item.name for item in fields(Candidates)]
         return Candidates(**{name: getattr(self, name) for name in names})
 
@@ -210,8 +210,8 @@ def make_arm(
 ) -> Arm:
     """Builds one of the paper's trained arms from its name.
 
-    The arguments are attributes of `Arm`; `selecting` are those that only rod has, such as its
-    multiplier and kappa.
+    The arguments are attributes of `Arm`; `selecting` has those of rod alone, such as
+    its multiplier and kappa.
 
     Raises:
         ValueError: the store cannot serve the arm.

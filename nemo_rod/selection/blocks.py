@@ -1,6 +1,6 @@
 """The interface that selection needs of a store of blocks.
 
-`corpus.BlockStore` is one; so is the data of someone else's job, `swap_in.job_data.JobData`.
+`corpus.BlockStore` implements it, and so does the data of another job, `swap_in.job_data.JobData`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Blocks(Protocol):
     def __len__(self) -> int: ...
 
     def hashes(self, block_ids: Ids) -> Bytes:
-        """Returns the block hashes, by which references recognise blocks, uint8 [N, 16]."""
+        """Returns the block hashes, uint8 [N, 16], which references compare with their own."""
 
     @property
     def sources(self) -> Sequence[Any]:

@@ -143,7 +143,7 @@ class Candidates:
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
 
     def drawn(self, steps: int) -> Mask:
-        """Returns which blocks are candidates in the first steps, bool [blocks of the store]."""
+        """Returns a mask of the candidates of the first steps, bool [blocks of the store]."""
         drawn = np.zeros(self.num_adaptation + self.num_replay, dtype=bool)
         if self.balance == "exact":
             drawn[self._roles(0, steps)] = True
@@ -195,7 +195,7 @@ class Candidates:
 
 
 def _draw(start: int, count: int, size: int, epoch_blocks: Callable[[int, Ids], Ids]) -> Ids:
-    """Takes `count` elements, from `start` on, of an endless series of epochs of `size` each."""
+    """Takes `count` elements, from `start`, of an endless series of epochs of `size` each."""
     parts = [np.empty(0, dtype=np.int64)]
     while count:
         epoch, first = divmod(start, size)

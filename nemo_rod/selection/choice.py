@@ -111,7 +111,7 @@ def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: i
 
 
 def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
-    """Returns the choice of a policy, which may be another package's, and tau.
+    """Returns the choice of a policy and tau; checks it, as other packages may register policies.
 
     Tau is the smallest chosen score as the policy weighs it (paper, Appendix: the price of a
     training slot), in nats; NaN without scores.

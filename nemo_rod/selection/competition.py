@@ -30,7 +30,7 @@ Metrics = dict[str, float | None]
 def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     """Returns the logged metrics of a choice, under names `rod/...`.
 
-    Shares are in [0, 1] and scores in nats; None stands for nothing to average. The scores by
+    Shares are in [0, 1] and scores in nats; the mean of no values is None. The scores by
     source are left out if the pool has none.
 
     Args:
@@ -52,7 +52,7 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         is_chosen_C = np.zeros(len(choice.score), dtype=bool)
         is_chosen_C[choice.chosen] = True
         order = np.argsort(choice.score)
-        # padding and excluded candidates have no finite score, and did not compete
+        # padding and excluded candidates have no finite score, and do not compete
         order_F = order[np.isfinite(choice.score[order]) & (source_C[order] >= 0)]
         score_F = choice.score[order_F].astype(np.float64)
         is_replay_F, is_chosen_F = is_replay_C[order_F], is_chosen_C[order_F]

@@ -1,4 +1,4 @@
-"""Which replica trains on which chosen blocks, and in which passes blocks are scored."""
+"""The assignment of chosen blocks to replicas, and of blocks to scoring passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCHES_PER_CALL = 8  # micro-batches of a replica in one call for reference lo
 def deal(chosen_K: Ids, *, micro_batch_size: int, replicas: int) -> list[Ids]:
     """Deals the chosen blocks out to the replicas by whole micro-batches.
 
-    No micro-batch thus depends on the number of replicas: some losses, such as a router's balancing
+    Micro-batches do not depend on the number of replicas: some losses, such as a router's balancing
     loss, are computed over a micro-batch.
 
     Args:
@@ -76,11 +76,11 @@ def scored_blocks(
     micro_batch_size: int,
     replicas: int,
 ) -> Iterator[tuple[Ids, Nats]]:
-    """Scores the missing blocks of references and yields what `ReferenceWriter.append` takes.
+    """Scores the missing blocks of references and yields the arguments of `ReferenceWriter.append`.
 
-    No micro-batch reaches into the next part: what is missing of a part is scored with the same
-    neighbours after any interruption and with any number of replicas, so that its losses are
-    bit-identical even where neighbours matter in the last bits, as with FP8 or experts. The last
+    No micro-batch reaches into the next part. The missing blocks of a part are thus scored with the
+    same neighbours after any interruption and with any number of replicas, and their losses are
+    bit-identical even if neighbours affect the last bits, as with FP8 or experts. The last
     micro-batch of a part is padded with repeats of its last block, and the last group with repeats
     of a micro-batch, so that all replicas have equally many.
 

@@ -30,7 +30,7 @@ from nemo_rod.selection.references import References
 
 # A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
 MEMORY_BLOCKS = 8
-# Nats. At the base, all replay scores are equal up to rounding, which must not decide.
+# Nats. At the base, all replay scores are equal up to rounding errors, which must not matter.
 MIN_DEVIATION = 1e-3
 
 
@@ -68,7 +68,7 @@ class SourceAverages:
     def estimate(self, pool: Pool) -> Nats:
         """Returns a score for every candidate, nats, float32 [C].
 
-        A source with low scores is hardly ever chosen, so a rise would go unnoticed. If the least
+        A source with low scores is hardly ever chosen, so a rise would be missed. If the least
         recently observed source was last seen more steps ago than there are sources, one of its
         candidates therefore outranks all others: at most one block per batch.
         """

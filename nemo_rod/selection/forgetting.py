@@ -72,7 +72,7 @@ def weighted_loss(
 
 
 def _check_values(losses: Mapping[str, float], values: Mapping[str, float], kind: str) -> None:
-    """Refuses values for other sources than the losses have, and what is not finite."""
+    """Refuses values for other sources than the losses have, and values that are not finite."""
     missing, foreign = sorted(set(losses) - set(values)), sorted(set(values) - set(losses))
     if missing or foreign:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Held-out losses during a run: per source, and the convergence that they decide.
+"""Held-out losses during a run, by source, and the convergence of the adaptation loss.
 
 The paper trains its no-replay arm "until the adaptation validation loss converges", then half an
 epoch more with a decaying learning rate (appendix, "adaptation reference"). It does not define
@@ -53,7 +53,7 @@ class Rule:
     def converged_at(self, losses: Iterable[tuple[int, float]]) -> int | None:
         """Returns the number of updates after which the losses converged; None if not yet.
 
-        Losses are pairs, in order, of the updates done and the loss then, nats per token.
+        Losses are pairs of the number of updates and the loss in nats per token, in order.
         """
         best, waited = math.inf, 0
         for done, loss in losses:
@@ -81,8 +81,8 @@ def over_sources(
 ) -> dict[str, float]:
     """Returns `validation/adaptation_loss` and `validation/forgetting`, if they are measured.
 
-    The latter is F_val (paper, appendix "Evaluation") against `start`, the losses before the first
-    step: those of the base. Sources as in `adaptation_loss`.
+    The latter is F_val (paper, appendix "Evaluation") relative to `start`, the losses before the
+    first step, which are those of the base. Sources as in `adaptation_loss`.
     """
     row = {"validation/adaptation_loss": adaptation_loss(metrics, sources)}
     now, counts = _measured(metrics, "replay", sources)
@@ -99,6 +99,6 @@ def _measured(
     counts = {s.name: s.count for s in sources if s.role == role}
     losses = {name: metrics.get(f"validation/{role}/{name}/loss") for name in counts}
     known = {name: loss for name, loss in losses.items() if loss is not None}
-    if not all(map(math.isfinite, known.values())):  # of a run that diverges
+    if not all(map(math.isfinite, known.values())):  # the run diverges
         known = {}
     return known, {name: counts[name] for name in known}

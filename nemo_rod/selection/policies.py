@@ -106,8 +106,8 @@ class Joint(Policy):
 class FixedShare(Policy):
     """Chooses round(share * k) replay blocks, else adaptation (paper, component ablation).
 
-    Of either role, "random" takes the first blocks of the pool (which is shuffled), "rho" those
-    with the highest scores.
+    In each role, "random" takes the first blocks of the pool (which is shuffled), "rho" those with
+    the highest scores.
 
     Example:
         >>> FixedShare(0.5).select(None, np.array([False, False, True, True]), 2)

@@ -32,7 +32,7 @@ class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
     def losses(self, block_ids: Ids) -> Nats:
-        """Returns the losses of blocks over the length that the references have.
+        """Returns the losses of blocks over the scored length of the references.
 
         Nats per token, float32 [C].
         """
@@ -125,7 +125,7 @@ class Selector:
         choice = choose(pool, self.policy, self.batch_size, *given)
         compared: dict[str, float | None] = {}
         if self.averages is not None and choice.score is not None:
-            if self.averages.has_seen:  # before the first update, there is nothing to compare with
+            if self.averages.has_seen:  # not before the first update
                 estimate_C = self.averages.estimate(pool)
                 values = fidelity(choice, estimate_C, self.policy)
                 compared = {f"rod/averages/{name}": number(n) for name, n in values.items()}

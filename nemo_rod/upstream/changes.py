@@ -44,7 +44,7 @@ def operation_counters(state: Any) -> dict[str, Any]:
 
 
 def fp8_support(precision: str) -> tuple[bool, str]:
-    """Returns whether TransformerEngine has "fp8" or "mxfp8" on this GPU, and why if it has not.
+    """Returns whether TransformerEngine supports "fp8" or "mxfp8" on this GPU, and if not, why.
 
     Older versions have only the function that the public one calls.
     """

@@ -1,9 +1,9 @@
 """Checks that NVIDIA's functions still have the parameters that nemo_rod was tested with.
 
-A moved parameter fails silently: megatron-core 0.18 put a switch where a function that cuts batches
-used to take its process group, and every rank cut by the whole world. Each road therefore calls
-`check` first, and runs only if the functions that nemo_rod calls by position, wraps or replaces,
-listed in `functions.txt`, still match the tested ones.
+A moved parameter may raise no error: megatron-core 0.18 put a switch in the place of the process
+group of a function that cuts batches, and every rank cut by the whole world. Each road therefore
+calls `check` first, and runs only if the functions that nemo_rod calls by position, wraps or
+replaces, listed in `functions.txt`, still match the tested ones.
 
 The use of a function is written like a call: names before `*` are passed by position, names after
 it by keyword, and `...` stands for any further parameters.

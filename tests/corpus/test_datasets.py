@@ -142,7 +142,7 @@ def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
     source, whole = hub(made(tmp_path / "data")), HuggingFaceDataset._open
     monkeypatch.setattr(HuggingFaceDataset, "_open", lambda self: Flaky(whole(self), 999))
     error: OSError = ConnectionError("peer closed connection")
-    sentence = r"after 50 records .*: ConnectionError: peer closed .*: mend"
+    sentence = r"after 50 records .*: ConnectionError: peer closed .*: repair"
     with pytest.raises(ReadError, match=sentence):
         list(read_documents(source))
     error = OSError(errno.ENOSPC, "No space left on device")

@@ -140,10 +140,10 @@ def test_ray_listens_for_its_own_job_alone() -> None:
 
 
 def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path) -> None:
-    """The other nodes run Ray alone; `Nodes.of_this_job` would count on them."""
+    """The other nodes run Ray alone; `Nodes.from_environment` would count on them."""
     program = (
         "import pathlib, sys; from nemo_rod.run.processes.nodes import Nodes; "
-        "pathlib.Path(sys.argv[1]).write_text(repr(Nodes.of_this_job()))"
+        "pathlib.Path(sys.argv[1]).write_text(repr(Nodes.from_environment()))"
     )
     own = {"NEMO_ROD_KEY": "secret", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **slurm_job(7), **own}

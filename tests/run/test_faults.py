@@ -31,7 +31,7 @@ from nemo_rod.config import Launcher
 from nemo_rod.signals import Stopped
 from nemo_rod.run.processes.torchrun import follow, run_job
 from nemo_rod.run.processes.nodes import Nodes
-nodes, launcher, log = Nodes.of_this_job(), Launcher(grace_seconds=60), Path(sys.argv[2])
+nodes, launcher, log = Nodes.from_environment(), Launcher(grace_seconds=60), Path(sys.argv[2])
 if nodes.rank:
     follow(nodes, world_size=2, launcher=launcher, log=log.with_suffix(".node1"))
     sys.exit()

@@ -43,13 +43,13 @@ def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_NTASKS", "4")  # such as in a user's own allocation
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.delenv("NEMO_ROD_HEAD", raising=False)
-    assert Nodes.of_this_job() == Nodes()
+    assert Nodes.from_environment() == Nodes()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # --export=NONE once made a leader of each
     with pytest.raises(ValueError, match="one of 2 tasks of a Slurm step, and NEMO_ROD_HEAD is"):
-        Nodes.of_this_job()
+        Nodes.from_environment()
     for name, value in variables(tmp_path, 1).items():
         monkeypatch.setenv(name, value)
-    assert Nodes.of_this_job() == Nodes(
+    assert Nodes.from_environment() == Nodes(
         2, 1, port=21234, record=tmp_path / "rod.jsonl", attempt="7.0"
     )
 

@@ -9,6 +9,6 @@ import sys
 from nemo_rod.run.processes.nodes import Nodes
 
 if __name__ == "__main__":
-    nodes = Nodes.of_this_job()
+    nodes = Nodes.from_environment()
     torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes.torchrun_options()]
     os.execve(sys.executable, [*torchrun, *sys.argv[1:]], {**os.environ, **nodes.environment()})

@@ -1,4 +1,4 @@
-"""Where the stages of a run execute: here, or as Slurm jobs."""
+"""Launchers, which run stages here or as Slurm jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers: where the stages of a run execute. `launcher=local` runs them on this machine."""
+"""The interface of launchers, and `launcher=local`, which runs stages on this machine."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ def slurm_logs(run_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A line of a launch's `jobs.tsv`: the stage that a job runs, and who submitted it."""
+    """A line of a launch's `jobs.tsv`: the stage of a job, and the user who submitted it."""
 
     stage: str
     launcher: str
 
 
 def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
-    """Reads which stage each job runs, as recorded by `submit.sh`, the latest launch last.
+    """Reads the stage of each job, as recorded by `submit.sh`, the latest launch last.
 
     Returns:
         Jobs by number, as sbatch printed it: 101, or 101;name on one of several clusters.
@@ -98,7 +98,7 @@ def by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
     Jobs of one run are on one cluster, unless its launches went to several.
 
     Returns:
-        By the options that select a cluster: full numbers by short ones, without its name.
+        Options that select a cluster -> number without its name -> full number.
     """
     groups: dict[tuple[str, ...], dict[str, str]] = {}
     for number in numbers:

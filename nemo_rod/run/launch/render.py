@@ -57,7 +57,7 @@ def frozen_config(config: Config) -> str:
     )
     values = escaped(dataclasses.asdict(frozen))
     secrets = {key: text for key, text in config.cluster.env.items() if REFERENCE.fullmatch(text)}
-    values["cluster"]["env"] |= secrets  # resolved by nobody
+    values["cluster"]["env"] |= secrets  # never resolved here
     return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
 
 

@@ -130,7 +130,7 @@ def render_stage(config: Config) -> str:
         "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
         "cpu-bind": "none",
         "kill-on-bad-exit": "1",
-        "export": "ALL",  # a submission with --export=NONE hands that on to srun
+        "export": "ALL",  # srun would inherit --export=NONE from the submission
     }
     lines = [
         "# shellcheck shell=bash disable=SC2154",
@@ -230,7 +230,7 @@ def shell_options(options: dict[str, str | None]) -> list[str]:
             words.append(f"--{key}")
             continue
         quoted = shlex.quote(value)
-        if quoted == value and "," in value:  # shellcheck mistakes the comma for a slip
+        if quoted == value and "," in value:  # shellcheck would warn of the comma
             quoted = f"'{value}'"
         words.append(f"--{key}={quoted}")
     return words

@@ -1,1 +1,1 @@
-"""How the processes of a job are started and stopped, on one machine or several."""
+"""Starts and stops the processes of a job, on one machine or several."""

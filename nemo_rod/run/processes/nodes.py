@@ -1,8 +1,8 @@
 """The nodes of a stage: each starts the stage's command, and the first one runs the stage.
 
-Whatever the first node starts is one torchrun on all of them, which meet at the first node's
-address. Another node's command waits for that, starts its own part, and leaves once the first
-node's command has; that one says so in a file beside the stage's log.
+A job of the first node is one torchrun on all nodes, which meet at the first node's address.
+Another node's command waits for a job, starts its own part of it, and exits once the first node's
+command has ended, which leaves a file for this beside the stage's log.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Nodes:
     attempt: str = ""
 
     @classmethod
-    def of_this_job(cls) -> Nodes:
+    def from_environment(cls) -> Nodes:
         """Returns the nodes given by the job script and Slurm; one node outside such a job.
 
         Raises:
-            ValueError: this is one of several tasks that do not know of each other.
+            ValueError: this is one of several tasks that cannot find each other.
         """
         environ = os.environ
         if "NEMO_ROD_HEAD" not in environ:
@@ -104,7 +104,7 @@ class Nodes:
         """Returns the address of this node on the network that leads to the others.
 
         Raises:
-            ValueError: it has no way to them.
+            ValueError: no network leads to them.
         """
         other = self.head if self.rank else self.peer
         try:
@@ -123,7 +123,7 @@ class Nodes:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """On the first node, tells the others when the command is over."""
+        """On the first node, announces the end of the command to the others."""
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.Megatron
 
 
 def worker_python() -> Path | None:
-    """Returns the Python of NeMo-RL's Megatron workers; None where it is the driver's own.
+    """Returns the Python of NeMo-RL's Megatron workers; None if it is the driver's own.
 
     NeMo-RL's image has an environment of these workers in NEMO_RL_VENV_DIR.
     """

@@ -48,7 +48,7 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
         Stopped: the job stopped on request; it has saved.
         RuntimeError: the job failed, with the rank and the reason.
     """
-    nodes = Nodes.of_this_job()
+    nodes = Nodes.from_environment()
     command = [*torchrun(nodes, world_size, launcher), str(job_file)]
     with tuned_kernels(log.parent.parent / "kernels", keep=True) as kernels:
         variables = nodes.environment() | kernels
@@ -73,7 +73,7 @@ def follow(nodes: Nodes, *, world_size: int, launcher: Launcher, log: Path) -> N
     cause = ending.get("killed") or ending.get("error") or ending.get("ended", "")
     if "stopped" not in ending:
         nodes.declare(cause if cause.startswith("rank ") else f"node {nodes.rank}: {cause}")
-    # this command's bad end would make Slurm kill the first one, which still records its own
+    # if this command failed, Slurm would kill the first one, which still records its end
     if not nodes.wait_for_end(launcher.grace_seconds):
         raise RuntimeError(f"node {nodes.rank}: {cause or ending['stopped']} (log: {log})")
 
@@ -113,7 +113,7 @@ def run_process(
         env[HeartbeatFile.variable] = str(heartbeat.path)
         process = start(command, env)
         with _forwarded_signals(process) as signals:
-            # in a thread of its own: a process that outlives the job may keep the pipe open
+            # in its own thread: a process that outlives the job may keep the pipe open
             reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
             reader.start()
             while process.poll() is None:
@@ -140,7 +140,7 @@ def tuned_kernels(kept: Path, *, keep: bool) -> Iterator[dict[str, str]]:
     """Yields variables that give Triton a folder on this node with the kernels kept so far.
 
     Triton picks a kernel by timing several, and sums of Gated DeltaNet and Mamba-2 depend on the
-    pick: a job that resumes should not pick again. A TRITON_CACHE_DIR of the user's is left alone.
+    pick: a job that resumes should not pick again. A user's TRITON_CACHE_DIR is kept.
 
     Args:
         kept: folder of the run.
@@ -175,7 +175,7 @@ def refuse_bad_ending(ending: Ending, log: Path) -> None:
 def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
     """Returns the command line of a job on this node, without the job's file.
 
-    The processes of the first node are given the file, and tell those of the others.
+    The processes of the first node have the file as an argument, and publish its name.
     """
     bound = [] if launcher.numa_binding is None else [f"--numa-binding={launcher.numa_binding}"]
     return [
@@ -187,7 +187,7 @@ def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
 def start(command: list[str], environment: Mapping[str, str]) -> Running:
     """Starts a command with its output in a pipe; `python -m MODULE`, on CPU, as a fork."""
     is_own = command[:2] == [sys.executable, "-m"]
-    if is_own and not sees_gpu() and Nodes.of_this_job().count == 1:
+    if is_own and not sees_gpu() and Nodes.from_environment().count == 1:
         fork: Running = parts.load("platforms", "forks").Fork(command[2:], environment, KEPT_OPEN)
         return fork
     return subprocess.Popen(

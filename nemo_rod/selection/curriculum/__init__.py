@@ -1,4 +1,4 @@
-"""The curriculum: what was drawn at every step, how it scored, and what was trained on.
+"""The curriculum: the candidates of every step, their scores, and the blocks trained on.
 
 Curriculum.append(choice)              log.py: a record a step, which survives SIGKILL at any byte;
                                        header.py: their provenance

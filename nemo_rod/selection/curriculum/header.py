@@ -41,7 +41,7 @@ class CurriculumHeader:
     config: str  # digest of everything else that affects the choices
     seed: int  # of the candidate stream
     sources: tuple[SourceRow, ...]  # those of the store, by ascending start
-    scored: bool = True  # if not, loss, score and tau are NaN
+    scored: bool = True  # whether there are scores; if not, loss, score and tau are NaN
     first_step: int = 0  # of the first record
     score: str = DIFFERENCE  # registered name of the score (`nemo_rod.parts`)
 

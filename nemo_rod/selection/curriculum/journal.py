@@ -1,10 +1,10 @@
 """Records every step of a training run: its curriculum and its metrics.
 
 A step is recorded as soon as it is chosen, and the disk write overlaps with its update. A run that
-is killed meanwhile leaves the record of a step that never completed, and drops it when it resumes.
+is killed meanwhile leaves the record of an incomplete step, and drops it when it resumes.
 The metrics of a step are written as soon as it has completed, before any checkpoint and
-asynchronously with the next step. A resumed run reads them, such as for convergence, and refuses to
-continue without them.
+asynchronously with the next step. A resumed run needs them, among others for convergence, and
+refuses to continue without them.
 """
 
 from __future__ import annotations

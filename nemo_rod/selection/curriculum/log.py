@@ -139,7 +139,7 @@ class Curriculum:
         return curriculum
 
     def _recover(self) -> None:
-        """Drops everything after the last valid record, and refuses a damaged one before it."""
+        """Drops everything after the last valid record; refuses a damaged record before it."""
         records, size = self.records(), self._dtype.itemsize
         valid_N = np.empty(len(self), dtype=bool)
         rows = max(1, _READ_BYTES // size)
@@ -152,7 +152,7 @@ class Curriculum:
         self._keep(int(whole[-1]) + 1 if whole.size else 0)
         steps_N = self.header.first_step + np.arange(len(self))
         valid_N = valid_N[: len(self)] & (self.records()["step"] == steps_N)
-        if not valid_N.all():  # a crashed writer damages nothing but the end
+        if not valid_N.all():  # a crash of the writer damages the end alone
             step = steps_N[np.argmin(valid_N)]
             raise ValueError(
                 f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "

@@ -1,6 +1,6 @@
 """A folder of references on disk: a manifest, and one file per range of blocks.
 
-    manifest.json     where the losses come from; while they are first computed, `unfinished.json`
+    manifest.json     provenance of the losses; `unfinished.json` until they are complete
     part-00000.npy    the blocks [start, start + part_size): 8 bytes of the block hash, and float32
     part-00001.npy    losses over every scored length; NaN for a block that is not scored
 
@@ -35,7 +35,10 @@ SCHEMA = "rod-references-2"
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
-_PARTS, _SMALLEST = 100, 256  # of a folder, so that an interruption costs 1 % at most; in blocks
+_PARTS, _SMALLEST = (
+    100,
+    256,
+)  # parts, so that an interruption costs 1 % at most; blocks of a part
 _CHECKSUM_BYTES = 16
 
 
@@ -69,7 +72,7 @@ class ReferenceManifest:
 
     @property
     def part_size(self) -> int:
-        """Blocks of a part, but perhaps for the last."""
+        """Blocks of every part but the last, which may be smaller."""
         return max(_SMALLEST, -(-self.num_blocks // _PARTS))
 
     @property
@@ -79,7 +82,7 @@ class ReferenceManifest:
 
     @property
     def digest(self) -> str:
-        """Identity of the losses, hex: neither of the blocks nor of the lengths that are there."""
+        """Identity of the losses, hex, whichever blocks and lengths are there so far."""
         values = {k: v for k, v in asdict(self).items() if k != "lengths"}
         text = json.dumps(values, sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=16, person=b"rod-refs-v2").hexdigest()
@@ -139,7 +142,7 @@ def role_manifest(
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """The references of one folder, memory-mapped; all blocks of a part to come are absent."""
+    """The references of one folder, memory-mapped; blocks of a missing part are absent."""
 
     path: Path
     manifest: ReferenceManifest
@@ -147,7 +150,7 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, *, unfinished: bool = False, verified: bool = True) -> Self:
-        """Maps the parts of a folder; verifies their checksums, or leaves that to `verify`.
+        """Maps the parts of a folder; verifies their checksums now, or later by `verify`.
 
         Raises:
             ValueError: the folder is unfinished (unless accepted), of another version, or damaged.
@@ -198,7 +201,7 @@ class Folder:
         return records_C
 
     def present(self) -> Mask:
-        """Returns which blocks of its range have a reference, bool [stop - start]."""
+        """Returns a mask of the blocks of its range that have a reference, bool [stop - start]."""
         return np.concatenate([np.isfinite(part["loss"][:, 0]) for part in self.parts])
 
 
@@ -277,7 +280,7 @@ class ReferenceWriter:
         self.missing = left
 
     def close(self) -> None:
-        """Declares the folder complete."""
+        """Marks the folder as complete."""
         assert not len(self.missing) and not self._begun, f"{len(self.missing)} blocks are missing"
         if (unfinished := self._path / _UNFINISHED).exists():
             write_whole(self._path / _MANIFEST, unfinished.read_bytes())
@@ -334,7 +337,7 @@ def _file(path: Path, number: int) -> Path:
 
 
 def _part(path: Path, manifest: ReferenceManifest, number: int, verified: bool = True) -> Records:
-    """Maps a part, if `verified` only one whose checksum is right."""
+    """Maps a part; if `verified`, refuses a wrong checksum."""
     file, kind, shape = _file(path, number), manifest.kind, (manifest.size(number),)
     try:
         size = file.stat().st_size - _CHECKSUM_BYTES
@@ -348,7 +351,7 @@ def _part(path: Path, manifest: ReferenceManifest, number: int, verified: bool =
             if verified and stream.read() != checksum.digest():
                 raise ValueError("its checksum is another")
         records_N: Records = np.asarray(np.lib.format.open_memmap(file, mode="r"))
-    except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
+    except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python code
         raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error
     if records_N.shape != shape or records_N.dtype != kind:
         raise ValueError(

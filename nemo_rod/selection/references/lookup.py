@@ -132,7 +132,7 @@ class References:
             folder.verify(on_read)
 
     def refuse_missing(self, required: Mask) -> None:
-        """Refuses, before a run, a block that it will look up in vain: bool [N], by block id."""
+        """Refuses, before a run, a missing reference of its blocks, bool [N], by block id."""
         present = np.zeros(len(required), dtype=bool)
         for folder in self._folders:
             present[folder.manifest.start : folder.manifest.stop] = folder.present()
@@ -149,7 +149,7 @@ class References:
         return self.of_content(block_ids, self._store.hashes(block_ids))
 
     def of_content(self, block_ids: Ids, hashes_C: Bytes) -> Nats:
-        """Returns reference losses of blocks that have been read, with their hashes [C, 16].
+        """Returns reference losses of blocks that were read already, whose hashes are [C, 16].
 
         Raises:
             ValueError: a block has no reference, or one of different content.
@@ -167,7 +167,7 @@ class References:
         return loss_C
 
     def losses(self, block_ids: npt.ArrayLike) -> Nats:
-        """Returns reference losses of blocks without a look at the store.
+        """Returns reference losses of blocks without comparing hashes.
 
         Raises:
             ValueError: a block has no reference.
