@@ -31,12 +31,23 @@ pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs
 STEPS = 6
 HALF = MULTIPLIER * STEPS * BATCH // 2  # samples of each corpus; replay is the second
 RECIPE = RECIPES / "megatron_bridge"
-ALONE: tuple[int, dict[str, int]] = (1, {"tensor": 1, "pipeline": 1})
-LAYOUTS = {
-    "dp2": (2, {"tensor": 1, "pipeline": 1}),
-    "tp2": (2, {"tensor": 2, "pipeline": 1}),
-    "pp2": (2, {"tensor": 1, "pipeline": 2}),
-    "dp4": (4, {"tensor": 1, "pipeline": 1}),
+ALONE: tuple[int, dict[str, Any]] = (1, {})
+# processes, and keys of the job; `test_shipped_recipes.py` has context and expert parallelism
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "dp2": (2, {}),
+    "tp2": (2, {"model.tensor_model_parallel_size": 2}),
+    "pp2": (2, {"model.pipeline_model_parallel_size": 2}),
+    # interleaved: the two layers are one virtual stage each, between embedding and loss
+    "pp2_vpp2": (
+        2,
+        {
+            "model.pipeline_model_parallel_size": 2,
+            "model.pipeline_model_parallel_layout": "E|t|t|L",
+            "model.overlap_p2p_comm": True,
+            "model.batch_p2p_comm": False,
+        },
+    ),
+    "dp4": (4, {}),
 }
 ROD = {"kind": "joint", "base": "base", "references": ["refs_new", "refs_old"], "steps": STEPS}
 SCORE_NEW = {"kind": "score", "role": "adaptation", "base": "specialist", "steps": STEPS}
@@ -62,7 +73,7 @@ class BridgeJobs(Jobs):
     """Runs jobs of the worker."""
 
     def run(
-        self, processes: int, layout: dict[str, int], *runs: dict[str, Any], **options: Any
+        self, processes: int, layout: dict[str, Any], *runs: dict[str, Any], **options: Any
     ) -> None:
         spec = self.root / f"{runs[0]['name']}.json"
         spec.write_text(json.dumps({"root": str(self.root), "layout": layout, "runs": list(runs)}))
@@ -275,17 +286,66 @@ def test_held_out_losses_at_the_end_are_of_the_last_weights(long: BridgeJobs) ->
     assert long.start("after") == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.swap_in
-def test_a_killed_job_repeats_and_skips_nothing(long: BridgeJobs) -> None:
+@pytest.fixture(scope="module")
+def killed(long: BridgeJobs) -> BridgeJobs:
+    """And a job that was killed in step 6 in two replicas, and one that was not."""
     long.run(*LAYOUTS["dp2"], {**LONG, "name": "whole"})
     long.run(*LAYOUTS["dp2"], {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
     assert long.steps("killed", "step") == list(range(7))
-    long.run(*LAYOUTS["dp2"], {**LONG, "name": "killed"})
+    return long
+
+
+@pytest.mark.swap_in
+@pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2"])
+def test_a_killed_job_repeats_and_skips_nothing(killed: BridgeJobs, layout: str) -> None:
+    name = f"killed_{layout}"
+    shutil.copytree(killed.root / "killed", killed.root / name)
+    killed.run(*LAYOUTS[layout], {**LONG, "name": name})
     # steps 5 and 6 were done again, from the checkpoint behind step 4
-    long.assert_resumed("killed", "whole", steps=[*range(7), 5, 6, 7], repeated=3)
-    killed = long.curriculum("killed")
-    assert sorted(killed.block_ids.ravel()) == list(range(MULTIPLIER * 8 * BATCH))
-    assert [row["step"] for row in long.metrics("killed")] == list(range(8))
+    assert killed.steps(name, "step") == [*range(7), 5, 6, 7]
+    killed.assert_same_choices(name, "whole")
+    if layout == "dp2":  # to the bit
+        killed.assert_resumed(name, "whole", steps=[*range(7), 5, 6, 7], repeated=3)
+    resumed = killed.curriculum(name)
+    assert sorted(resumed.block_ids.ravel()) == list(range(MULTIPLIER * 8 * BATCH))
+    assert [row["step"] for row in killed.metrics(name)] == list(range(8))
+
+
+@pytest.mark.swap_in
+@pytest.mark.parametrize(("name", "batch"), [("longer", BATCH), ("larger", 2 * BATCH)])
+def test_a_finished_job_goes_on_as_another(long: BridgeJobs, name: str, batch: int) -> None:
+    """With more steps, or a larger batch too: from what it has consumed on, in a second segment."""
+    shutil.copytree(long.root / "rod", long.root / name)
+    # Megatron refuses another schedule of the learning rate without the first of these
+    settings = {"scheduler.override_opt_param_scheduler": True, "train.global_batch_size": batch}
+    new, old, steps = f"{name}_new", f"{name}_old", LONG["steps"]
+    job = {"settings": settings, "steps": steps}
+    long.run(
+        *ALONE,
+        {**SCORE_NEW, **job, "name": new},
+        {**SCORE_OLD, **job, "name": old},
+        {**ROD, **job, "name": name, "references": [new, old]},
+    )
+    first, second = (long.root / run / "rod" / "curriculum.rod" for run in ("rod", name))
+    assert Path(f"{second}.1").read_bytes() == first.read_bytes()
+    assert long.steps(name, "step") == list(range(steps))
+    assert [row["step"] for row in long.metrics(name)] == list(range(steps))
+    segment = long.curriculum(name)
+    assert segment.step.tolist() == list(range(STEPS, steps))
+    ids, half = segment.block_ids.ravel(), MULTIPLIER * steps * batch // 2
+    following = list(range(HALF, HALF + ids.size // 2))
+    assert sorted(ids[ids < half]) == following and sorted(ids[ids >= half] - half) == following
+    long.assert_highest_scores_trained(name, batch=batch)
+
+
+@pytest.mark.swap_in
+def test_a_job_that_trains_adapters_selects_against_whole_weights(jobs: BridgeJobs) -> None:
+    """An adapter begins as nothing, so the references of the base are its own losses at first."""
+    jobs.run(*ALONE, {**ROD, "name": "lora", "lora": {"dim": 4, "alpha": 8}})
+    jobs.assert_trained_on_the_top("lora", steps=STEPS)
+    replay = jobs.curriculum("lora").block_ids >= HALF
+    assert (jobs.curriculum("lora").score[-1][replay[-1]] != 0).any()
+    assert jobs.steps("lora", "loss") != jobs.steps("rod", "loss")
 
 
 def script(root: Path, lines: str) -> str:

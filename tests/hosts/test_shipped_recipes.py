@@ -3,6 +3,7 @@
 Each writes both references, selects for 8 steps, and does the last four of them again.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,18 +19,24 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Run:
-    """Runs the worker on the same data in a folder for each family."""
-    root = tmp_path_factory.mktemp("shipped")
-    Jobs(root, torchrun).make_data()
+def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Jobs:
+    jobs = Jobs(tmp_path_factory.mktemp("shipped"), torchrun)
+    jobs.make_data()
+    return jobs
 
+
+@pytest.fixture(scope="module")
+def run(jobs: Jobs) -> Run:
+    """Runs the worker, once, on the same data in a folder for each family."""
+
+    @functools.cache
     def run(family: str, *layout: str, processes: int = 1) -> dict[str, Any]:
-        folder = root / family
+        folder = jobs.root / family
         if not folder.exists():
             folder.mkdir()
-            (folder / "data").symlink_to(root / "data")
+            (folder / "data").symlink_to(jobs.root / "data")
         worker = WORKERS / "shipped_recipes_worker.py"
-        outputs = torchrun(processes, worker, folder, family, *layout, timeout=900)
+        outputs = jobs.torchrun(processes, worker, folder, family, *layout, timeout=900)
         return answers(outputs[:1])
 
     return run
@@ -54,11 +61,15 @@ def test_a_recipe_selects_and_resumes(family: str, run: Run) -> None:
     assert said["resumed"] == said["whole"]
 
 
-def test_positions_split_over_processes_choose_the_same(run: Run) -> None:
-    """Context parallelism, of a model without attention: see the worker."""
-    whole = run("mamba")["whole"]
+@pytest.mark.parametrize(("family", "layout"), [("mamba", "cp2"), ("gpt_oss", "ep2")])
+def test_positions_or_experts_split_over_processes_choose_the_same(
+    family: str, layout: str, run: Run, jobs: Jobs
+) -> None:
+    """And TakeAll is the stock job there. Context parallelism is of a model without attention."""
+    whole = run(family)["whole"]
     assert_top_of_pools(whole)
-    split = run("mamba", "cp2", processes=2)["cp2"]
+    split = run(family, layout, processes=2)
     assert split["block_ids"] == whole["block_ids"]
     np.testing.assert_allclose(split["score"], whole["score"], rtol=0, atol=1e-5)
     assert split["chosen"] == whole["chosen"]
+    jobs.assert_same_steps(f"{family}/take_all_{layout}", f"{family}/stock_{layout}")

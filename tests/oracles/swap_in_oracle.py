@@ -72,18 +72,23 @@ class Jobs:
         curriculum, num_drawn = self.curriculum(name), MULTIPLIER * steps * BATCH
         assert curriculum.block_ids.shape == (steps, MULTIPLIER * BATCH)
         assert sorted(curriculum.block_ids.ravel()) == list(range(num_drawn))
-        trained = []
+        self.assert_highest_scores_trained(name)
+        is_replay = curriculum.block_ids[0] >= num_drawn // 2
+        assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+
+    def assert_highest_scores_trained(self, name: str, *, batch: int = BATCH) -> None:
+        """In every step of the record, which ends with the job's last step."""
+        curriculum, trained = self.curriculum(name), []
         for loss, score, chosen, threshold in zip(
             *(getattr(curriculum, field) for field in ("loss", "score", "chosen", "threshold")),
             strict=True,
         ):
             order = sorted(range(len(score)), key=lambda i: (-score[i], i))
-            assert sorted(order[:BATCH]) == np.flatnonzero(chosen).tolist()
-            assert threshold == score[order[BATCH - 1]]
+            assert sorted(order[:batch]) == np.flatnonzero(chosen).tolist()
+            assert threshold == score[order[batch - 1]]
             trained.append(loss[chosen].astype(np.float64).mean())
-        np.testing.assert_allclose(self.steps(name, "loss"), trained, rtol=0, atol=2e-6)
-        is_replay = curriculum.block_ids[0] >= num_drawn // 2
-        assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+        losses = self.steps(name, "loss")[-len(trained) :]
+        np.testing.assert_allclose(losses, trained, rtol=0, atol=2e-6)
 
     def assert_same_steps(self, name: str, other: str, *keys: str) -> None:
         for key in keys or NUMBERS:

@@ -1,14 +1,16 @@
 """Runs one of Megatron-Bridge's own recipes, shrunk by its keys, with the selector: ROOT FAMILY.
 
 A base of the old corpus, a specialist of the new one, both references, 8 steps that select, and the
-last four of them again from the checkpoint behind the fourth. Then, with ROOT FAMILY cp2 in two
-processes, the steps again under context parallelism. Prints `SAID {...}`.
+last four of them again from the checkpoint behind the fourth. Then, with ROOT FAMILY LAYOUT in two
+processes, the job as it is, with TakeAll, and with the steps that select. Prints `SAID {...}`, and
+the job's steps are in `steps.jsonl` of ROOT/stock_LAYOUT and ROOT/take_all_LAYOUT.
 """
 
 import importlib
 import shutil
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from job_notes import change, say
+from swap_in_worker import steps_writer
 
 STEPS, LENGTH = 8, 64
 SIZES: dict[str, Any] = {
@@ -61,6 +64,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss.h100.gpt_oss:gpt_oss_20b_pretrain_16gpu_h100_bf16_config", "GptOss",
                 {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
 }  # fmt: skip
+LAYOUTS = {"cp2": {"context_parallel_size": 2}, "ep2": {"expert_model_parallel_size": 2}}
 
 
 def recipe(family: str) -> Any:
@@ -135,27 +139,43 @@ def job(family: str, root: Path, out: str, corpora: list[str], base: str | None)
     return cfg
 
 
-def select(family: str, root: Path, out: str, **model: Any) -> dict[str, Any]:
-    """Trains the job with the selector, from its last checkpoint on; returns what it chose."""
+def train(family: str, root: Path, out: str, layout: str = "", **selection: Any) -> None:
+    """Trains the job from its last checkpoint on; with the selector if that has options."""
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
+
+    cfg = job(family, root, out, ["new", "old"], "base")
+    for key, value in LAYOUTS.get(layout, {}).items():
+        setattr(cfg.model, key, value)
+    selection |= {"roles": roles(root)} if selection else {}
+    with nemo_rod.install("megatron_bridge", cfg, **selection) if selection else nullcontext():
+        pretrain(cfg, forward_step, callbacks=[steps_writer(root / out, None)])
+    dist.barrier()  # one of the processes writes
+
+
+def select(family: str, root: Path, out: str, layout: str = "") -> dict[str, Any]:
+    """Trains the job with the selector; returns what it chose."""
     from nemo_rod.lab import curriculum_tools
     from nemo_rod.selection import Curriculum
 
-    cfg = job(family, root, out, ["new", "old"], "base")
-    for key, value in model.items():
-        setattr(cfg.model, key, value)
-    references = [root / "adaptation", root / "replay"]
-    with nemo_rod.install("megatron_bridge", cfg, roles=roles(root), references=references):
-        pretrain(cfg, forward_step)
-    dist.barrier()  # one of the processes writes
+    train(family, root, out, layout, references=[root / "adaptation", root / "replay"])
     with Curriculum.open(root / out / "rod" / "curriculum.rod", read_only=True) as curriculum:
         arrays = curriculum_tools.arrays(curriculum)
     return {
         name: getattr(arrays, name).tolist() for name in ("step", "block_ids", "chosen", "score")
     }
+
+
+def in_layout(root: Path, family: str, layout: str) -> dict[str, Any]:
+    """Trains the job as it is, with TakeAll and with the selector; returns what that chose."""
+    import nemo_rod
+
+    train(family, root, f"stock_{layout}", layout)
+    take_all = {"policy": nemo_rod.TakeAll(), "multiplier": 1}
+    train(family, root, f"take_all_{layout}", layout, **take_all)
+    return select(family, root, layout, layout)
 
 
 def roles(root: Path) -> dict[str, str]:
@@ -190,9 +210,5 @@ if __name__ == "__main__":
     cpu.prepare_bridge()
     dist.init_process_group("gloo")
     place, name, *layout = sys.argv[1:]
-    if layout:
-        result = {"cp2": select(name, Path(place), "cp2", context_parallel_size=2)}
-    else:
-        result = main(Path(place), name)
-    say(result)
+    say((in_layout if layout else main)(Path(place), name, *layout))
     dist.destroy_process_group()

@@ -43,7 +43,7 @@ def main() -> None:
 
 def one_run(
     root: Path,
-    layout: dict[str, int],
+    layout: dict[str, Any],
     *,
     name: str,
     kind: str,
@@ -53,7 +53,8 @@ def one_run(
     role: str = "",
     multiplier: float = 2,
     corpora: Sequence[str] = ("new", "old"),
-    settings: dict[str, Any] | None = None,  # by dotted keys of the configuration
+    settings: dict[str, Any] | None = None,  # by dotted keys of the configuration, like the layout
+    lora: dict[str, Any] | None = None,  # the adapters that it trains in place of the base
     die_at: int | None = None,  # step in which the process kills itself
     refused: str | None = None,  # what must be said when the job is refused as it starts
     validation_every: int | None = None,
@@ -73,10 +74,10 @@ def one_run(
     out = root / name
     starts_from = root / base if base is not None and kind != "score" else None
     cfg = make_config(root / "data", out, corpora, starts_from, steps=steps)
-    cfg.model.tensor_model_parallel_size = layout["tensor"]
-    cfg.model.pipeline_model_parallel_size = layout["pipeline"]
-    for key, value in (settings or {}).items():
+    for key, value in (layout | (settings or {})).items():
         change(cfg, key, value)
+    if lora is not None:
+        cfg.peft = adapters(**lora)
     roles = {f"{root}/data/new": "adaptation", f"{root}/data/old": "replay"}
     refusal = pytest.raises(ValueError, match=refused) if refused else nullcontext()
     if kind == "score":
@@ -100,6 +101,14 @@ def one_run(
         pretrain(cfg, forward_step, callbacks=watch)
     if refused:
         destroy_global_state()
+
+
+def adapters(**options: Any) -> Any:
+    """Megatron-Bridge's LoRA, for layers without TransformerEngine."""
+    from megatron.bridge.peft import lora, module_matcher, utils
+
+    utils.HAVE_TE = module_matcher.HAVE_TE = False
+    return lora.LoRA(**options)
 
 
 def steps_writer(out: Path, die_at: int | None) -> Any:
