@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -97,15 +98,23 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     counts = {what: len(reporter.stats.get(what, ())) for what in ("passed", "skipped")}
     if counts["passed"]:
-        lanes.record(lane, {**counts, "seconds": round(time.time() - _START), "with": versions()})
+        lanes.record(
+            lane, {**counts, "seconds": round(time.time() - _START), "with": versions(lane)}
+        )
 
 
-def versions() -> str:
-    """What the tests ran on."""
+def versions(lane: lanes.Lane) -> str:
+    """What the tests ran on: packages of the lane's checkout, or those that Python finds first."""
     found = [f"Python {platform.python_version()}"]
-    for package in ("megatron-bridge", "megatron-core", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
+    checkouts = (os.environ.get(need.partition("/")[0], "") for need in lane.needs)
+    places = [*filter(None, checkouts), *sys.path]
+    for package in ("megatron/bridge", "megatron/core", "nemo_rl"):
+        files = (Path(place, package, "package_info.py") for place in places)
+        if file := next(filter(Path.is_file, files), None):
+            version = runpy.run_path(str(file))["__version__"].partition("+")[0]
+            found.append(f"{package.replace('/', '-')} {version}")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found.append(f"transformers {importlib.metadata.version('transformers')}")
     return ", ".join(found)
 
 
