@@ -32,7 +32,7 @@ _TRAINED_ON = 8_000_000  # characters
 
 def documents(limit: int) -> list[str]:
     """About `limit` characters of Python, in documents of a few kilobytes."""
-    found: list[str] = []
+    pieces: list[str] = []
     size = 0
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
@@ -42,16 +42,16 @@ def documents(limit: int) -> list[str]:
             text = path.read_text("utf-8")
         except UnicodeDecodeError:  # some tests of Python's own are there to be undecodable
             continue
-        found += [text[i : i + DOCUMENT_CHARS] for i in range(0, len(text), DOCUMENT_CHARS)]
+        pieces += [text[i : i + DOCUMENT_CHARS] for i in range(0, len(text), DOCUMENT_CHARS)]
         size += len(text)
-    order = np.random.default_rng(0).permutation(len(found))
+    order = np.random.default_rng(0).permutation(len(pieces))
     total, chosen = 0, []
     while total < limit:  # around again where there is not enough
         for index in order:
             if total >= limit:
                 break
-            chosen.append(found[index])
-            total += len(found[index])
+            chosen.append(pieces[index])
+            total += len(pieces[index])
     return chosen
 
 

@@ -150,8 +150,8 @@ def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row
     heads = heads[order]
 
     def join(number: int) -> object:
-        wanted = hash_heads(store.hashes(keys[number]))
-        return losses[order[np.searchsorted(heads, wanted)]]
+        keys_C = hash_heads(store.hashes(keys[number]))
+        return losses[order[np.searchsorted(heads, keys_C)]]
 
     yield Row(f"lookup_ms_{name}.searchsorted", median_ms(join, 100), "ms")
 

@@ -69,14 +69,14 @@ def setting(arguments: argparse.Namespace) -> Setting:
 
 def versions() -> dict[str, str]:
     """What the figures were measured with."""
-    found = {"Python": platform.python_version(), "torch": torch.__version__}
-    found["CUDA"] = str(torch.version.cuda)
+    packages = {"Python": platform.python_version(), "torch": torch.__version__}
+    packages["CUDA"] = str(torch.version.cuda)
     for package in ("megatron-core", "megatron-bridge", "transformer-engine"):
         try:
-            found[package] = importlib.metadata.version(package)
+            packages[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            packages[package] = "not installed"
+    return packages
 
 
 def measure(s: Setting, only: list[str]) -> Bench:

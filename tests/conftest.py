@@ -105,17 +105,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def versions(lane: lanes.Lane) -> str:
     """What the tests ran on: packages of the lane's checkout, or those that Python finds first."""
-    found = [f"Python {platform.python_version()}"]
+    packages = [f"Python {platform.python_version()}"]
     checkouts = (os.environ.get(need.partition("/")[0], "") for need in lane.needs)
     places = [*filter(None, checkouts), *sys.path]
     for package in ("megatron/bridge", "megatron/core", "nemo_rl"):
         files = (Path(place, package, "package_info.py") for place in places)
         if file := next(filter(Path.is_file, files), None):
             version = runpy.run_path(str(file))["__version__"].partition("+")[0]
-            found.append(f"{package.replace('/', '-')} {version}")
+            packages.append(f"{package.replace('/', '-')} {version}")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found.append(f"transformers {importlib.metadata.version('transformers')}")
-    return ", ".join(found)
+        packages.append(f"transformers {importlib.metadata.version('transformers')}")
+    return ", ".join(packages)
 
 
 @pytest.fixture(scope="session")

@@ -248,19 +248,19 @@ def _is_there(name: str) -> bool:
 
 def _reached(files: Iterable[str]) -> set[str]:
     """The files themselves, and those of the project that they import or start."""
-    found, waiting = {"tests/lanes.py"}, ["tests/conftest.py", *files]  # this one names all
+    files_used, waiting = {"tests/lanes.py"}, ["tests/conftest.py", *files]  # this one names all
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in files_used:
+            files_used.add(file)
             waiting.extend(_mentioned(file))
-    return found
+    return files_used
 
 
 @functools.cache
 def _mentioned(file: str) -> set[str]:
     """What a file imports, and what its strings name: modules, and scripts of the tests."""
-    found: set[str] = set()
+    used: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -271,8 +271,8 @@ def _mentioned(file: str) -> set[str]:
         else:
             continue
         for name in names:
-            found |= _files_of(name)
-    return found
+            used |= _files_of(name)
+    return used
 
 
 @functools.cache
@@ -281,12 +281,12 @@ def _files_of(name: str) -> set[str]:
     if not all(part.isidentifier() for part in parts):
         return set()
     homes = {path.rpartition("/")[0] + "/" for path in _tracked() if path.startswith("tests/")}
-    found = set()
+    imported = set()
     for count in range(1, len(parts) + 1):
         for home in ["", *homes]:
             path = home + "/".join(parts[:count])
-            found |= {path + end for end in (".py", "/__init__.py", "/__main__.py")} & _tracked()
-    return found
+            imported |= {path + end for end in (".py", "/__init__.py", "/__main__.py")} & _tracked()
+    return imported
 
 
 @functools.cache

@@ -105,8 +105,8 @@ def across(first: str, second: str) -> str | None:
             return None
         done = subprocess.run([after, *command], **options)
         if done.returncode:
-            said = [line for line in done.stdout.splitlines() if "error" in line.lower()]
-            return "refused: " + (said[-1] if said else done.stdout[-300:])
+            errors = [line for line in done.stdout.splitlines() if "error" in line.lower()]
+            return "refused: " + (errors[-1] if errors else done.stdout[-300:])
         return f"trained {steps} steps, then to {len(lines(arms / 'rod' / 'metrics.jsonl'))}"
 
 

@@ -49,14 +49,14 @@ lacks = [name for name in {MODULES!r} if importlib.util.find_spec(name) is None]
 sentence = "This machine lacks modules that the kit needs: " + ", ".join(lacks) + "."
 if "torch" in lacks: raise SystemExit(sentence)
 import torch
-found = {{"python": platform.python_version(), "cores": os.cpu_count()}}
+facts = {{"python": platform.python_version(), "cores": os.cpu_count()}}
 for name in {PACKAGES!r}:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: found[name] = None
-found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-found["devices"] = torch.cuda.device_count()
-found["cuda"] = torch.version.cuda
-print(json.dumps(found))
+    try: facts[name] = m.version(name)
+    except m.PackageNotFoundError: facts[name] = None
+facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+facts["devices"] = torch.cuda.device_count()
+facts["cuda"] = torch.version.cuda
+print(json.dumps(facts))
 if lacks: raise SystemExit(sentence)
 """
 
@@ -136,10 +136,10 @@ class Kit:
             process.wait()
             return f"did not end within {limit / 60:.1f} minutes"
 
-    def note(self, part: str, found: dict[str, Any]) -> None:
-        self.results[part] = found
+    def note(self, part: str, outcome: dict[str, Any]) -> None:
+        self.results[part] = outcome
         (self.out / "results.json").write_text(json.dumps(self.results, indent=2) + "\n")
-        print(f"{part}: {found.get('status')} after {found.get('seconds')} s", flush=True)
+        print(f"{part}: {outcome.get('status')} after {outcome.get('seconds')} s", flush=True)
 
     @property
     def on_gpu(self) -> bool:
@@ -152,9 +152,9 @@ def machine(kit: Kit) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MACHINE], env=kit.environment(False), capture_output=True, text=True
     )
-    found = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
+    facts = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
     ended = {"status": done.returncode, "seconds": round(time.monotonic() - begin, 1)}
-    kit.note("machine", {**found, **ended, "last": done.stderr[-2000:]})
+    kit.note("machine", {**facts, **ended, "last": done.stderr[-2000:]})
     if done.returncode:
         print(done.stderr[-2000:].rstrip(), flush=True)
 
@@ -283,7 +283,7 @@ def page(kit: Kit) -> None:
     ]
     sections.append(_table(("", ""), [(k, v) for k, v in facts.items() if k not in ("last",)]))
     ran = [(k, v) for k, v in kit.results.items() if k != "machine"]
-    rows = [(name, found.get("status"), found.get("seconds")) for name, found in ran]
+    rows = [(name, outcome.get("status"), outcome.get("seconds")) for name, outcome in ran]
     sections.append("<h2>Parts</h2>" + _table(("part", "exit status", "seconds"), rows))
     for name in ("bench", "bench_vocabulary", "engine_bench"):
         file, picture = kit.out / f"{name}.json", kit.out / f"{name}.png"
@@ -298,10 +298,10 @@ def page(kit: Kit) -> None:
         columns = ("what", "value", "unit", "goal", "holds")
         shown = [tuple(_short(row[column]) for column in columns) for row in result["rows"]]
         sections.append(_table(columns, shown))
-    for name, found in ran:
-        if found.get("last"):
+    for name, outcome in ran:
+        if outcome.get("last"):
             sections.append(
-                f"<h2>{name}: end of its log</h2><pre>{html.escape(found['last'])}</pre>"
+                f"<h2>{name}: end of its log</h2><pre>{html.escape(outcome['last'])}</pre>"
             )
     style = (
         "body{font:15px/1.4 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
@@ -346,9 +346,9 @@ def main() -> int:
         shutil.rmtree(options.work)
     kit = Kit(options)
     kit.unpack()
-    wanted = options.parts or list(PARTS)
+    selected = options.parts or list(PARTS)
     for name in PARTS:
-        if name in wanted or (name == "machine" and "machine" not in kit.results):
+        if name in selected or (name == "machine" and "machine" not in kit.results):
             PARTS[name](kit)
             page(kit)
     bad = [k for k, v in kit.results.items() if v.get("status") != 0 and "left out" not in str(v)]

@@ -72,7 +72,7 @@ def redirect() -> None:
         return wrapper
 
     # `with torch.device(...)` identifies torch's constructors by identity and caches them at its
-    # first use. It must cache the originals: otherwise transformers 5 silently leaves rotary
+    # first use. It must cache the originals: otherwise transformers 5 leaves rotary
     # frequencies uninitialised.
     _device_constructors()
     makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
@@ -102,7 +102,7 @@ def redirect() -> None:
 
 
 def _densify_gloo_scatter() -> None:
-    """Makes chunks contiguous before gloo's scatter, which silently treats strided ones as dense.
+    """Makes chunks contiguous before gloo's scatter, which treats strided ones as dense.
 
     Bridge's tensor-parallel weight loading passes strided chunks and relies on the copy to the
     device to make them dense. Contiguous inputs are passed on unchanged.

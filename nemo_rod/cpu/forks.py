@@ -50,7 +50,7 @@ class Fork:
         self._process = context.Process(
             target=_run, args=(list(program), dict(environment), removed, files)
         )
-        # Slurm signals every process; the server, which inherits what is blocked, hears nothing
+        # Slurm signals every process; the server inherits the blocked signals and ignores them
         resource_tracker.ensure_running()  # it would unblock some again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:

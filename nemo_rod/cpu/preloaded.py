@@ -1,4 +1,4 @@
-"""What the server of forks imports before it forks (`forks.py`), and nobody else.
+"""Imports of the server of forks (`forks.py`), for no other module.
 
 A job reports what cannot be imported; here it is left out, and so are the warnings of the imports.
 """
@@ -21,4 +21,4 @@ with suppress(Exception):
 
     import nemo_rod.megatron.forward_jobs
     import nemo_rod.megatron.train_job  # noqa: F401
-gc.freeze()  # what is imported stays: no collection in a fork walks through it, or copies its pages
+gc.freeze()  # imported objects stay: no collection in a fork walks through it, or copies its pages

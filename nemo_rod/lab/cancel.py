@@ -33,7 +33,7 @@ def main(options: Namespace) -> None:
     if not alive:
         read_launch(options.run_dir)  # refuses a folder that is not a run's
         raise ValueError(f"{options.run_dir} has no job in the queue: there is nothing to cancel.")
-    for cluster, short in queue.by_cluster(alive).items():  # running ones are first told to stop
+    for cluster, short in queue.by_cluster(alive).items():  # running ones are asked to stop first
         lines = queue.ask("scancel", *cluster, *short)
         if isinstance(lines, str):
             raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")

@@ -55,19 +55,19 @@ def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod completion`."""
     parser.usage, parser.description = "nemo-rod completion bash|zsh", _DESCRIPTION
     parser.add_argument("shell", metavar="bash|zsh", choices=_SCRIPTS)
-    parser.add_argument("line", nargs="?", help=SUPPRESS)  # what the scripts ask about
+    parser.add_argument("line", nargs="?", help=SUPPRESS)  # the line to complete
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
     """Prints the script, or the candidates for the last word of its line."""
-    asked = options.line is not None
-    for text in candidates(options.line) if asked else (_SCRIPTS[options.shell],):
+    is_query = options.line is not None
+    for text in candidates(options.line) if is_query else (_SCRIPTS[options.shell],):
         print(text)
 
 
 def candidates(line: str) -> list[str]:
-    """Returns what the last word of a command line may be; complete ones end with a space."""
+    """Returns candidates for the last word of a command line; complete ones end with a space."""
     _, *words = line.split(" ")
     command, *others = words or [""]
     known = dict.fromkeys([*cli.recipe_commands(), *parts.names("commands")])
@@ -80,13 +80,13 @@ def candidates(line: str) -> list[str]:
         parser = Arguments()
         parts.load("commands", command).declare(parser)
         keys = parser.keys.values()
-        found = [f"{key.name}={value}" for key in keys for value in key.choices or [""]]
+        matches = [f"{key.name}={value}" for key in keys for value in key.choices or [""]]
     else:
         for name in ("arm=", "arms=["):
             if word.startswith(name):
                 return _arms(name, word, others[:-1])
-        found = [item if item[-1] in "=./[" else f"{item} " for item in _by_hydra(others)]
-    return [item for item in found if item.startswith(word)]
+        matches = [item if item[-1] in "=./[" else f"{item} " for item in _by_hydra(others)]
+    return [item for item in matches if item.startswith(word)]
 
 
 def _arms(key: str, word: str, before: Sequence[str]) -> list[str]:
@@ -120,12 +120,12 @@ def _by_hydra(words: Sequence[str]) -> list[str]:
     with contextlib.redirect_stdout(printed):
         start(lambda _: None)()
     # a group of files and folders has no "=" there, and files in folders are missing
-    items = printed.getvalue().split()
-    found = {item if item[-1] in "./" or "=" in item else f"{item}=" for item in items}
+    words_shown = printed.getvalue().split()
+    items = {item if item[-1] in "./" or "=" in item else f"{item}=" for item in words_shown}
     group = words[-1].partition("=")[0]
     for file in (config_folder() / group).glob("*/*.yaml") if group == "parallel" else ():
-        found.add(f"{group}={file.parent.name}/{file.stem}")
-    flags = [item.rpartition("=")[0] for item in found if item.endswith(("=true", "=false"))]
-    found |= {f"{key}={value}" for key in flags for value in ("true", "false")}
-    found |= {f"{name}=[" for name in ("arms", "rebuild") if f"{name}.".startswith(words[-1])}
-    return sorted(found - {"arms.", "rebuild.", "hydra.", "hydra/", "cluster=template"})
+        items.add(f"{group}={file.parent.name}/{file.stem}")
+    flags = [item.rpartition("=")[0] for item in items if item.endswith(("=true", "=false"))]
+    items |= {f"{key}={value}" for key in flags for value in ("true", "false")}
+    items |= {f"{name}=[" for name in ("arms", "rebuild") if f"{name}.".startswith(words[-1])}
+    return sorted(items - {"arms.", "rebuild.", "hydra.", "hydra/", "cluster=template"})

@@ -55,8 +55,8 @@ def probe_here() -> str:
 
     if (problem := fault(torch.cuda.get_device_capability)) is not None:
         raise ValueError(problem)
-    found = [probe(chunk_gated_delta_rule, (b, 4096, 32, 128), "cuda") for b in (1, 8)]
-    return found[-1]
+    probes = [probe(chunk_gated_delta_rule, (b, 4096, 32, 128), "cuda") for b in (1, 8)]
+    return probes[-1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What was launched in a run folder: its configuration, and Slurm's answers about its jobs."""
+"""The launches of a run folder: their configuration, and Slurm's view of their jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
 
 
 def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
-    """Returns every stage's job number and job; None for jobs that Slurm no longer knows.
+    """Returns every stage's job number and job; None for jobs that Slurm no longer lists.
 
     Queries squeue, then for jobs that it no longer lists sacct, then the controller. Of other
     launchers than the latest, only jobs in the queue count.

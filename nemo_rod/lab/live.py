@@ -19,7 +19,7 @@ from nemo_rod.run.processes.pythons import can_be_found
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# what `run_stages` prints where a stage begins, and where it ends
+# the lines that `run_stages` prints at the start and the end of a stage
 _STAGE = re.compile(r"\[(?P<number>\d+)/\d+\] (?P<title>.+?)(?P<end>: done before|: \d+ s)?$")
 
 
@@ -78,7 +78,7 @@ class Screen:
         if shown := PROGRESS.match(line):
             done = float(shown["done"].replace(",", ""))
             total = float((shown["all"] or "0").replace(",", ""))
-            # what a narrow terminal cuts off comes last
+            # the least important part last, as narrow terminals cut it off
             parts = (shown["far"], shown["left"] and f"{shown['left']} left", shown["note"])
             self._draw(shown["name"], "  ".join(filter(None, parts)), done / total if total else 0)
             if shown["left"]:

@@ -170,7 +170,7 @@ class _Parquet:
                 file.write_table(table)
 
     def finish(self, names: list[str]) -> None:
-        """Writes what describes all parts."""
+        """Writes the description of all parts."""
 
 
 class _JsonLines(_Parquet):
@@ -199,7 +199,7 @@ class _HuggingFace(_Parquet):
         from datasets import Dataset
 
         Dataset.from_file(str(self.out / names[0])).info.write_to_directory(str(self.out))
-        # what Dataset.save_to_disk writes, which would copy all of it
+        # the format of Dataset.save_to_disk, which itself would copy all data
         state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in names],
             "_fingerprint": digest("\n".join(names).encode()),
@@ -220,7 +220,7 @@ class _Megatron(_Parquet):
     def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
         binary = self.out / "blocks.bin"
         with binary.open("r+b" if binary.exists() else "w+b") as file:
-            file.truncate(4 * self.block_size * first_row)  # what an interrupted call left
+            file.truncate(4 * self.block_size * first_row)  # of an interrupted call
             file.seek(0, os.SEEK_END)
 
             def others() -> Iterator[Any]:

@@ -46,7 +46,7 @@ _TOKENIZERS = (
     *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model"),
     "qwen.tiktoken",
 )
-# Text that tokenizers of the same words cut differently, by what they do before they look them up.
+# Text on which tokenizers with one vocabulary but different normalisers or splits differ.
 _SAMPLE = (
     "abc The Theory of 1,234 Größen\n\n\tdef f(x):  return x**2  # naïve — don't 東京 \U0001f642"
     " I'LL e\u0301 \ufb01ne \uff26\u2460\xb2\xa0x  12345678\r\n \u200bПривет مرحبا"
@@ -147,7 +147,7 @@ def _refuse_other_function(base: _Checkpoint, adapted: _Checkpoint) -> None:
     stored = base.stored.keys() & adapted.stored.keys()
     has_heads = any(name.endswith("lm_head.weight") for name in stored)
     both = configs[0].keys() & configs[1].keys()
-    # first what the files have, not what follows from it
+    # first the keys in the files, then those derived from them
     for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in both, key)):
         # a tied output layer need not be stored; where both store one, one would be ignored
         is_moot = key.endswith("tie_word_embeddings") and not has_heads
@@ -242,7 +242,7 @@ def _ids(values: dict[str, Any]) -> dict[str, int]:
 
 
 def _cuts(file: Path) -> tuple[Any, list[int]] | None:
-    """Returns what a tokenizer looks words up in, and how it cuts a sample with all added words.
+    """Returns the vocabulary of a tokenizer, and its tokens of a sample with all added words.
 
     The former is in the form of the installed library; None if that cannot load the file.
     """
@@ -254,7 +254,7 @@ def _cuts(file: Path) -> tuple[Any, list[int]] | None:
         words = sorted(token["content"] for token in values["added_tokens"])
         sample = _SAMPLE + "".join(f" {word} x" for word in words)
         return values["model"], tokenizer.encode(sample, add_special_tokens=False).ids
-    except Exception:  # what it raises has no other class
+    except Exception:  # its errors have no common class
         return None
 
 
@@ -395,7 +395,7 @@ class _Checkpoint:
                     {
                         published.get(name, name): (handle, name)
                         for name in names
-                        if not name.endswith("rotary_emb.inv_freq")  # which nobody reads any more
+                        if not name.endswith("rotary_emb.inv_freq")  # no longer read
                     }
                 )
             yield cls(folder, stored)

@@ -29,7 +29,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Writes the files that are not there, and prints what to do with them."""
+    """Writes the missing files, and prints how to use them."""
     folder: Path = options.folder
     texts = {
         "recipe/mine.yaml": Path(__file__).with_name("own_recipe.yaml"),

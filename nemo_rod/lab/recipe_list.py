@@ -32,7 +32,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Prints a line for every recipe; what cannot be planned is said below."""
+    """Prints a line for every recipe, and below the reasons that some cannot be planned."""
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():

@@ -15,7 +15,7 @@ from nemo_rod.parts import did_you_mean
 
 _GERMAN_12B, _LEGAL_12B = "german_nemotron_nano_12b_v2", "legal_nemotron_nano_12b_v2"
 _GERMAN_9B, _LEGAL_9B, _GERMAN_4B = "german_qwen3_5_9b", "legal_qwen3_5_9b", "german_qwen3_5_4b"
-_SMALL = (f"{_GERMAN_4B} arms=[base,no_replay,rod]",)  # what transfers start from
+_SMALL = (f"{_GERMAN_4B} arms=[base,no_replay,rod]",)  # transfers start from it
 _OTHERS = (_LEGAL_12B, _GERMAN_4B, _GERMAN_9B, _LEGAL_9B)
 _GERMAN = (_GERMAN_12B, _GERMAN_4B, _GERMAN_9B)  # the 9B follows the 4B
 _MULTIPLIERS = (

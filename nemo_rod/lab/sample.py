@@ -1,4 +1,4 @@
-"""`nemo-rod sample`: what the models of a run write after a prompt."""
+"""`nemo-rod sample`: completions of a prompt by the models of a run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def continuations(
     seed: int,
     trust_remote_code: bool = False,
 ) -> list[str]:
-    """Returns what a Hugging Face checkpoint writes after each prompt, up to its end of document.
+    """Returns the completion of each prompt by a Hugging Face checkpoint, up to its EOD.
 
     Raises:
         ValueError: a prompt has no token.

@@ -155,7 +155,7 @@ def stand(
     if is_held:
         return Standing("running")
     if stage.is_there() and last["event"] in ("done", "none"):
-        # what always runs, such as the report, is there before all that it will show
+        # a stage that always runs, such as the report, may exist before its inputs do
         always = not (stage.results or stage.runs_model)
         open_ = any(need in others and others[need].state != "done" for need in stage.needs)
         return Standing("to do", "again") if always and open_ else Standing("done")

@@ -90,6 +90,6 @@ def add_verb(
 
 
 def say_briefly(text: str) -> None:
-    """Shows on a terminal what takes its time, until the next line."""
+    """Shows a slow step on a terminal until the next line is printed."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

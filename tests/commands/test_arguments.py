@@ -60,8 +60,8 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
         Key(name="d", value="D", help="", read=int, expected="an integer"),
     )
     for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
-        found = parser.parse_args(words)
-        assert (found.path, found.other, found.b, found.d) == ("a=0", "c=2", "1=1", None)
+        options = parser.parse_args(words)
+        assert (options.path, options.other, options.b, options.d) == ("a=0", "c=2", "1=1", None)
     assert parser.parse_args(["a", "d=3"]).d == 3
 
 

@@ -283,7 +283,7 @@ def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
 def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
     done = nemo_rod("init", "my", cwd=tmp_path)
     commands = [re.findall(r"nemo-rod (.*?)(?:  |$)", line) for line in done.stdout.splitlines()]
-    plan, dry_run, run = [found[0].split() for found in commands if found and "recipe=" in found[0]]
+    plan, dry_run, run = [call[0].split() for call in commands if call and "recipe=" in call[0]]
     assert (plan[0], dry_run[-1], run[-1]) == ("plan", "dry_run=true", "recipe=mine")
     assert "Plan of mine" in nemo_rod(*plan, cwd=tmp_path).stdout
     assert "train fixed_20: to do" in nemo_rod(*dry_run, cwd=tmp_path).stderr

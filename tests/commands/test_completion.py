@@ -92,9 +92,9 @@ def test_a_tab_completes_the_line(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_candidates(line: str, expected: list[str], others: list[str]) -> None:
-    found = candidates(line)
-    assert {*expected} <= {*found} and not {*others} & {*found}
-    assert expected or not found
+    shown = candidates(line)
+    assert {*expected} <= {*shown} and not {*others} & {*shown}
+    assert expected or not shown
 
 
 def test_a_line_without_candidates_is_left_to_the_shell() -> None:

@@ -17,8 +17,8 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 def test_block_hash_matches_the_golden_vectors() -> None:
     for vector in json.loads((GOLDEN / "block_hash.json").read_text("utf-8"))["vectors"]:
-        found = block_hash(vector["source"], np.array(vector["tokens"], dtype=np.int64))
-        assert found.hex() == vector["hash"], vector["source"]
+        actual = block_hash(vector["source"], np.array(vector["tokens"], dtype=np.int64))
+        assert actual.hex() == vector["hash"], vector["source"]
 
 
 def test_holdout_matches_the_golden_vectors() -> None:
@@ -36,8 +36,8 @@ def test_holdout_matches_the_golden_vectors() -> None:
         assert np.flatnonzero(mask)[:20].tolist() == decision["first_held_out"]
         assert mask.sum() == decision["count_held_out"]
     for edge in golden["edges"]:
-        found = is_holdout(edge["tokens"], fraction=edge["fraction"], seed=int(edge["seed"]))
-        assert found == edge["held_out"]
+        actual = is_holdout(edge["tokens"], fraction=edge["fraction"], seed=int(edge["seed"]))
+        assert actual == edge["held_out"]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), tokens)

@@ -30,8 +30,8 @@ def packed(name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def rows(store: BlockStore, name: str) -> set[bytes]:
-    (found,) = (s for s in store.sources if s.name == name)
-    return {row.tobytes() for row in store.tokens(found.start + np.arange(found.count))}
+    (source,) = (s for s in store.sources if s.name == name)
+    return {row.tobytes() for row in store.tokens(source.start + np.arange(source.count))}
 
 
 def test_without_a_floor_nothing_changes(tmp_path: Path, corpus: list[SourceSpec]) -> None:

@@ -113,8 +113,8 @@ def curriculum_parser() -> Arguments:
 
 def follow_curriculum(root: Path) -> None:
     store = BlockStore(root / "run/blocks")
-    with Curriculum.open(root / "run/arms/rod/curriculum.rod", read_only=True) as found:
-        width, steps = found.header.num_chosen, len(found)
+    with Curriculum.open(root / "run/arms/rod/curriculum.rod", read_only=True) as recorded:
+        width, steps = recorded.header.num_chosen, len(recorded)
     arm = Arm(
         name="x", num_adaptation=store.num_adaptation, num_replay=store.num_replay,
         batch_size=width, seed=1, balance="expected",

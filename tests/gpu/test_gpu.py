@@ -61,8 +61,8 @@ def needs_fp8() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(torchrun: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs bodies of a model, each once, and returns what they found."""
+def measured(torchrun: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs bodies of a model, each once, and returns what they measured."""
     kept: dict[tuple, dict[str, Any]] = {}
     folder = tmp_path_factory.mktemp("gpu")
 
@@ -95,10 +95,10 @@ def assert_same_losses(one: Path, other: Path, *names: str, atol: float = 1e-4) 
 @pytest.mark.gpu
 @needs_one
 def test_losses_and_choices_are_those_of_a_cpu(
-    found: Run, torchrun: Callable[..., list[str]]
+    measured: Run, torchrun: Callable[..., list[str]]
 ) -> None:
     """In fp32 without TF32."""
-    out, values = found("fp32")["out"], json.dumps(MODELS["fp32"])
+    out, values = measured("fp32")["out"], json.dumps(MODELS["fp32"])
     hidden = {**EXACT, **ON_CPU}
     torchrun(1, WORKER, out, values, "losses", timeout=400, env=hidden, fresh=True)
     assert_same_losses(out / "losses_cuda.npz", out / "losses_cpu.npz", "losses", "scores")
@@ -118,38 +118,38 @@ class TestModel:
         elif model == "te":
             needs_engine()
 
-    def test_same_call_gives_the_same_bits(self, found: Run, model: str) -> None:
-        assert found(model)["losses"] == {"device": device(model), "finite": True}
-        again = found(model)["again"]
+    def test_same_call_gives_the_same_bits(self, measured: Run, model: str) -> None:
+        assert measured(model)["losses"] == {"device": device(model), "finite": True}
+        again = measured(model)["again"]
         assert again["same"]
         assert max(again["moves"].values()) < MOVES[model]
 
-    def test_prefixes_are_parts_of_the_whole(self, found: Run, model: str) -> None:
-        assert max(found(model)["prefixes"]["moves"].values()) < MOVES[model]
+    def test_prefixes_are_parts_of_the_whole(self, measured: Run, model: str) -> None:
+        assert max(measured(model)["prefixes"]["moves"].values()) < MOVES[model]
 
-    def test_scores_are_the_losses_of_training(self, found: Run, model: str) -> None:
+    def test_scores_are_the_losses_of_training(self, measured: Run, model: str) -> None:
         """Of the same micro-batches; scoring may use another cross entropy than training."""
         limit = MOVES[model] if model == "te_fp8" else 1e-5
-        assert found(model)["as_in_training"]["moves"] < limit
+        assert measured(model)["as_in_training"]["moves"] < limit
 
-    def test_scoring_leaves_no_trace(self, found: Run, model: str) -> None:
+    def test_scoring_leaves_no_trace(self, measured: Run, model: str) -> None:
         """Weights, optimizer and random states are as they were, to the bit."""
-        assert found(model)["leaves_no_trace"] == {"changed": [], "training": True}
+        assert measured(model)["leaves_no_trace"] == {"changed": [], "training": True}
 
     @pytest.mark.parametrize("body", ["take_all", "rod"])
-    def test_steps_are_stock_steps(self, found: Run, model: str, body: str) -> None:
-        assert found(model)[body] == STOCK
+    def test_steps_are_stock_steps(self, measured: Run, model: str, body: str) -> None:
+        assert measured(model)[body] == STOCK
 
 
-def test_a_trace_would_be_found(found: Run) -> None:
+def test_a_trace_would_be_found(measured: Run) -> None:
     """A pass that draws random numbers, and a step on other blocks, are not called equal."""
-    spoiled = found("cpu", "leaves_no_trace", "rod", spoil=True)
+    spoiled = measured("cpu", "leaves_no_trace", "rod", spoil=True)
     assert spoiled["leaves_no_trace"]["changed"] == ["random"]
     assert spoiled["rod"]["differs"] != []
 
 
-def test_logits_of_a_large_vocabulary_are_never_whole(found: Run) -> None:
-    memory = found("cpu")["memory"]
+def test_logits_of_a_large_vocabulary_are_never_whole(measured: Run) -> None:
+    memory = measured("cpu")["memory"]
     # a slice takes up to 512 MiB in fp32, and the loss works in place
     assert 0.4 < memory["gib"] < 0.7
     assert memory["all logits gib"] == 1.0
@@ -157,18 +157,18 @@ def test_logits_of_a_large_vocabulary_are_never_whole(found: Run) -> None:
 
 @pytest.mark.gpu
 @needs_one
-def test_scoring_needs_less_than_a_gib_beside_the_weights(found: Run) -> None:
+def test_scoring_needs_less_than_a_gib_beside_the_weights(measured: Run) -> None:
     """With a vocabulary of 248k, in blocks of 4096 tokens, whose logits would take 3.8 GiB."""
-    memory = found("bf16", "memory", size="05b")["memory"]
+    memory = measured("bf16", "memory", size="05b")["memory"]
     assert memory["all logits gib"] > 3.7
     assert memory["gib"] < 1
 
 
 @pytest.mark.gpu
 @needs_one
-def test_scoring_in_fp8_leaves_training_alone(found: Run) -> None:
+def test_scoring_in_fp8_leaves_training_alone(measured: Run) -> None:
     needs_fp8()
-    fp8 = found("te", "fp8_scoring")["fp8_scoring"]
+    fp8 = measured("te", "fp8_scoring")["fp8_scoring"]
     assert {name: fp8[name] for name in STOCK} == STOCK
     assert fp8["differs"] == [] and fp8["other scores"] and fp8["own again"]
     assert fp8["moves"] < MOVES["te_fp8"]
@@ -183,10 +183,10 @@ def test_scoring_in_fp8_leaves_training_alone(found: Run) -> None:
     ],
 )
 def test_two_processes_have_the_losses_of_one(
-    found: Run, model: str, layout: dict[str, int]
+    measured: Run, model: str, layout: dict[str, int]
 ) -> None:
-    alone = found(model)["out"]
-    two = found(model, "losses", "again", "rod", processes=2, **layout)
+    alone = measured(model)["out"]
+    two = measured(model, "losses", "again", "rod", processes=2, **layout)
     assert two["losses"]["finite"] and two["again"]["same"] and two["rod"] == STOCK
     if not layout:  # the same weights; two tensor-parallel ranks draw their own
         name = f"losses_{device(model)}.npz"
@@ -195,8 +195,8 @@ def test_two_processes_have_the_losses_of_one(
 
 @pytest.mark.gpu
 @needs_two
-def test_tensor_parallel_overlap_scores_the_same(found: Run) -> None:
+def test_tensor_parallel_overlap_scores_the_same(measured: Run) -> None:
     """With TransformerEngine's user buffers, which are of the size of a training micro-batch."""
     needs_engine()
-    plain = found("te", "overlap", processes=2, tensor=2)["overlap"]
+    plain = measured("te", "overlap", processes=2, tensor=2)["overlap"]
     assert plain["moves"] < MOVES["te"]

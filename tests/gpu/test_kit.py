@@ -50,16 +50,16 @@ def python(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
-    wanted, other, text = b"W" * 40, b"O" * 24, b"P" * 16
-    code = container(entry(2, 80, other), entry(2, 90, wanted), entry(1, 90, text))
-    code += bytes(16) + container(entry(2, 90, wanted), entry(2, 100, other))
+    kept, other, text = b"W" * 40, b"O" * 24, b"P" * 16
+    code = container(entry(2, 80, other), entry(2, 90, kept), entry(1, 90, text))
+    code += bytes(16) + container(entry(2, 90, kept), entry(2, 100, other))
     file = library(tmp_path / "lib.so", code)
     before = file.read_bytes()
     done = python(KIT / "keep_architecture.py", file, 90)
     assert done.returncode == 0, done.stderr
     after = file.read_bytes()
     assert after == before.replace(other, bytes(24)).replace(text, bytes(16))
-    assert after.count(wanted) == 2
+    assert after.count(kept) == 2
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     done = python(kit / "run.py", "bench", "engine", "rehearse", *options)
     assert done.returncode == 1, done.stderr
     assert "bench, bench_vocabulary" in done.stdout
-    found = json.loads((out / "results.json").read_text())
-    assert (found["machine"]["device"], found["machine"]["status"]) == ("CPU", 0)
-    assert not found["machine"]["last"] and "lacks modules" not in done.stdout
-    assert found["bench"]["status"] == 3 and found["bench"]["last"] == "<began>"
-    assert found["engine"]["status"] == "left out: the kit has none"
-    assert found["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
+    outcomes = json.loads((out / "results.json").read_text())
+    assert (outcomes["machine"]["device"], outcomes["machine"]["status"]) == ("CPU", 0)
+    assert not outcomes["machine"]["last"] and "lacks modules" not in done.stdout
+    assert outcomes["bench"]["status"] == 3 and outcomes["bench"]["last"] == "<began>"
+    assert outcomes["engine"]["status"] == "left out: the kit has none"
+    assert outcomes["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
     page = (out / "index.html").read_text()
     assert "&lt;began&gt;" in page and "<began>" not in page
     assert (out / "log.txt").read_text() == "=== bench\n<began>\n=== bench_vocabulary\n<began>\n"
@@ -156,17 +156,17 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     assert late.returncode == 1
     again = json.loads((out / "results.json").read_text())
     assert again["bench"]["status"] == "no time was left"
-    assert again["engine"] == found["engine"]
+    assert again["engine"] == outcomes["engine"]
 
 
 def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> None:
     write_run(kit, "torch", "no_such_one", "no_such_two")
     out = tmp_path / "out"
     done = python(kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work")
-    found = json.loads((out / "results.json").read_text())["machine"]
-    assert found["device"] == "CPU" and done.returncode == found["status"] == 1
+    facts = json.loads((out / "results.json").read_text())["machine"]
+    assert facts["device"] == "CPU" and done.returncode == facts["status"] == 1
     sentence = "This machine lacks modules that the kit needs: no_such_one, no_such_two."
-    assert done.stdout.count(sentence) == found["last"].count(sentence) == 1
+    assert done.stdout.count(sentence) == facts["last"].count(sentence) == 1
 
 
 @pytest.mark.slow

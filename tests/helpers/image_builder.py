@@ -59,8 +59,8 @@ class Builder:
 
     def settings(self, tag: str) -> dict[str, Any]:
         """Entrypoint, Cmd, User, Volumes ... of an image."""
-        found: dict[str, Any] = json.loads(self("inspect", "--type", "image", tag))
-        return found["Docker"]["config"]
+        manifest: dict[str, Any] = json.loads(self("inspect", "--type", "image", tag))
+        return manifest["Docker"]["config"]
 
     def size(self, tag: str) -> str:
         """Size of an image, in words."""

@@ -16,11 +16,11 @@ def of_tensorboard(folder: Path) -> Curves:
     """All event files of a folder as one run, as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    found.Reload()
+    events_file = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events_file.Reload()
     curves: Curves = {}
-    for name in found.Tags()["scalars"]:
-        events = found.Scalars(name)
+    for name in events_file.Tags()["scalars"]:
+        events = events_file.Scalars(name)
         curves[name] = {event.step: event.value for event in events}
         assert len(curves[name]) == len(events), f"{name} has a step twice"
     return curves

@@ -53,8 +53,8 @@ class Sandbox:
 
     def files(self, *patterns: str) -> list[Path]:
         """Returns the files that match a glob below the folder, in order."""
-        found = {path for pattern in patterns for path in self.root.glob(pattern)}
-        return sorted(found & self.content.keys())
+        paths = {path for pattern in patterns for path in self.root.glob(pattern)}
+        return sorted(paths & self.content.keys())
 
     def write(self, path: Path, content: bytes | None) -> None:
         """Changes a file, or removes it."""

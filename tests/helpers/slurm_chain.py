@@ -54,11 +54,11 @@ def write_job(folder: Path, config: Config, *command: str, time: str = "00:30:00
 
 @dataclass
 class Chain:
-    """A run on Slurm: its folder, the numbers of its jobs, and what `status` said meanwhile."""
+    """A run on Slurm: its folder, the numbers of its jobs, and the output of `status` meanwhile."""
 
     cluster: Cluster
     run_dir: Path
-    said: dict[str, str]
+    shown: dict[str, str]
 
     @property
     def numbers(self) -> dict[str, str]:

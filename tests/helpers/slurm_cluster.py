@@ -183,8 +183,8 @@ def path_of(program: str) -> str | None:
 
 def processes_of(*jobs: str) -> list[dict[str, Any]]:
     """Number, name and words of every process that Slurm's variables say is of one of the jobs."""
-    found = [p.info for p in psutil.process_iter(["pid", "name", "cmdline", "environ"])]
-    return [facts for facts in found if (facts["environ"] or {}).get("SLURM_JOB_ID") in jobs]
+    processes = [p.info for p in psutil.process_iter(["pid", "name", "cmdline", "environ"])]
+    return [facts for facts in processes if (facts["environ"] or {}).get("SLURM_JOB_ID") in jobs]
 
 
 def free_ports(count: int) -> list[int]:

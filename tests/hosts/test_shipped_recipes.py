@@ -56,9 +56,9 @@ def assert_top_of_pools(choices: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])
 def test_a_recipe_selects_and_resumes(family: str, run: Run) -> None:
-    said = run(family)
-    assert_top_of_pools(said["whole"])
-    assert said["resumed"] == said["whole"]
+    choices = run(family)
+    assert_top_of_pools(choices["whole"])
+    assert choices["resumed"] == choices["whole"]
 
 
 @pytest.mark.parametrize(("family", "layout"), [("mamba", "cp2"), ("gpt_oss", "ep2")])

@@ -240,19 +240,19 @@ def test_held_out_samples_are_known_by_their_content() -> None:
 @pytest.mark.parametrize("host", ["megatron_lm", "nemo2"])
 def test_hosts_without_megatron_bridge_import_none_of_it(host: str) -> None:
     """Neither themselves nor by what they import at the top of a module."""
-    found, waiting = set(), [f"nemo_rod.hosts.{host}", "nemo_rod.hosts.swap_in.job_references"]
+    imported, waiting = set(), [f"nemo_rod.hosts.{host}", "nemo_rod.hosts.swap_in.job_references"]
     while waiting:
         module = waiting.pop()
         file = ROOT / f"{module.replace('.', '/')}.py"
-        if module in found or not module.startswith("nemo_rod.") or not file.exists():
+        if module in imported or not module.startswith("nemo_rod.") or not file.exists():
             continue
-        found.add(module)
+        imported.add(module)
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ImportFrom):
                 assert not str(node.module).startswith("megatron.bridge"), module
                 names = (f"{node.module}.{alias.name}" for alias in node.names)
                 waiting += [str(node.module), *names]
-    assert "nemo_rod.megatron.rod_selector" in found
+    assert "nemo_rod.megatron.rod_selector" in imported
 
 
 def test_a_script_runs_with_the_megatron_core_beside_it(

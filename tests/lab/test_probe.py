@@ -42,20 +42,20 @@ def test_what_a_probe_says_is_what_its_arms_measured(
 
 
 def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
-    said: dict[str, Any] = json.loads((folder / "probe.json").read_text())
+    findings: dict[str, Any] = json.loads((folder / "probe.json").read_text())
     base = json.loads((folder / "arms" / "base" / "evaluation.json").read_text())["loss"]["replay"]
     for name in ("no_replay", "rod"):
         arm = folder / "arms" / name
         loss = json.loads((arm / "evaluation.json").read_text())["loss"]["replay"]
-        forgotten = said["forgetting_by_source"][name]
+        forgotten = findings["forgetting_by_source"][name]
         assert forgotten == pytest.approx({o: loss[o] - base[o] for o in base})
         assert len(forgotten) == sources
         assert json.loads((arm / "arm.json").read_text())["steps"] == 10
     with Curriculum.open(folder / "arms" / "rod" / "curriculum.rod") as curriculum:
         store = BlockStore(folder / "blocks")
         shares = [float(store.is_replay(each.trained_on).mean()) for each in curriculum]
-    assert said["replay_share"] == pytest.approx({"first": shares[0], "last": shares[-1]})
-    speed, whole = said["seconds_per_step"], said["whole_run"]
+    assert findings["replay_share"] == pytest.approx({"first": shares[0], "last": shares[-1]})
+    speed, whole = findings["seconds_per_step"], findings["whole_run"]
     hours = (
         steps * (speed["no_replay"] + speed["rod"]) + 2 * steps / 3 * speed["no_replay"]
     ) / 3600
@@ -72,15 +72,15 @@ def test_a_timing_is_of_the_recipes_shape_on_made_up_text(
     with made_up_training():
         time(config)
     folder, printed = tmp_path / "run_time", capsys.readouterr().out
-    said = json.loads((folder / "time.json").read_text())
-    assert {*said["arms"]} == {"no_replay", "rod"} and "RoD takes" in printed
+    findings = json.loads((folder / "time.json").read_text())
+    assert {*findings["arms"]} == {"no_replay", "rod"} and "RoD takes" in printed
     sources = {source.name for source in BlockStore(folder / "blocks").sources}
     assert sources == {*config.domain.sources}
-    for name, arm in said["arms"].items():
+    for name, arm in findings["arms"].items():
         rows = [*map(json.loads, (folder / "arms" / name / "metrics.jsonl").open())]
         assert len(rows) == 13
         seconds = sorted(row["timing/train/total"] for row in rows[3:])
         assert arm["seconds_per_step"] == pytest.approx((seconds[4] + seconds[5]) / 2)
         tokens = config.train.batch_size * config.domain.block_size
         assert arm["tokens_per_second"] == pytest.approx(tokens / arm["seconds_per_step"])
-        assert arm["mfu"] == pytest.approx(arm["tflops_per_process"] / said["peak_tflops"])
+        assert arm["mfu"] == pytest.approx(arm["tflops_per_process"] / findings["peak_tflops"])

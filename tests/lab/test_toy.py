@@ -222,11 +222,11 @@ def test_chains_are_pinned() -> None:
 
 def test_documents_follow_their_chain() -> None:
     def followers(chain: int, dialect: float) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        following: dict[str, set[str]] = {}
         for _, text in zip(range(300), synthetic_documents(chain, dialect=dialect), strict=False):
             for a, b in itertools.pairwise(text):
-                found.setdefault(a, set()).add(b)
-        return found
+                following.setdefault(a, set()).add(b)
+        return following
 
     plain, dialect, other = followers(1, 0.0), followers(1, 0.25), followers(4, 0.0)
     assert set(plain) <= set(ALPHABET)

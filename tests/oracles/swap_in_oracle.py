@@ -58,8 +58,8 @@ class Jobs:
             assert (held_out <= set(row)) == ((row["step"] + 1) % every == 0), row
             assert 0 < row["timing/train/update"] <= row["timing/train/total"]
         for name_of_number in ("loss", "grad_norm"):
-            found = [row[f"train/{name_of_number}"] for row in rows]
-            np.testing.assert_allclose(found, self.steps(name, name_of_number), rtol=1e-6)
+            values = [row[f"train/{name_of_number}"] for row in rows]
+            np.testing.assert_allclose(values, self.steps(name, name_of_number), rtol=1e-6)
         (replay,) = (key for key in held_out if "/replay/" in key)
         forgotten = max(0.0, rows[-1][replay] - start[replay])
         np.testing.assert_allclose(rows[-1]["validation/forgetting"], forgotten, rtol=1e-9)

@@ -92,15 +92,15 @@ def test_messages_and_comments_name_pages_that_exist() -> None:
 def calls(program: str) -> dict[tuple[str, str], list[str]]:
     """Arguments of each call of a program in the documents, by (document, call)."""
     pattern = rf"(?:\$ )?(?:torchrun .* --no-python +)?(?:\w+=\S+ )*(?:\S*/)?{program} +([a-z-].*)"
-    found = {}
+    calls = {}
     for page in PAGES:
         blocks = "\n".join(BLOCK.findall(page.read_text())).replace("\\\n", " ")
         inline = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
         for line in [*blocks.splitlines(), *inline]:
             if call := re.fullmatch(pattern, line.strip()):
-                found[name(page), call[0]] = shlex.split(call[1], comments=True)
-    assert found, f"no document shows a call of {program}"
-    return found
+                calls[name(page), call[0]] = shlex.split(call[1], comments=True)
+    assert calls, f"no document shows a call of {program}"
+    return calls
 
 
 def test_make_targets_exist() -> None:
@@ -212,7 +212,7 @@ def test_every_key_of_the_configuration_page_has_a_meaning() -> None:
 
 
 @cache
-def said() -> str:
+def messages() -> str:
     """Every string of the package but docstrings, a NUL for each value in it; and the shell's."""
     strings = []
     for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
@@ -241,7 +241,7 @@ def test_quoted_errors_are_those_of_the_code() -> None:
     wrong = []
     for sentence in quoted():
         parts = [re.escape(part.strip()) for part in sentence.split("…") if part.strip()]
-        if not re.search("[^\n]*?".join(parts), said()):
+        if not re.search("[^\n]*?".join(parts), messages()):
             wrong.append(sentence)
     assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
 
@@ -254,5 +254,5 @@ def test_every_step_of_the_method_has_its_function() -> None:
         assert path == f"nemo_rod/{shown}"
         body = ast.parse((ROOT / path).read_text()).body
         for part in name.split("."):
-            (found,) = (n for n in body if getattr(n, "name", None) == part)
-            body = found.body  # type: ignore[attr-defined]
+            (function,) = (n for n in body if getattr(n, "name", None) == part)
+            body = function.body  # type: ignore[attr-defined]

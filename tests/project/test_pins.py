@@ -50,9 +50,9 @@ def test_pins_have_digests_of_their_files(file: Path) -> None:
     entries = re.findall(
         r"^(\S+==\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", hashed, re.MULTILINE
     )
-    found = [PIN.match(entry) for entry, digests in entries if digests]
+    pinned = [PIN.match(entry) for entry, digests in entries if digests]
     pins = {(normal(name), version) for name, version in PIN.findall(file.read_text())}
-    assert {(normal(m[1]), m[2]) for m in found if m} == pins
-    assert len(found) == len(pins), "a pin without digests, or twice"
+    assert {(normal(m[1]), m[2]) for m in pinned if m} == pins
+    assert len(pinned) == len(pins), "a pin without digests, or twice"
     # nothing else, such as an index or another file
     assert hashed.count("==") == len(pins)

@@ -166,17 +166,17 @@ def names_of(module: str) -> set[str]:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.exists():
         return set()
-    found = {inner.stem for inner in path.iterdir()} if path.is_dir() else set()
+    defined = {inner.stem for inner in path.iterdir()} if path.is_dir() else set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            defined.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            defined.add(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found.update(alias.asname or alias.name for alias in node.names)
+            defined.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Constant) and module == "nemo_rod":
-            found.add(str(node.value))  # its names are loaded when they are asked for
-    return found
+            defined.add(str(node.value))  # its names are loaded when they are asked for
+    return defined
 
 
 def test_imports_are_light() -> None:
@@ -215,9 +215,9 @@ def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
             f"nemo_rod/_configs/{inside}{path.relative_to(ROOT / folder).as_posix()}"
             for path in files
         }
-    found = zipfile.ZipFile(wheel).namelist()
-    assert expected - set(found) == set()
-    assert len(found) == len(set(found)), "the wheel carries a file twice"
+    files = zipfile.ZipFile(wheel).namelist()
+    assert expected - set(files) == set()
+    assert len(files) == len(set(files)), "the wheel carries a file twice"
 
 
 def test_the_page_on_pypi_has_no_dead_link(wheel: Path) -> None:
@@ -244,9 +244,9 @@ def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    found = Path(done.stdout.strip())
-    assert found.is_relative_to(tmp_path.resolve())
-    assert found.is_file()
+    imported_from = Path(done.stdout.strip())
+    assert imported_from.is_relative_to(tmp_path.resolve())
+    assert imported_from.is_file()
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,9 @@ def test_what_is_installed_was_tested(function: Function) -> None:
     if not {*HERE} & {*function.roads}:
         pytest.skip("another host")
     assert function.problem() is None
-    found = function.installed()
-    if function.tested and found is not None:
-        assert ", ".join(found.parameters) in function.signatures
+    signature = function.installed()
+    if function.tested and signature is not None:
+        assert ", ".join(signature.parameters) in function.signatures
 
 
 def test_every_road_has_functions() -> None:
@@ -64,7 +64,7 @@ def test_every_road_has_functions() -> None:
 @functools.cache
 def parts() -> list[tuple[ast.AST, dict[str, str]]]:
     """Top-level statements of the package, with the names that are NVIDIA's in each of them."""
-    found = []
+    pairs = []
     for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
         module = ast.parse(file.read_text())
         everywhere = dict(imported(*module.body))
@@ -75,8 +75,8 @@ def parts() -> list[tuple[ast.AST, dict[str, str]]]:
                     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                     if isinstance(target, ast.Name) and (meant := theirs(node.value, names)):
                         names[target.id] = meant
-            found.append((statement, names))
-    return found
+            pairs.append((statement, names))
+    return pairs
 
 
 def imported(*nodes: ast.AST) -> Iterator[tuple[str, str]]:
@@ -111,16 +111,16 @@ def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
 
 
 def test_all_that_is_replaced_is_listed() -> None:
-    found = {
+    replaced_ones = {
         name
         for statement, names in parts()
         for node in ast.walk(statement)
         for name in replaced(node, names)
     }
-    assert "megatron.bridge.training.train.train_step" in found
-    assert "megatron.core.transformer.torch_norm.WrappedTorchNorm.__new__" in found
+    assert "megatron.bridge.training.train.train_step" in replaced_ones
+    assert "megatron.core.transformer.torch_norm.WrappedTorchNorm.__new__" in replaced_ones
     # no functions of theirs: one is defined where they forgot to, the others are Python's
-    assert found - LISTED == {
+    assert replaced_ones - LISTED == {
         "megatron.core.transformer.moe.moe_utils.te_general_gemm",
         "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue",
         "megatron.core.dist_checkpointing.strategies.filesystem_async.mp",
@@ -128,28 +128,30 @@ def test_all_that_is_replaced_is_listed() -> None:
 
 
 def test_all_that_is_called_with_several_places_is_listed() -> None:
-    found = {
+    called = {
         name
         for statement, names in parts()
         for node in ast.walk(statement)
         if isinstance(node, ast.Call) and (name := theirs(node.func, names))
         if sum(not isinstance(argument, ast.Starred) for argument in node.args) > 1
     }
-    assert "megatron.bridge.training.pretrain.pretrain" in found
-    assert found <= LISTED
+    assert "megatron.bridge.training.pretrain.pretrain" in called
+    assert called <= LISTED
 
 
 def test_all_that_is_overridden_is_listed() -> None:
-    found = set()
+    overridden = set()
     for statement, names in parts():
         if isinstance(statement, ast.ClassDef):
             for base in filter(None, (theirs(base, names) for base in statement.bases)):
                 home, _, name = base.rpartition(".")
                 their_class = getattr(importlib.import_module(home), name)
                 methods = [n.name for n in statement.body if isinstance(n, ast.FunctionDef)]
-                found |= {f"{base}.{m}" for m in methods if m[0] != "_" and hasattr(their_class, m)}
-    assert "megatron.bridge.training.callbacks.Callback.on_train_end" in found
-    assert found <= LISTED
+                overridden |= {
+                    f"{base}.{m}" for m in methods if m[0] != "_" and hasattr(their_class, m)
+                }
+    assert "megatron.bridge.training.callbacks.Callback.on_train_end" in overridden
+    assert overridden <= LISTED
 
 
 # What is refused

@@ -109,8 +109,8 @@ def test_an_arm_that_ends_when_it_has_converged_depends_on_the_looks(
     before, after = (recipe(run_dir, f"validation.every={every}") for every in (2, 3))
     for config in (before, after):
         config.variants["mine"] = variant
-    said = refusal_of(before, after, lambda config: Stages(config).train("mine"))
-    assert refused in said and bool(said) == bool(refused)
+    refusal = refusal_of(before, after, lambda config: Stages(config).train("mine"))
+    assert refused in refusal and bool(refusal) == bool(refused)
 
 
 TENSOR = "tensor_model_parallel_size"
@@ -147,8 +147,8 @@ def test_overrides_of_nemo_rl_that_decide_are_inputs(
 
         assert stage(before).is_done()  # no change where there are no overrides
         stage(before).move_aside()
-        said = refusal_of(before, after, stage)
-        assert refused in said and bool(said) == bool(refused)
+        refusal = refusal_of(before, after, stage)
+        assert refused in refusal and bool(refusal) == bool(refused)
 
 
 def test_references_are_of_what_can_be_drawn_and_grow(
@@ -247,7 +247,7 @@ def test_a_second_evaluation_keeps_what_there_is(run_dir: Path, evaluations: Eva
     stage.run()
     assert evaluations.asked[-1] == ["no_replay", MERGED, "rod"]
     results = [json.loads((run_dir / f"arms/{n}/evaluation.json").read_text()) for n in names]
-    assert [found["loss"]["replay"]["x"] for found in results] == [1.0, 4.0, 2.0, 4.0, 4.0]
+    assert [row["loss"]["replay"]["x"] for row in results] == [1.0, 4.0, 2.0, 4.0, 4.0]
     assert stage.is_done() and not (run_dir / "evaluation.partial").exists()
 
 

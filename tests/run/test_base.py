@@ -98,9 +98,9 @@ def test_an_end_that_the_base_never_met_is_said(
     rows[0] = 0  # the byte tokenizer's EOD
     save_file(tensors, base / "model.safetensors")
     check_base(base, blocks, model, domain)
-    said = capsys.readouterr().err
-    assert f"the embedding of token 0, which ends documents, is zero in {name}.weight of" in said
-    assert "set domain.eod" in said
+    warning = capsys.readouterr().err
+    assert f"the embedding of token 0, which ends documents, is zero in {name}.weight of" in warning
+    assert "set domain.eod" in warning
 
 
 def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:

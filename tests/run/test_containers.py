@@ -120,10 +120,10 @@ def ports_of(number: int, node: int) -> set[int]:
 
 
 def test_ports_of_jobs_and_of_nodes_differ() -> None:
-    found = [ports_of(number, node) for number in (7, 8, 49, 50) for node in (0, 1)]
-    for one, other in itertools.combinations(found, 2):
+    ports = [ports_of(number, node) for number in (7, 8, 49, 50) for node in (0, 1)]
+    for one, other in itertools.combinations(ports, 2):
         assert not one & other
-    assert min(map(min, found)) >= 10_000 and max(map(max, found)) < 20_000
+    assert min(map(min, ports)) >= 10_000 and max(map(max, ports)) < 20_000
     assert ports_of(7, 0) == ports_of(57, 0)  # fifty jobs at a time
 
 

@@ -63,8 +63,8 @@ class Run:
             assert self.process.poll() is None, "the job ended by itself"
             assert time.monotonic() < deadline, "the job did not come to the step"
             time.sleep(0.02)
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        ranks = [process for process in found if process.name().startswith("rod rank")]
+        descendants = psutil.Process(self.process.pid).children(recursive=True)
+        ranks = [process for process in descendants if process.name().startswith("rod rank")]
         self.ranks = sorted(ranks, key=psutil.Process.name)
 
     def ends(self, within: int = 60) -> str:

@@ -72,9 +72,11 @@ assert tree(disk / "blocks") == tree(elsewhere / "whole")
 
 @pytest.mark.parametrize("kib", [16, 150, 400])
 def test_prepare(tmp_path: Path, kib: int) -> None:
-    said = on_a_small_disk(PREPARE, tmp_path / "disk", kib)
-    assert said.startswith(f"no room left for the blocks in {tmp_path / 'disk' / 'blocks'} (No sp")
-    assert "make room and run prepare again" in said and said.count("\n") == 1
+    message = on_a_small_disk(PREPARE, tmp_path / "disk", kib)
+    assert message.startswith(
+        f"no room left for the blocks in {tmp_path / 'disk' / 'blocks'} (No sp"
+    )
+    assert "make room and run prepare again" in message and message.count("\n") == 1
 
 
 SCORE = """

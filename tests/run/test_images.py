@@ -144,8 +144,8 @@ def _run_recipe(builder: Builder, image: str, runs: Path) -> Path:
     runs.chmod(0o777)
     start = time.monotonic()
     command, options = ("nemo-rod", "run", "recipe=toy_synthetic"), f"{runs}:/rod/runs"
-    said = builder.run(image, *command, options=["--volume", options])
-    print(f"\nrecipe: {time.monotonic() - start:.0f} s\n{said[-2000:]}", flush=True)
+    output = builder.run(image, *command, options=["--volume", options])
+    print(f"\nrecipe: {time.monotonic() - start:.0f} s\n{output[-2000:]}", flush=True)
     report = runs / "toy_synthetic" / "report"
     arms = json.loads((report / "results.json").read_text())["arms"]
     assert {"base", "no_replay", "rod"} <= set(arms)
@@ -184,14 +184,14 @@ def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
 @pytest.mark.images
 def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str) -> None:
     assert builder.settings(gpu_image)["User"].split(":")[0] == "10001"
-    said = builder.run(gpu_image, "nemo-rod", "doctor")
-    print(f"\n{said}", flush=True)
-    of_driver, of_workers = said.split(f"NeMo-RL's Megatron workers, {WORKERS}/bin/python:")
+    output = builder.run(gpu_image, "nemo-rod", "doctor")
+    print(f"\n{output}", flush=True)
+    of_driver, of_workers = output.split(f"NeMo-RL's Megatron workers, {WORKERS}/bin/python:")
     assert re.search(
         r"^- +megatron-core +not installed: NeMo-RL's workers", of_driver, re.MULTILINE
     )
-    assert re.search(r"^ok +trainer ", of_workers, re.MULTILINE), said
-    assert not re.search(r"^NO ", said, re.MULTILINE)
+    assert re.search(r"^ok +trainer ", of_workers, re.MULTILINE), output
+    assert not re.search(r"^NO ", output, re.MULTILINE)
     program = "import nemo_rod; print(nemo_rod.__file__)"
     assert WORKERS in builder.run(gpu_image, f"{WORKERS}/bin/python", "-c", program)
 

@@ -65,14 +65,14 @@ def killed(
     """The run whose stages were killed, and how often each of them was while it worked."""
     run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
     dice = random.Random(f"kills {layout}")
-    for stage, (command, wanted) in STAGES.items():
+    for stage, (command, required) in STAGES.items():
         counts[stage] = 0
-        while not is_done(run_dir, stage) or counts[stage] < wanted:
+        while not is_done(run_dir, stage) or counts[stage] < required:
             if is_done(run_dir, stage):  # it ended before the kill
                 take_back(run_dir, stage)
             options = [*words(command, layout, run_dir), *ON_SLURM, "launcher.requeues=0"]
             number, hits = nemo_rod(*options, cluster=cluster).split()[0], 0
-            if counts[stage] < wanted:
+            if counts[stage] < required:
                 moment = dice.uniform(0.2, 1.1) * whole[1][stage]
                 hits = kill(number, moment, dice.choice(VICTIMS), cluster)
                 counts[stage] += hits
@@ -118,10 +118,10 @@ def kill(number: str, moment: float, victim: str, cluster: Cluster) -> int:
     """Kills processes of a job some time after its command has begun; returns 1 if any was left."""
     wait_for(lambda: bool(processes(number)) or not cluster.is_queued(number), 600, "no job began")
     time.sleep(moment)
-    found = processes(number)
-    ranks = [process for process in found if process["name"].startswith("rod rank")]
-    commands = [process for process in found if "nemo_rod.cli" in process["cmdline"]]
-    chosen = {"all": found, "rank": ranks[-1:] or commands, "command": commands}[victim]
+    running = processes(number)
+    ranks = [process for process in running if process["name"].startswith("rod rank")]
+    commands = [process for process in running if "nemo_rod.cli" in process["cmdline"]]
+    chosen = {"all": running, "rank": ranks[-1:] or commands, "command": commands}[victim]
     for process in chosen:
         with suppress(ProcessLookupError):
             os.kill(process["pid"], signal.SIGKILL)
@@ -158,7 +158,7 @@ def content(file: Path) -> bytes:
 
 
 def test_every_stage_was_killed(killed: tuple[Path, dict[str, int]]) -> None:
-    assert killed[1] == {stage: wanted for stage, (_, wanted) in STAGES.items()}
+    assert killed[1] == {stage: number for stage, (_, number) in STAGES.items()}
 
 
 def test_killed_runs_end_in_the_same_bytes(

@@ -57,7 +57,9 @@ def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.Mon
 def test_nodes_meet_on_the_network_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert Nodes().environment() == {}
-    (lo,) = [n for n, found in psutil.net_if_addrs().items() if found[0].address == "127.0.0.1"]
+    (lo,) = [
+        n for n, addresses in psutil.net_if_addrs().items() if addresses[0].address == "127.0.0.1"
+    ]
     first, second = Nodes(2, 0, port=5, attempt="7.1"), Nodes(2, 1, port=5, attempt="7.1")
     assert first.environment() == {jobs.STORE: "127.0.0.1:5", "GLOO_SOCKET_IFNAME": lo}
     assert first.torchrun_options() == [
@@ -174,9 +176,9 @@ def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.Monkey
 HELPER = """
 import multiprocessing, os, signal, time
 from nemo_rod.signals import keep_signals_from_helpers
-heard = []
+received = []
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     keep_signals_from_helpers()
     for kind in ("fork", "spawn"):
         context = multiprocessing.get_context(kind)
@@ -189,9 +191,9 @@ if __name__ == "__main__":
         assert helper.exitcode == 0
     os.kill(os.getpid(), signal.SIGTERM)
     deadline = time.monotonic() + 60
-    while not heard and time.monotonic() < deadline:
+    while not received and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert heard
+    assert received
 """
 
 
@@ -217,17 +219,17 @@ def two_nodes(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[list[Ru
 
 def endings(nodes: list[Run]) -> list[tuple[int, str]]:
     """Exit status and last words of each node's command."""
-    said = [node.process.communicate(timeout=100)[1] for node in nodes]
-    return [(node.process.returncode, text) for node, text in zip(nodes, said, strict=True)]
+    output = [node.process.communicate(timeout=100)[1] for node in nodes]
+    return [(node.process.returncode, text) for node, text in zip(nodes, output, strict=True)]
 
 
 @pytest.mark.slow
 def test_killed_rank_of_another_node_is_named(two_nodes: list[Run]) -> None:
     (rank,) = two_nodes[1].ranks
     rank.kill()
-    (first, said), (second, _) = endings(two_nodes)
+    (first, output), (second, _) = endings(two_nodes)
     assert (first, second) == (1, 0)
-    assert re.search(r"rank [01]: was ended by SIGKILL", said)  # torchrun numbers them
+    assert re.search(r"rank [01]: was ended by SIGKILL", output)  # torchrun numbers them
     assert not psutil.wait_procs(two_nodes[0].ranks, timeout=10)[1]
 
 

@@ -41,8 +41,8 @@ def domain(holdout_fraction: float) -> Domain:
 
 
 def test_every_source_has_held_out_blocks(tmp_path: Path) -> None:
-    found = prepare_blocks(domain(0.1), tmp_path / "held")
-    assert found["num_adaptation"] > 0 and found["num_replay"] > 0
+    outputs = prepare_blocks(domain(0.1), tmp_path / "held")
+    assert outputs["num_adaptation"] > 0 and outputs["num_replay"] > 0
     with pytest.raises(ValueError, match="adaptation source dialect has no held-out block: give"):
         prepare_blocks(domain(0.0), tmp_path / "none")
 

@@ -201,8 +201,8 @@ def test_every_job_comes_after_what_it_needs(recipe: str) -> None:
 
 def directives(job: str) -> dict[str, str]:
     """Options of a job script, by name."""
-    found = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", job, re.MULTILINE)
-    return {name: value for name, value in found}
+    options = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", job, re.MULTILINE)
+    return {name: value for name, value in options}
 
 
 def test_nodes_and_gpus_follow_the_layout() -> None:
@@ -280,12 +280,12 @@ def test_secrets_stay_references_everywhere(
     assert {file.stat().st_mode & 0o777 for file in launch_folder(config).iterdir()} == {0o600}
     monkeypatch.delenv("HF_TOKEN")  # a job of somebody else's, or a look from elsewhere
     assert read_launch(tmp_path)[1].cluster.env["TOKEN"] == "${oc.env:HF_TOKEN}"
-    for value, said in (("hf_SECRET123", "is set"), (None, "is not set: HF_TOKEN is not in")):
+    for value, state in (("hf_SECRET123", "is set"), (None, "is not set: HF_TOKEN is not in")):
         environment = {"PATH": "/usr/bin:/bin", **({"HF_TOKEN": value} if value else {})}
         command = ["bash", str(launch_folder(config) / "node.sh"), "printenv", "TOKEN"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.stdout.strip() == (value or "")
-        assert f"cluster.env.TOKEN {said}" in done.stderr
+        assert f"cluster.env.TOKEN {state}" in done.stderr
         assert "SECRET" not in done.stderr
 
 

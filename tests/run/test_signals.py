@@ -22,8 +22,8 @@ subprocess.run(["kill", "-9", orphan], stderr=subprocess.DEVNULL)
 def ended(how: str) -> list[str]:
     command = [sys.executable, "-c", PROGRAM, how]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
-    _orphan, *said = done.stdout.split()
-    return said
+    _orphan, *lines = done.stdout.split()
+    return lines
 
 
 def test_orphans_end_with_the_process_that_adopts_them() -> None:

@@ -30,13 +30,13 @@ def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) ->
     """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
     options = [o for o in ON_SLURM if o != "cluster.gpu=pretended"]
     run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
-    said = nemo_rod("rehearse", *run, *options, f"run_dir={tmp_path}/run", cluster=cluster)
+    output = nemo_rod("rehearse", *run, *options, f"run_dir={tmp_path}/run", cluster=cluster)
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
     assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}
     assert {"model", "no_replay", "rod", "merge_0.4", "report", "losses"} <= {
         row["name"] for row in table["rows"]
     }
-    assert "Rehearsal of german_qwen3_5_4b" in said
+    assert "Rehearsal of german_qwen3_5_4b" in output
     model = json.loads((tmp_path / "run_rehearsal" / "model" / "model.json").read_text())
     assert len(model["ranks"]) == 2
     job = (tmp_path / "run_rehearsal" / "launch" / "slurm" / "rod.sbatch").read_text()
@@ -83,15 +83,15 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
     run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
     print(nemo_rod(*run, cluster=cluster))
-    chain.said["again"] = nemo_rod(*run, cluster=cluster, status=2)
+    chain.shown["again"] = nemo_rod(*run, cluster=cluster, status=2)
 
     chain.reach("no_replay", 1, 30)
     chain.preempt("no_replay")
-    chain.said["preempted"] = chain.status()
+    chain.shown["preempted"] = chain.status()
 
     # the signal that announces the time limit, as Slurm sends it for --signal=B:USR1@...
     chain.reach("rod", 1, 30)
-    chain.said["running"] = chain.status()
+    chain.shown["running"] = chain.status()
     cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
     chain.wait_until_stopped("rod")
 
@@ -103,8 +103,8 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
         cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
 
     cluster.wait(3000)
-    chain.said["end"] = chain.status()
-    for name, text in chain.said.items():
+    chain.shown["end"] = chain.status()
+    for name, text in chain.shown.items():
         print(f"--- status: {name}\n{text}")
     return chain
 
@@ -206,19 +206,19 @@ def row(status: str, stage: str) -> str:
 
 
 def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
-    preempted = chain.said["preempted"]
+    preempted = chain.shown["preempted"]
     assert row(preempted, "base").split()[1] == "done"
     assert row(preempted, "no_replay").split()[1] in ("requeued", "running", "completing")
     assert "for references_specialist" in row(preempted, "rod")
-    running = row(chain.said["running"], "rod")
+    running = row(chain.shown["running"], "rod")
     assert running.split()[1] == "running"
     assert "n[1-2]" in running and "/200" in running and "loss" in running
-    assert {line.split()[1] for line in chain.said["end"].splitlines()[2:]} == {"done"}
+    assert {line.split()[1] for line in chain.shown["end"].splitlines()[2:]} == {"done"}
 
 
 def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
-    assert "An earlier launch of" in chain.said["again"]
-    assert "nemo-rod cancel" in chain.said["again"]
+    assert "An earlier launch of" in chain.shown["again"]
+    assert "nemo-rod cancel" in chain.shown["again"]
 
 
 @pytest.fixture

@@ -71,9 +71,11 @@ def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept = {"SLURM_CONF": "/conf", "SLURM_JWT": "token", "PATH": f"{sbatch.parent}:/usr/bin:/bin"}
     script = Path(config.run_dir) / "launch" / "slurm" / "submit.sh"
     subprocess.run(["bash", script], env={**left, **kept}, check=True)
-    found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
-    assert {key: found[key] for key in kept} == kept
-    assert not left.keys() & found.keys()
+    variables = dict(
+        line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines()
+    )
+    assert {key: variables[key] for key in kept} == kept
+    assert not left.keys() & variables.keys()
 
 
 def test_without_image_or_slurm_only_a_dry_run_goes_on(

@@ -84,8 +84,8 @@ def config() -> Config:
 
 @cache
 def trained() -> dict[str, ArmSettings]:
-    found = {name: arm_settings(config(), name) for name in config().arms}
-    return {name: settings for name, settings in found.items() if settings.kind == "trained"}
+    every = {name: arm_settings(config(), name) for name in config().arms}
+    return {name: settings for name, settings in every.items() if settings.kind == "trained"}
 
 
 def arms(root: Path, recipe: str = "toy_paper") -> Path:
@@ -129,41 +129,41 @@ def test_a_second_run_does_nothing_again(root: Path) -> None:
     made = sorted((root / folder("toy_paper")).rglob("*manifest.json"))
     made += sorted(arms(root).glob("*/evaluation.json"))
     before = [file.stat().st_mtime_ns for file in made]
-    said = command(root, "run", "toy_paper").splitlines()
+    lines = command(root, "run", "toy_paper").splitlines()
     titles = [stage.title for stage in Stages(config()).all()]
     number = len(titles)
     for i, title in enumerate(titles[:-1], start=1):  # the report is always made anew
-        assert f"[{i}/{number}] {title}: done before" in said
+        assert f"[{i}/{number}] {title}: done before" in lines
     assert [file.stat().st_mtime_ns for file in made] == before
 
 
 def test_every_arm_is_in_the_results_with_finite_numbers(root: Path) -> None:
-    found = results(root)
-    assert list(found["sources"]["replay"]) == ["chain_0", "chain_1", "chain_2"]
-    assert {*found["arms"]} == {*config().arms}
-    assert found["notes"] == []
-    for name, arm in found["arms"].items():
+    written = results(root)
+    assert list(written["sources"]["replay"]) == ["chain_0", "chain_1", "chain_2"]
+    assert {*written["arms"]} == {*config().arms}
+    assert written["notes"] == []
+    for name, arm in written["arms"].items():
         numbers = [arm[key] for key in ("adapt_loss", "val_forgetting", "compute", "seed")]
-        numbers += [arm["forgetting_by_source"][source] for source in found["sources"]["replay"]]
+        numbers += [arm["forgetting_by_source"][source] for source in written["sources"]["replay"]]
         if name in trained():
             numbers += [arm["replay_share"], *arm["share_by_decile"], arm["wall_seconds"]]
             assert arm["trained_tokens"] == arm["design"]["steps"] * BATCH * 64
         assert all(isinstance(n, int | float) and math.isfinite(n) for n in numbers), name
-    base, specialist = found["arms"]["base"], found["arms"]["no_replay"]
+    base, specialist = written["arms"]["base"], written["arms"]["no_replay"]
     assert base["val_forgetting"] == 0 < specialist["val_forgetting"]
     assert specialist["adapt_loss"] < base["adapt_loss"]
 
 
 def test_seeds_and_settings_stand_beside_the_run(root: Path) -> None:
-    found = results(root)
-    (other,) = found["replicates"]
-    assert (found["seed"], other["seed"]) == (1, 2)
+    written = results(root)
+    (other,) = written["replicates"]
+    assert (written["seed"], other["seed"]) == (1, 2)
     assert {*other["arms"]} == {*SECOND_SEED}
-    assert other["arms"]["rod"]["adapt_loss"] != found["arms"]["rod"]["adapt_loss"]
-    assert other["arms"]["base"]["adapt_loss"] == found["arms"]["base"]["adapt_loss"]
-    (setting,) = found["settings"]
+    assert other["arms"]["rod"]["adapt_loss"] != written["arms"]["rod"]["adapt_loss"]
+    assert other["arms"]["base"]["adapt_loss"] == written["arms"]["base"]["adapt_loss"]
+    (setting,) = written["settings"]
     assert {*setting["arms"]} == {*composed("recipe=toy_paper_small").arms}
-    assert [name for name, arm in found["arms"].items() if arm["capability_change"]] == ASKED
+    assert [name for name, arm in written["arms"].items() if arm["capability_change"]] == ASKED
 
 
 # ---------------------------------------------------------------- what the page promises
@@ -202,13 +202,13 @@ def test_every_promised_figure_and_table_is_there(root: Path, file: str) -> None
 def test_budgets_in_steps_and_in_compute(root: Path) -> None:
     steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
     for name, settings in trained().items():
-        found = facts(root, name)
+        entry = facts(root, name)
         share = {"rod_quarter": 1 / 4, "rod_averages": 0}.get(name, 1)
         scored = settings.selection.multiplier * share if settings.scores else 0
-        assert found["compute"] == pytest.approx(found["steps"] * (1 + scored / 3)), name
+        assert entry["compute"] == pytest.approx(entry["steps"] * (1 + scored / 3)), name
         if not settings.variant.converge:
-            assert found["steps"] == steps.get(name, STEPS), name
-            assert len(recorded(root, name)) == found["steps"]
+            assert entry["steps"] == steps.get(name, STEPS), name
+            assert len(recorded(root, name)) == entry["steps"]
     assert facts(root, "rod_compute_matched")["compute"] == pytest.approx(STEPS)
 
 
@@ -219,9 +219,9 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     """
     ends = {}
     for name in [name for name, settings in trained().items() if settings.variant.converge]:
-        found = facts(root, name)
+        entry = facts(root, name)
         kept = round(
-            found["retention"] * (found["balance"] == "corpus") * num_blocks(root)["num_replay"]
+            entry["retention"] * (entry["balance"] == "corpus") * num_blocks(root)["num_replay"]
         )
         decay = round((num_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
         lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
@@ -235,8 +235,8 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
             best = loss if waited == 0 else best
             if waited == PATIENCE:
                 converged = row["step"] + 1
-        ends[name] = found["steps"]
-        assert found["steps"] == len(rows) == min(4 * STEPS, converged + decay), name
+        ends[name] = entry["steps"]
+        assert entry["steps"] == len(rows) == min(4 * STEPS, converged + decay), name
         rates = [row["train/lr"] for row in rows[-decay:]]
         assert rates == sorted(rates, reverse=True) and rates[-1] < 0.2 * max(rates), name
     assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
@@ -296,12 +296,12 @@ def test_with_too_few_new_candidates_replay_has_a_floor(root: Path) -> None:
 def test_components_have_the_mean_share_of_rod(root: Path, new: str, replay: str) -> None:
     name = f"{new}_{replay}"
     share = sum(num_replay(recorded(root, "rod"))) / (BATCH * STEPS)
-    found = facts(root, name)
-    assert found["share"] == pytest.approx(share, abs=1e-12)
-    assert (found["share_of"], found["adaptation"], found["replay"]) == ("rod", new, replay)
+    entry = facts(root, name)
+    assert entry["share"] == pytest.approx(share, abs=1e-12)
+    assert (entry["share_of"], entry["adaptation"], entry["replay"]) == ("rod", new, replay)
     curriculum = recorded(root, name)
     assert num_replay(curriculum) == [round(share * BATCH)] * STEPS
-    assert (found["scored_tokens"] > 0) == ("rho" in (new, replay))
+    assert (entry["scored_tokens"] > 0) == ("rho" in (new, replay))
     for record in curriculum:  # at random: the first of the shuffled pool
         of_replay = curriculum.header.is_replay(record.block_ids)
         for role, within in ((~of_replay, new), (of_replay, replay)):
@@ -322,9 +322,9 @@ def test_controls_keep_counts_of_rod_but_not_its_blocks(root: Path, by: str) -> 
     for ours, theirs in pairs:
         assert sorted(group(ours)) == sorted(group(theirs))
     assert any(set(ours) != set(theirs) for ours, theirs in pairs)
-    found = facts(root, f"control_{by}")
-    assert (found["follow"], found["follow_by"]) == ("rod", "role" if by == "share" else "source")
-    assert found["scored_tokens"] == 0
+    entry = facts(root, f"control_{by}")
+    assert (entry["follow"], entry["follow_by"]) == ("rod", "role" if by == "share" else "source")
+    assert entry["scored_tokens"] == 0
 
 
 def test_the_transferred_curriculum_is_the_smaller_models_in_order(root: Path) -> None:
@@ -334,9 +334,9 @@ def test_the_transferred_curriculum_is_the_smaller_models_in_order(root: Path) -
     assert len(ours) == STEPS
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
     assert any((a != b).any() for a, b in zip(ours, chosen(recorded(root, "rod")), strict=True))
-    found = facts(root, "rod_transfer")
-    assert found["scored_tokens"] == 0 and found["compute"] == found["steps"]
-    assert found["curriculum"] == folder("toy_paper_small")
+    entry = facts(root, "rod_transfer")
+    assert entry["scored_tokens"] == 0 and entry["compute"] == entry["steps"]
+    assert entry["curriculum"] == folder("toy_paper_small")
 
 
 def test_references_of_the_smaller_model(root: Path) -> None:

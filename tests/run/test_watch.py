@@ -50,9 +50,9 @@ def test_command_finds_its_frozen_process(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-m", "program"] if is_fork else [sys.executable, "-c", program]
-    said = run_process(command, tmp_path / "log", Launcher())
+    ending = run_process(command, tmp_path / "log", Launcher())
     gone = {"killed": "rank 0: had no heartbeat for 1 s"}
-    assert said == (gone if program is FREEZES else {})
+    assert ending == (gone if program is FREEZES else {})
 
 
 def test_signals_to_every_process_leave_the_server_of_forks_alone(

@@ -86,12 +86,12 @@ def losses(case: Case) -> dict[str, Any]:
     model = case.model()
     selector = case.selector("rod")
     choice = selector.choose(0, case.scorer(model))
-    found = case.scorer(model).losses(case.pool())
+    loss_C = case.scorer(model).losses(case.pool())
     scores, ids = choice.score, choice.block_ids
     np.savez(
-        case.folder / f"losses_{model_device(model)}.npz", losses=found, scores=scores, ids=ids
+        case.folder / f"losses_{model_device(model)}.npz", losses=loss_C, scores=scores, ids=ids
     )
-    return {"device": model_device(model), "finite": bool(np.isfinite(found).all())}
+    return {"device": model_device(model), "finite": bool(np.isfinite(loss_C).all())}
 
 
 def again(case: Case) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def as_in_training(case: Case) -> dict[str, Any]:
     model, ids = case.model(), case.pool(BATCH)
     training = one.Training(model, case.store, case.groups, micro_batch_size=2)
     scored = case.scorer(model, micro_batch_size=2).losses(ids)
-    heard = TrainingLosses(training.forward_step, case.groups)
+    training_losses = TrainingLosses(training.forward_step, case.groups)
     replicas, rank = case.groups.dp.size(), case.groups.dp.rank()
-    training.plain(ids.reshape(-1, 2)[rank::replicas].ravel(), heard.forward_step)
-    return {"moves": float(np.abs(scored - heard.gathered(BATCH, 2)).max())}
+    training.plain(ids.reshape(-1, 2)[rank::replicas].ravel(), training_losses.forward_step)
+    return {"moves": float(np.abs(scored - training_losses.gathered(BATCH, 2)).max())}
 
 
 def leaves_no_trace(case: Case) -> dict[str, Any]:
@@ -159,10 +159,10 @@ def fp8_scoring(case: Case) -> dict[str, Any]:
     own = case.scorer(model).losses(case.pool())
     low = case.scorer(model, precision="fp8").losses(case.pool())
     back = case.scorer(model).losses(case.pool())
-    found = _against_stock(case, "rod", precision="fp8")
+    moves = _against_stock(case, "rod", precision="fp8")
     ranks = [np.argsort(np.argsort(values)) for values in (own, low)]
     return {
-        **found,
+        **moves,
         "other scores": bool((own != low).any()),
         "moves": float(np.abs(own - low).max()),
         "rank correlation": float(np.corrcoef(*ranks)[0, 1]),
@@ -279,9 +279,9 @@ def main() -> None:
     case = Case(folder=out, groups=groups, options=options, **values)
     with exact():
         for name in bodies:
-            found = BODIES[name](replace(case))
+            outcome = BODIES[name](replace(case))
             if dist.get_rank() == 0:
-                (out / f"{name}.json").write_text(json.dumps(found))
+                (out / f"{name}.json").write_text(json.dumps(outcome))
     dist.barrier()
     dist.destroy_process_group()
 

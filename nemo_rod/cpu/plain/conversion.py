@@ -60,7 +60,7 @@ def _in_either_layout(find: Any) -> Any:
 def _numbered_over_all_ranks(to_global: Any) -> Any:
     """Returns `to_global` with experts numbered over all ranks.
 
-    Unpatched, every rank would silently load the weights of the first rank's experts, and none
+    Unpatched, every rank would load the weights of the first rank's experts, and none
     could be exported.
     """
 

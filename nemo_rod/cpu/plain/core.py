@@ -57,7 +57,7 @@ def _mark_norms() -> None:
 def _mend_loading_of_distributed_optimizer() -> None:
     """Makes a distributed optimizer loadable before its first step, which otherwise needs Apex.
 
-    Loading would also silently lose Adam's step count: the per-parameter counts are not loaded, and
+    Loading would also lose Adam's step count: the per-parameter counts are not loaded, and
     the global count would become one shared tensor, advanced once per parameter.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer

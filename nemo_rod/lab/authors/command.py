@@ -110,7 +110,7 @@ def _references(options: Namespace) -> None:
     from nemo_rod.run.base_model import checkpoint_digest
 
     store, folder = BlockStore(options.blocks), Path(options.model)
-    found = import_references(
+    num_scored = import_references(
         options.cache,
         store,
         options.out,
@@ -119,7 +119,7 @@ def _references(options: Namespace) -> None:
         precision=options.precision,
     )
     total = store.num_replay if options.role == "replay" else store.num_adaptation
-    print(f"{options.out}: losses of {found:,} of {total:,} {options.role} blocks")
+    print(f"{options.out}: losses of {num_scored:,} of {total:,} {options.role} blocks")
 
 
 def _curriculum(options: Namespace) -> None:

@@ -138,7 +138,7 @@ def _values(default: Path, file: Path) -> dict[str, Any]:
     for key in _READ:
         try:
             values[key] = OmegaConf.select(merged, key)
-        except Exception as error:  # an interpolation of what is not there
+        except Exception as error:  # an interpolation of a missing key
             raise ValueError(f"{file}: {key} cannot be resolved ({error}): set it there") from error
     for key in (_STEPS, _POOL, _BATCH, f"{_ADAM}.lr"):
         if values[key] is None:

@@ -140,11 +140,11 @@ class Table:
 
     def find(self, names: Sequence[str], where: str) -> NDArray[np.int64]:
         """Returns the first ids of hashes in hex, int64 [K]; `where` begins the refusal of one."""
-        wanted = np.frombuffer(bytes.fromhex("".join(names)), np.uint8).reshape(-1, 32)
-        at = np.searchsorted(self._sorted, hash_heads(wanted))
+        hashes = np.frombuffer(bytes.fromhex("".join(names)), np.uint8).reshape(-1, 32)
+        at = np.searchsorted(self._sorted, hash_heads(hashes))
         at = np.minimum(at, len(self._sorted) - 1)
         ids = self._order[at].astype(np.int64)
-        same = (self._hashes[ids] == wanted).all(axis=1)
+        same = (self._hashes[ids] == hashes).all(axis=1)
         if not same.all():
             raise ValueError(
                 f"{where} has the block {names[int(np.argmin(same))]}, which is not among the "

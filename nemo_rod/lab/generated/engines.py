@@ -1,4 +1,4 @@
-"""What samples: vLLM where it is installed and a GPU is at hand, transformers otherwise.
+"""Samplers: vLLM if it is installed and there is a GPU, otherwise transformers.
 
 Both give sequences of one length, and the model's own loss of every token: at temperature 1 and
 before any other change of its distribution.

@@ -49,7 +49,7 @@ class Sampling:
     temperature: float = key(1.0, "> 0")  # 1: the model's own distribution
     tokens: int | None = key(None, ">= 2")  # of a sequence; null: the model's context length
     batch: int = key(32, ">= 1")  # sequences sampled at once
-    first: int = key(16, ">= 1")  # tokens of every text of `files` that the model goes on from
+    first: int = key(16, ">= 1")  # tokens of every text of `files` that the model continues
     eod: int | None = key(None, ">= 0")  # ends documents; null: the EOS of the model's tokenizer
     engine: str | None = one_of(None, *ENGINES)  # null: vLLM where it and a GPU are, or the other
 

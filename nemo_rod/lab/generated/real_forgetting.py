@@ -47,12 +47,13 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
         means = source_losses(scorer, sources, num_blocks=len(store))
         return dict(zip((item.name for item in sources), means.values(), strict=True))
 
-    before, found = losses(base), {}
+    before, forgetting = losses(base), {}
     for arm in arms:
         after = losses(arm)
         by_source = forgetting_by_source(after, before)
-        found[arm.parent.name] = {"": validation_forgetting(after, before, prevalence), **by_source}
-    return found
+        total = validation_forgetting(after, before, prevalence)
+        forgetting[arm.parent.name] = {"": total, **by_source}
+    return forgetting
 
 
 if __name__ == "__main__":

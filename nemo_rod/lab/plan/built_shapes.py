@@ -141,7 +141,7 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
 
 
 def _mixer(layer: torch.nn.Module, config: Any, index: int, parameters: dict[str, int]) -> Block:
-    """Returns the token mixer of a layer, and what the layer's norms save.
+    """Returns the token mixer of a layer, and the activations that its norms save.
 
     A norm before the MLP is counted with the MLP; one after a block keeps its input alone.
     """

@@ -186,7 +186,7 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
     known of a configuration that was composed elsewhere, such as in a job.
     """
     chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    folder, found = config_folder() / "parallel", list[tuple[str, PlanResult]]()
+    folder, plans = config_folder() / "parallel", list[tuple[str, PlanResult]]()
     now = folder / f"{chosen.get('parallel')}.yaml"
     layout: Any = OmegaConf.load(now) if now.is_file() else {}
     own = {item.name: item.default for item in dataclasses.fields(Optimisation)}
@@ -211,8 +211,8 @@ def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
             result = make_plan(other)
             check_memory(other, result.memory)
             name = file.relative_to(folder).with_suffix("")
-            found.append((str(name), result))
-    return sorted(found, key=lambda item: item[1].total("hours"))
+            plans.append((str(name), result))
+    return sorted(plans, key=lambda item: item[1].total("hours"))
 
 
 def model_shape(config: Config) -> Shape:

@@ -1,4 +1,4 @@
-"""`nemo-rod probe`: the recipe's own stages for a few steps, and what they say about a whole run.
+"""`nemo-rod probe`: the recipe's own stages for a few steps, and an estimate of the whole run.
 
 It trains without replay, which shows the forgetting of every source, and then with RoD against that
 short specialist, which shows the share of replay that RoD begins with.
@@ -28,22 +28,22 @@ ARMS = ["base", "no_replay", "rod"]
 
 
 def probe(config: Config) -> None:
-    """Runs a probe, or the rest of one, prints what it says and writes it to `probe.json`.
+    """Runs or resumes a probe, prints its findings and writes them to `probe.json`.
 
     Raises:
         ValueError: its folder is that of the run, or the recipe cannot run.
     """
-    run_and_tell(config, probed(config), FILE, findings, text)
+    run_and_report(config, probed(config), FILE, findings, text)
 
 
-def run_and_tell(
+def run_and_report(
     config: Config,
     small: Config,
     file: str,
     findings: Callable[[Config, Config], dict[str, Any]],
     text: Callable[[dict[str, Any]], str],
 ) -> None:
-    """Runs the small form of a recipe, or the rest of it, then writes and prints what it showed."""
+    """Runs or resumes the small form of a recipe, then writes and prints its results."""
     run(small)
     if config.dry_run:
         return
@@ -52,9 +52,9 @@ def run_and_tell(
             f"Once its jobs have ended, run the same command again, without a launcher, for {file}."
         )
         return
-    said = findings(config, small)
-    write_json(Path(small.run_dir) / file, said)
-    print(text(said))
+    results = findings(config, small)
+    write_json(Path(small.run_dir) / file, results)
+    print(text(results))
 
 
 def probed(config: Config) -> Config:
@@ -80,13 +80,13 @@ def probed(config: Config) -> Config:
 
 
 def text_needed(small: Config) -> int:
-    """Returns the tokens of the pools of both arms, and a tenth more for what is held out."""
+    """Returns the number of tokens in the pools of both arms, and a tenth more for the holdout."""
     blocks = max(2.0, small.selection.multiplier) * small.train.steps * small.train.batch_size
     return int(1.1 * blocks * small.domain.block_size)
 
 
 def findings(config: Config, small: Config) -> dict[str, Any]:
-    """Returns what a finished probe found, and the whole run that it lets expect."""
+    """Returns the results of a finished probe, and the expected cost of the whole run."""
     folder, train = Path(small.run_dir), config.train
     arms = read_json(folder / "report" / "results.json", "arms")["arms"]
     facts = {name: arm.facts for name, arm in read_run(folder).arms.items()}
@@ -112,18 +112,18 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     }
 
 
-def text(said: dict[str, Any]) -> str:
+def text(results: dict[str, Any]) -> str:
     """Returns the findings for a terminal."""
-    loss, forgotten = said["adapt_loss"], said["forgetting_by_source"]
-    share, whole = said["replay_share"], said["whole_run"]
+    loss, forgotten = results["adapt_loss"], results["forgetting_by_source"]
+    share, whole = results["replay_share"], results["whole_run"]
     rows = [
         (name, f"{value:+.4f}", f"{forgotten['rod'][name]:+.4f}")
         for name, value in sorted(forgotten["no_replay"].items(), key=lambda item: -item[1])
     ]
     cost = "" if whole["cost"] is None else f", which cost {whole['cost']:,.0f}"
     return f"""
-{said["recipe"]}, {said["steps"]} steps of {whole["steps"]}. Held-out loss on the new domain: base \
-{loss["base"]:.3f}, no replay {loss["no_replay"]:.3f}, RoD {loss["rod"]:.3f}.
+{results["recipe"]}, {results["steps"]} steps of {whole["steps"]}. Held-out loss on the new \
+domain: base {loss["base"]:.3f}, no replay {loss["no_replay"]:.3f}, RoD {loss["rod"]:.3f}.
 
 Loss on the replay sources, against the base (nats per token):
 {table(("replay source", ">no replay", ">RoD"), rows)}

@@ -12,7 +12,7 @@ from nemo_rod.commands.text import table
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_lines
 from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.probe.command import ARMS, probed, run_and_tell, text_needed
+from nemo_rod.lab.probe.command import ARMS, probed, run_and_report, text_needed
 from nemo_rod.lab.probe.section import Probe
 
 FILE = "time.json"
@@ -26,7 +26,7 @@ def time(config: Config) -> None:
     Raises:
         ValueError: its folder is that of the run, or the recipe cannot run.
     """
-    run_and_tell(config, timed(config), FILE, measurements, text)
+    run_and_report(config, timed(config), FILE, measurements, text)
 
 
 def timed(config: Config) -> Config:
@@ -48,7 +48,7 @@ def timed(config: Config) -> Config:
 
 
 def measurements(config: Config, small: Config) -> dict[str, Any]:
-    """Returns medians over the counted steps of either arm, and what the plan expects of them."""
+    """Returns medians over the counted steps of either arm, beside the figures of the plan."""
     plan = make_plan(config)
     tokens = config.train.batch_size * config.domain.block_size
     arms = {}

@@ -122,7 +122,7 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     }
     if published.get("num_key_value_heads") == published.get("num_attention_heads"):
         small["num_key_value_heads"] = small["num_attention_heads"]
-    if {"mamba_d_ssm", "mamba_d_head"} <= small.keys():  # said twice
+    if {"mamba_d_ssm", "mamba_d_head"} <= small.keys():  # the same size under two names
         small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
     if "qk_rope_head_dim" in small:  # of which transformers makes up the heads
         made = ("head_dim", "qk_head_dim")
@@ -136,7 +136,7 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     values["num_hidden_layers"] = count = first * stages
     for key, value in keys.items():
         if key.endswith(("layer_types", "block_type", "pattern")) and isinstance(value, list | str):
-            # whether a layer is dense may be said a second time, by the number of dense ones
+            # dense layers may be given a second time, by their number
             values[key] = value[:count] if key.startswith("mlp_") else value[:first] * stages
     if not with_images:
         config_class = CONFIG_MAPPING[kind].__name__

@@ -1,4 +1,4 @@
-"""What base, specialist, fixed replay and RoD write after held-out text, for the page."""
+"""Completions of held-out text by base, specialist, fixed replay and RoD, for the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model card in every checkpoint of a run: what it was made of, what it does, how to load it."""
+"""A model card in every checkpoint of a run: its origin, its results and how to load it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def render_page(
     explorers: Sequence[tuple[str, str]],
     provenance: Mapping[str, Any],
 ) -> str:
-    """Returns the whole page, with what is there so far.
+    """Returns the whole page, with the results so far.
 
     Without results, before any evaluation; tables without rows and missing pictures are left out,
     and parts are shown if one is missing.

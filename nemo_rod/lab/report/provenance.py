@@ -24,7 +24,7 @@ _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-
 
 
 def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
-    """Returns the key `provenance` of `results.json`; what is unknown is null or empty.
+    """Returns the key `provenance` of `results.json`; unknown values are null or empty.
 
     Returns:
         Dates are of the stages' logs, in UTC. `hours` sums the arms' training on its machine;

@@ -9,7 +9,7 @@ from nemo_rod.bounds import key
 
 @dataclass
 class Report:
-    """What the report judges, and run folders that it shows beside this run; only read."""
+    """The judgement of a run in its report, and other run folders to show, which are only read."""
 
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
     smoke_test: bool = False  # whether the recipe is too small to judge the method's claims by

