@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import digest, interpreting, read_json, sync, write_json
+from nemo_rod.files import interpreting, read_json, sync, write_json
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, SourceRow
 from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
@@ -40,13 +40,22 @@ def is_due(done: int, *, every: int | None, steps: int) -> bool:
     return done == steps or done % (every or math.inf) == 0
 
 
+def refuse_nameless(part: Any, setting: str) -> None:
+    """Refuses, by a ValueError, an object that a later process could not recognise."""
+    if vars(object)["__repr__"] is type(part).__repr__:
+        raise ValueError(
+            f"{type(part).__name__} has no __repr__, by which a resumed job recognises its "
+            f"{setting}: make it a dataclass."
+        )
+
+
 def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) -> CurriculumHeader:
     """Returns the provenance of a job's curriculum; see `CurriculumHeader`.
 
     Args:
         selector: what chooses.
         data: blocks with `sources`, which have `name`, `role`, `start` and `count`.
-        decided_by: whatever else affects the choices, known by its repr.
+        decided_by: whatever else affects the choices, known by its repr; see `refuse_nameless`.
         seed: of the candidate stream.
     """
     return CurriculumHeader(
@@ -56,7 +65,7 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
         store=data.digest,
         tokenizer=data.tokenizer_fingerprint,
         references=selector.references.digest if selector.references else "",
-        config=digest(repr(decided_by).encode()),
+        config=repr(decided_by),
         seed=seed,
         sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in data.sources),
         scored=selector.policy.needs_scores,
@@ -130,7 +139,7 @@ class JobRecord:
             if kept >= first:
                 Curriculum.open(path, resume_at=kept).close()  # drops steps that are done again
             _move_aside([path], f"continues at step {step}{reason}")
-        known = read_json(job)["held_out"] if job.exists() else ""
+        known = read_json(job, "held_out")["held_out"] if job.exists() else ""
         if start.exists() and self.is_new:
             start.unlink()  # of an attempt that ended before its first step
         elif start.exists() and held_out and known != held_out:

@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from nemo_rod.files import interpreting
 from nemo_rod.hosts.logger_runs import show
 from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
@@ -63,8 +64,11 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             *Path(folder).glob("run_config.yaml"),
             *Path(folder).glob("iter_*/run_config.yaml"),
         ]
-        values = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
-        if cfg.peft is not None or any(isinstance(v, dict) and v.get("peft") for v in values):
+        has_adapters = cfg.peft is not None
+        for file in files:
+            with interpreting(file):
+                has_adapters |= bool((yaml.safe_load(file.read_text()) or {}).get("peft"))
+        if has_adapters:
             raise ValueError(
                 "The job trains adapters (peft), which references do not load: give a "
                 "configuration with peft=None and, as 'checkpoint', whole weights: the base's for "

@@ -35,10 +35,11 @@ def source_losses(
         for source in sources
     }
     loss = scorer.losses(np.concatenate(list(ids.values()))).astype(np.float64)
-    starts = np.cumsum([0, *(len(part) for part in ids.values())])
+    parts = np.split(loss, np.cumsum([len(part) for part in ids.values()])[:-1])
     return {
-        name: float(loss[start:stop].mean())
-        for name, start, stop in zip(ids, starts, starts[1:], strict=False)
+        name: float(part[~np.isneginf(part)].mean())
+        for name, part in zip(ids, parts, strict=True)
+        if not np.isneginf(part).all()  # samples without targets have no loss
     }
 
 

@@ -4,7 +4,9 @@ import copy
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
 from nemo_rod.hosts.plain_torch import scorer as scoring
+from nemo_rod.hosts.plain_torch.write_references import weights_digest
 from nemo_rod.selection import Candidates, Curriculum, References
 from nemo_rod.selection.held_out import START_FILE
 
@@ -182,6 +185,129 @@ def model(kind: str, **options: Any) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **options}))
 
 
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+
+
+class Wrapped(torch.nn.Module):
+    """A model of somebody's own around a causal one; `output` is what it returns."""
+
+    def __init__(self, output: Callable[..., Any] = lambda model, ids: model(ids)) -> None:
+        super().__init__()
+        self.inner, self.output = model("llama"), output
+        self.config = self.inner.config
+
+    def get_output_embeddings(self) -> Any:
+        return self.inner.lm_head
+
+    def forward(self, input_ids: torch.Tensor, labels: Any = None) -> Any:
+        return self.output(self.inner, input_ids)
+
+
+def flattened(inner: Any, ids: torch.Tensor) -> Any:
+    hidden = inner.model(ids).last_hidden_state
+    return SimpleNamespace(logits=inner.lm_head(hidden.flatten(0, 1)).unflatten(0, ids.shape))
+
+
+def noisy(inner: Any, ids: torch.Tensor) -> Any:
+    return SimpleNamespace(logits=torch.dropout(inner(ids).logits, 0.5, True))
+
+
+def in_place(scored: Any) -> Any:
+    scored.compile(backend="eager")
+    return scored
+
+
+COMPILED = partial(torch.compile, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: COMPILED(model("llama")),
+        lambda: COMPILED(in_ddp(model("llama"))),
+        lambda: in_ddp(COMPILED(model("llama"))),
+        lambda: in_place(model("llama")),
+        Wrapped,
+        partial(Wrapped, flattened),
+    ],
+)
+def test_whatever_is_around_a_model_its_losses_are_the_same(wrap: Callable[[], Any]) -> None:
+    store: Any = RandomBlocks()
+    actual, expected = (
+        TorchScorer(each, store, micro_batch_size=2).losses(np.arange(5))
+        for each in (wrap(), model("llama"))
+    )
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+
+
+def in_ddp(inner: Any) -> Any:
+    """As `DistributedDataParallel` holds a model, without its process group."""
+    wrapper = torch.nn.parallel.DistributedDataParallel.__new__(
+        torch.nn.parallel.DistributedDataParallel
+    )
+    torch.nn.Module.__init__(wrapper)
+    wrapper.module = inner
+    return wrapper
+
+
+NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns an object with log"
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: model("bert"), f"BertLMHeadModel {NOT_CAUSAL}"),
+        (lambda: model("roberta"), f"RobertaForCausalLM {NOT_CAUSAL}"),
+        (lambda: Wrapped(noisy), f"Wrapped {NOT_CAUSAL}"),
+        (
+            lambda: seq2seq(),
+            "T5ForConditionalGeneration has no .* or has an encoder: give a causal",
+        ),
+        (lambda: Wrapped(lambda inner, ids: inner(ids).logits), f"logits None .*{NO_LOGITS}"),
+        (
+            lambda: Wrapped(lambda inner, ids: inner(ids, logits_to_keep=1)),
+            r"\[2, 1, 64\] of token",
+        ),
+        (lambda: model("gpt2", **GPT2), "has 16 positions, but 24 tokens of the blocks in made_up"),
+        (lambda: model("llama").to("meta"), "weights of LlamaForCausalLM are on the device 'meta'"),
+        (lambda: torch.nn.DataParallel(model("llama")), "DataParallel has no config or no get_out"),
+    ],
+)
+def test_models_that_it_cannot_score_are_refused(build: Callable[[], Any], sentence: str) -> None:
+    store: Any = RandomBlocks()
+    with pytest.raises(ValueError, match=sentence):
+        TorchScorer(build(), store, micro_batch_size=2).losses(np.arange(5))
+
+
+def seq2seq() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(num_layers=1, **sizes))
+
+
+def test_processes_of_torchrun_without_a_process_group_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left over of a launcher's variables alone means nothing."""
+    store: Any = RandomBlocks()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert TorchScorer(model("llama"), store, micro_batch_size=2).replicas == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ValueError, match="started 2 processes, but there is no process group"):
+        TorchScorer(model("llama"), store, micro_batch_size=2)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ValueError, match="micro_batch_size is 0, expected at least 1"):
+        TorchScorer(model("llama"), store, micro_batch_size=0)
+
+
+@pytest.mark.parametrize("length", [-1, 0, 25])
+def test_a_length_that_no_block_has_is_refused(length: int) -> None:
+    store: Any = RandomBlocks()
+    with pytest.raises(ValueError, match=f"length is {length}, expected 1 to 24 tokens"):
+        TorchScorer(model("llama"), store, micro_batch_size=2, length=length)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "in_slices", "length"),
     [
@@ -191,6 +317,11 @@ def model(kind: str, **options: Any) -> Any:
         ("gemma2", {"final_logit_softcapping": 2.0}, False, None),
         ("cohere", {"logit_scale": 0.25}, False, None),
         ("granite", {"logits_scaling": 4.0}, False, None),
+        # experts; positions that are looked up; no argument use_cache; of an encoder, made causal
+        ("mixtral", {"num_local_experts": 4}, True, None),
+        ("gpt2", GPT2, True, 15),
+        ("openai-gpt", {"n_embd": 16, "n_layer": 2, "n_head": 2}, True, None),
+        ("bert", {"is_decoder": True}, True, None),
     ],
 )
 def test_losses_are_those_of_transformers(
@@ -213,7 +344,7 @@ def test_losses_are_those_of_transformers(
     ids = np.array([4, 0, 2, 2, 1])
     actual = scorer.losses(ids)
     assert scored.training and scorer.precision == "fp32"
-    tokens = torch.from_numpy(store.tokens(ids)).long()
+    tokens = torch.from_numpy(store.tokens(ids)[:, : (length or 24) + 1]).long()
     logits = scored.eval()(tokens).logits[:, :-1]
     loss = cross_entropy(logits.mT.double(), tokens[:, 1:], reduction="none")[:, :length]
     np.testing.assert_allclose(actual, loss.mean(1).detach(), rtol=0, atol=1e-6)
@@ -240,7 +371,16 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
     ("change", "sentence"),
     [
         ({"batch_size": 9, "micro_batch_size": 2}, "batch_size is 9, expected a multiple of micr"),
-        ({"model": torch.nn.Linear(1, 1)}, "Linear has no get_output_embeddings(), so its output"),
+        ({"model": torch.nn.Linear(1, 1)}, "Linear has no config or no get_output_embeddings()"),
+        ({"micro_batch_size": 0}, "batch_size is 8, expected a multiple of micro_batch_size=0 x 1"),
+        ({"scoring_micro_batch_size": 0}, "scoring_micro_batch_size is 0, expected at least 1"),
+        ({"validation_every": -1}, "validation_every is -1, expected a number of steps"),
+        ({"on_nonfinite": "exclud"}, "on_nonfinite is 'exclud', expected 'refuse' or 'exclude'"),
+        ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates of"),
+        ({"pools": "few"}, "the pools have 2 candidates, expected at least the 8 blocks"),
+        ({"pools": "nameless"}, "has no __repr__, by which a resumed job recognises its pools"),
+        ({"policy": "nameless"}, "has no __repr__, by which a resumed job recognises its policy"),
+        ({"store": "other"}, "the references are of other blocks than those in"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
         ({"model": "bf16"}, "of precision 'fp32', but candidates are scored in 'bf16'"),
         ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
@@ -248,12 +388,34 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:
     store, fits = runs.tiny.store, model("llama", vocab_size=256)
-    own = {"small": model("llama"), "bf16": copy.deepcopy(fits).bfloat16()}
+    roles = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
+    own = {
+        "small": model("llama"),
+        "bf16": copy.deepcopy(fits).bfloat16(),
+        "other": {
+            "pools": Candidates(**roles, batch_size=4),
+            "store": BlockStore(store.root, split="holdout"),
+        },
+        "few": type("Pools", (), {"size": 2})(),
+        "nameless": type("Part", (), {"size": 16, "needs_scores": True})(),
+    }
     references = References.open(runs.tiny.references, store)
-    options: dict[str, Any] = {"model": fits, "references": references, "batch_size": 8, **change}
-    options["model"] = own.get(options["model"], options["model"])
+    options: dict[str, Any] = {
+        "model": fits, "store": store, "references": references, "batch_size": 8, "steps": 2,
+    }  # fmt: skip
+    for key, value in change.items():
+        given = own.get(value, value) if isinstance(value, str) else value
+        options[key] = given[key] if isinstance(given, dict) else given
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        next(iter(RoDBatches(store=store, steps=2, **options)))
+        next(iter(RoDBatches(**options)))
+
+
+def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
+    one, other = model("llama"), model("llama")
+    assert weights_digest(one) == weights_digest(other)
+    for number, each in enumerate((one, other)):  # such as an expert's bias
+        each.model.register_buffer("bias", torch.full((2,), float(number)))
+    assert weights_digest(one) != weights_digest(other)
 
 
 def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
@@ -297,7 +459,9 @@ def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
         assert (tmp_path / f"curriculum.rod.{number}").exists() == (number > 0)
     assert metric(tmp_path, "step") == list(range(8))
     other = Candidates(**counts, batch_size=8, balance="exact")
-    with pytest.raises(ValueError, match="was recorded with config"):
+    with pytest.raises(
+        ValueError, match=r"was recorded with config .*'expected'.*this run: .*'exact'"
+    ):
         batches = RoDBatches(
             fits, store, references, steps=9, batch_size=8, out=tmp_path, pools=other
         )

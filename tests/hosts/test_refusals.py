@@ -39,6 +39,7 @@ SENTENCES = {
     "references": "^a model was built$",
     "references of adapters": "^The job trains adapters .peft.*with peft=None",
     "references by adapters": "^The job trains adapters .peft.*its adapter merged",
+    "references of a damaged configuration": "/run_config.yaml is damaged",
     "references with shared buffers": f"^{SHARED_BUFFERS}",
     "references with buffers shared later": f"^{SHARED_BUFFERS}",  # by the trainer's own setup
 }

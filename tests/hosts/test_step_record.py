@@ -165,3 +165,10 @@ def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_p
     options.main(options)
     page = (tmp_path / "rod" / "report" / "index.html").read_text()
     assert "no held-out loss of adaptation was measured" in page
+
+
+def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:
+    run(tmp_path, 0)
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"job\.json lacks the key 'held_out'"):
+        run(tmp_path, 1)

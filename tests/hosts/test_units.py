@@ -29,6 +29,9 @@ PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/dat
 def test_roles_by_number_go_before_the_longest_path() -> None:
     roles = {"/data/legal": "adaptation", "/data/legal/old": "replay", "/data/web": "replay"}
     assert assign_roles(PATHS, roles) == ["adaptation", "replay", "replay"]
+    assert assign_roles(PATHS, {Path(path): role for path, role in roles.items()}) == [
+        *("adaptation", "replay", "replay")
+    ]
     by_number = {0: "replay", "/data": "adaptation"}
     assert assign_roles(PATHS, by_number) == ["replay", "adaptation", "adaptation"]
 
@@ -42,6 +45,7 @@ def test_roles_by_number_go_before_the_longest_path() -> None:
         ({"/data": "adaptation", "/other": "replay"}, "'/other'.*no source"),
         ({"/data": "adaptation", 3: "replay"}, r"roles\[3\].*no source"),
         ({"/data": "new"}, "'new': expected 'adaptation' or 'replay'"),
+        (["/data"], r"roles is \['/data'\]: expected a role by path"),
     ],
 )
 def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
@@ -83,6 +87,14 @@ BINDS_MASK = partial(sum, MASK)
         (LOSS, partial(sum, MASK.view(-1), 0.5), True),
         (LOSS, partial(sum, torch.tensor(0.5), MASK), False),  # the mask is not the first
         (LOSS, partial(sum, 0.5, MASK), False),
+        # other tensors of its size: labels, and one in Megatron's own order of sequences
+        (LOSS, partial(sum, torch.arange(16).view(2, 8), MASK), False),
+        (LOSS, partial(sum, torch.full((2, 8), -100), MASK), False),
+        (LOSS, partial(sum, MASK.T), False),
+        (LOSS, partial(sum, MASK.bool()), True),
+        (LOSS, partial(sum, MASK.long()), True),
+        (LOSS, partial(sum, MASK * 0), True),
+        (LOSS, partial(sum, MASK * 1.5), True),
         (LOSS, partial(sum, start=MASK), False),
         (LOSS, sum, False),
         # not logits, nor the mean; between pipeline stages it may return whatever it passes on
@@ -101,9 +113,10 @@ def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
     if works:
         assert step(None, last)[1].numel() == LOSS.numel()
         return
-    sentence = r"does not return functools\.partial\(loss, loss_mask.* a loss for every token"
-    with pytest.raises(ValueError, match=sentence):
-        step(None, last)
+    for other in (step, job_data.losses_and_mask(lambda batches, chunk: output)):
+        sentence = r"does not return functools\.partial\(loss, loss_mask.* a loss for every token"
+        with pytest.raises(ValueError, match=sentence):
+            other(None, last)
 
 
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:

@@ -126,9 +126,16 @@ def test_too_few_held_out_blocks_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_two_lists_of_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="both set"):
-        composed("recipe=toy_synthetic", "tasks=held_out", "+tasks.capabilities.a=[sciq]")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tasks=held_out", "+tasks.capabilities.a=[sciq]"], "both set"),
+        (["+tasks.capabilities.a=[sciq]", "+tasks.capabilities.b=[]"], r"capabilities\.b lists no"),
+    ],
+)
+def test_two_lists_of_tasks_or_an_empty_one_are_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        composed("recipe=toy_synthetic", *words)
 
 
 def test_the_papers_list_has_its_four_groups() -> None:
@@ -334,6 +341,15 @@ def test_a_task_that_generates_is_refused_before_a_model_is_loaded(tmp_path: Pat
         ("group: g\ntask:\n- choice\n- group: inner\n  task: [rolling]\n", "rolling"),
         ("include: choice.yaml\ntask: g\noutput_type: generate_until\n", "g"),
         ("include: rolling.yaml\ntask: leaf\ntag: [g]\n", "leaf"),
+        # an accuracy under another name, of no task, of Python
+        ("include: choice.yaml\ntask: g\nfilter_list: [{name: best, filter: []}]\n", "g"),
+        ("include: choice.yaml\ntask: g\nmetric_list: [{aggregation: mean}]\n", "g"),
+        ("task: g\nclass: !function own.Exact\n", "g"),
+        ("task: g\nclass: !function own.Accurate\n", None),
+        ("task: g\nclass: !function own.Unprepared\n", None),
+        ("group: g\ntask: []\n", "g"),
+        ("group: g\ntask: [choice, nothing]\n", "nothing"),
+        ("group: g\ntask: [choice, g]\n", "g"),
         ("group: g\ntask:\n- choice\n- task: choice\n  num_fewshot: 2\n", None),
         ("group: g\ntask:\n- group: inner\n  task: [choice]\n", None),
         ("include: choice.yaml\ntask: leaf\ntag: [g]\n", None),
@@ -346,6 +362,11 @@ def test_groups_and_tags_are_refused_for_any_task_of_theirs(
     rolling = "include: choice.yaml\ntask: rolling\noutput_type: loglikelihood_rolling\n"
     (tmp_path / "rolling.yaml").write_text(rolling + "metric_list: [{metric: bits_per_byte}]\n")
     (tmp_path / "g.yaml").write_text(text)
+    (tmp_path / "own.py").write_text(
+        "class Exact:\n    def aggregation(self): return {'em': sum}\n"
+        "class Accurate:\n    def aggregation(self): return {'em': sum, 'acc': sum}\n"
+        "class Unprepared:\n    def aggregation(self): return self.metrics\n"
+    )
     sentence = rf"without an accuracy \({'g' if leaf == 'g' else f'g, whose task is {leaf}'}\)"
     with pytest.raises(ValueError, match=sentence) if leaf else nullcontext():
         refuse_unfit(["g"], task_manager(str(tmp_path)))

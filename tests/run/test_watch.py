@@ -70,12 +70,19 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(
     assert server[0] == server[1]
 
 
-def test_torchruns_own_folder_is_gone_with_the_command(tmp_path: Path) -> None:
-    """Unless told where, it leaves one in the temporary folder for every job."""
+def test_torchruns_own_folder_is_gone_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless told where, it leaves one in the temporary folder for every job.
+
+    Options of another torchrun are left out: it would wait for as many nodes.
+    """
     from torch.distributed.run import get_args_parser
 
+    monkeypatch.setenv("PET_NNODES", "2")
     program = (
-        "import os; print(os.environ['PET_LOG_DIR'], os.path.isdir(os.environ['PET_LOG_DIR']))"
+        "import os; print(os.environ['PET_LOG_DIR'], os.path.isdir(os.environ['PET_LOG_DIR']));"
+        "assert 'PET_NNODES' not in os.environ"
     )
     assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
     folder, was_there = (tmp_path / "log").read_text().split()

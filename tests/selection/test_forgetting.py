@@ -1,14 +1,18 @@
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod.selection import SourceRow
 from nemo_rod.selection.forgetting import (
     forgetting_by_source,
     validation_forgetting,
     weighted_loss,
 )
+from nemo_rod.selection.held_out import source_losses
 
 BASE = {"web": 2.0, "code": 1.0, "math": 3.0}
 TRAINED = {"web": 2.5, "code": 0.75, "math": 3.25}
@@ -66,3 +70,14 @@ def test_wrong_input_is_named_in_one_sentence(
         validation_forgetting(loss, base, weights)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+def test_held_out_losses_are_means_over_the_blocks_that_have_targets() -> None:
+    """A block without any, such as one that is masked whole, has the loss -inf."""
+    nats = np.array([1.0, -np.inf, 3.0, 9.0, -np.inf, -np.inf, np.nan], dtype=np.float32)
+    scorer = SimpleNamespace(losses=lambda block_ids: nats[block_ids])
+    rows = [("web", 0, 4), ("masked", 4, 2), ("diverged", 6, 1)]
+    sources = [SourceRow(name, "replay", start, count) for name, start, count in rows]
+    losses = source_losses(scorer, sources, num_blocks=3)
+    expected = {"validation/replay/web/loss": 2.0, "validation/replay/diverged/loss": math.nan}
+    assert losses == pytest.approx(expected, nan_ok=True)

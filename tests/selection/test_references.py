@@ -347,7 +347,7 @@ def test_lookups_without_a_store(tmp_path):
     references = References.open([complete(tmp_path / "a", 5, 9), complete(tmp_path / "b", 20, 40)])
     ids = np.array([20, 5, 8, 39, 20])
     assert np.array_equal(references.losses(ids), losses_of(ids)[:, 0])
-    with pytest.raises(AssertionError, match="opened without a store"):
+    with pytest.raises(ValueError, match="opened without a block store"):
         references[[5]]
 
 

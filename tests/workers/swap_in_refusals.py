@@ -85,12 +85,15 @@ def main() -> None:
     adapters = Path(tempfile.mkdtemp())
     (adapters / "iter_0000005").mkdir()
     (adapters / "iter_0000005" / "run_config.yaml").write_text("peft: {dim: 8}\n")
+    torn = Path(tempfile.mkdtemp())
+    (torn / "run_config.yaml").write_text("peft: {dim: 8\n")
     shares = "ddp.reuse_grad_buf_for_mxfp8_param_ag"
     # name -> a key of the job that is changed, and one that the trainer's own setup changes
     for name, changed, later in (
         ("references", "", ""),
         ("references of adapters", "peft", ""),
         ("references by adapters", "", ""),
+        ("references of a damaged configuration", "", ""),
         ("references with shared buffers", shares, ""),
         ("references with buffers shared later", "", shares),
     ):
@@ -98,7 +101,11 @@ def main() -> None:
         if changed:
             change(cfg, changed, True)
         config.runtime_config_update = lambda cfg, key=later: key and change(cfg, key, True)
-        folder = str(adapters) if name == "references by adapters" else "specialist"
+        folders = {
+            "references by adapters": adapters,
+            "references of a damaged configuration": torn,
+        }
+        folder = str(folders.get(name, "specialist"))
         HostReferenceJob.model_folder = lambda *_, folder=folder, **__: folder
         options = {"role": "replay", "roles": ROLES, "out": "out"}
         messages[name] = answer(swap_in.reference, "megatron_bridge", cfg, None, **options)

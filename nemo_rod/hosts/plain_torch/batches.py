@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import digest
-from nemo_rod.hosts.job_record import HELD_OUT, JobRecord, is_due, job_header
+from nemo_rod.hosts.job_record import HELD_OUT, JobRecord, is_due, job_header, refuse_nameless
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection import (
     Candidates,
@@ -103,22 +103,43 @@ class RoDBatches:
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
         replicas = self.scorer.replicas
-        self.micro_batch_size = micro_batch_size or batch_size // replicas
-        size = self.scorer.micro_batch_size = scoring_micro_batch_size or self.micro_batch_size
-        if self.micro_batch_size < 1 or batch_size % (self.micro_batch_size * replicas):
-            raise ValueError(
-                f"batch_size is {batch_size}, expected a multiple of micro_batch_size="
-                f"{self.micro_batch_size} x {replicas} replicas: change one of the three."
-            )
-        self._batches_per_step = batch_size // (self.micro_batch_size * replicas)
+        own = batch_size // replicas if micro_batch_size is None else micro_batch_size
+        size = own if scoring_micro_batch_size is None else scoring_micro_batch_size
+        self.micro_batch_size, self.scorer.micro_batch_size = own, size
+        numbers = (store.num_adaptation, store.num_replay, batch_size)
+        names = ("num_adaptation", "num_replay", "batch_size")
+        pools = pools or Candidates(
+            num_adaptation=numbers[0], num_replay=numbers[1], batch_size=batch_size
+        )
+        policy = policy or Joint()
+        foreign = isinstance(pools, Candidates) and numbers != tuple(
+            getattr(pools, name) for name in names
+        )
+        for refused, sentence in (
+            (own < 1 or batch_size % (own * replicas),
+             f"batch_size is {batch_size}, expected a multiple of micro_batch_size={own} x "
+             f"{replicas} replicas: change one of the three."),
+            (size < 1, f"scoring_micro_batch_size is {size}, expected at least 1 block."),
+            (validation_every < 0,
+             f"validation_every is {validation_every}, expected a number of steps, 0 for none."),
+            (on_nonfinite not in get_args(OnNonfinite),
+             f"on_nonfinite is {on_nonfinite!r}, expected 'refuse' or 'exclude'."),
+            (foreign, f"the pools are of other blocks or batches: expected Candidates of {names} "
+             f"{numbers}."),
+            (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
+             f"the {batch_size} blocks of a batch."),
+            (references and any(each.store != store.digest for each in references.manifests),
+             f"the references are of other blocks than those in {store.root}: open them with "
+             "References.open(folders, store)."),
+        ):  # fmt: skip
+            if refused:
+                raise ValueError(sentence)
+        refuse_nameless(policy, "policy")
+        refuse_nameless(pools, "pools")
+        self._batches_per_step = batch_size // (own * replicas)
         self.selector = Selector(
-            pools=pools
-            or Candidates(
-                num_adaptation=store.num_adaptation,
-                num_replay=store.num_replay,
-                batch_size=batch_size,
-            ),
-            policy=policy or Joint(),
+            pools=pools,
+            policy=policy,
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,

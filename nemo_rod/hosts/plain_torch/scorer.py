@@ -6,12 +6,15 @@ H = hidden size, s = positions of a slice, V = vocabulary.
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +47,8 @@ class TorchScorer:
             before the first pass. "bf16 over fp32" is autocast over weights in fp32.
 
     Raises:
-        ValueError: the model has no output layer, or fewer tokens than the store.
+        ValueError: the model is no causal language model in memory, has fewer tokens than the
+            store or fewer positions than are scored, or `length` is none of a block.
 
     Example:
         >>> scorer = TorchScorer(model, BlockStore("held_out"), micro_batch_size=4)
@@ -60,34 +64,73 @@ class TorchScorer:
         length: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        # Scoring needs none of the hooks of DDP, which would broadcast buffers.
-        self.model: Any = model.module if isinstance(model, DistributedDataParallel) else model
-        self.model = getattr(self.model, "_orig_mod", self.model)  # of torch.compile
+        # Scoring needs none of the hooks of DDP, which would broadcast buffers; compiled or not.
+        self.model: Any = model
+        while isinstance(self.model, DistributedDataParallel) or hasattr(self.model, "_orig_mod"):
+            self.model = getattr(self.model, "_orig_mod", None) or self.model.module
         self.store, self.micro_batch_size, self.group = store, micro_batch_size, group
-        self.length = length or store.block_size
+        self.length = store.block_size if length is None else length
         several = dist.is_available() and dist.is_initialized()
         self.replicas = dist.get_world_size(group) if several else 1
         self.rank = dist.get_rank(group) if several else 0
         self.precision = ""
-        self._in_slices = True
+        self._in_slices, self._dtype = True, torch.float32  # that of the logits
         self._head: Any = getattr(self.model, "get_output_embeddings", lambda: None)()
-        if self._head is None:
+        self._refuse_unfit()
+        accepted = inspect.signature(self.model.forward).parameters
+        is_open = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+        self._options = {"use_cache": False} if is_open or "use_cache" in accepted else {}
+
+    def _refuse_unfit(self) -> None:
+        model, store, kind = self.model, self.store, type(self.model).__name__
+        config = getattr(model, "config", None)
+        if self._head is None or config is None or getattr(config, "is_encoder_decoder", False):
             raise ValueError(
-                f"{type(self.model).__name__} has no get_output_embeddings(), so its output layer "
-                "is unknown: give a causal language model of Hugging Face transformers."
+                f"{kind} has no config or no get_output_embeddings(), which tell its vocabulary "
+                "and output layer, or has an encoder: give a causal language model of Hugging Face "
+                "transformers."
             )
-        vocabulary = self.model.config.get_text_config().vocab_size
-        if vocabulary < store.vocab_size:
-            raise ValueError(
-                f"{type(self.model).__name__} has {vocabulary} tokens, but the blocks in "
-                f"{store.root} have {store.vocab_size}: prepare them with the model's tokenizer."
-            )
+        config = config.get_text_config()
+        tokens = min(self.length + 1, store.block_size)
+        # rotary positions go on for ever, those that are looked up end
+        positions = getattr(config, "max_position_embeddings", None) or tokens
+        ends = any(
+            isinstance(module, torch.nn.Embedding) and 0 <= len(module.weight) - positions < 3
+            for name, module in model.named_modules()
+            if "pos" in name or name.endswith("wpe")
+        )
+        # variables of a launcher alone may be left over
+        is_alone = dist.is_torchelastic_launched() and not dist.is_initialized()
+        started = int(os.environ.get("WORLD_SIZE", "1")) if is_alone else 1
+        for refused, sentence in (
+            (self.micro_batch_size < 1,
+             f"micro_batch_size is {self.micro_batch_size}, expected at least 1 block."),
+            (started > 1,
+             f"torchrun has started {started} processes, but there is no process group, so "
+             "that each would train on its own: call init_process_group first."),
+            (not 1 <= self.length <= store.block_size,
+             f"length is {self.length}, expected 1 to {store.block_size} tokens, as many as a "
+             f"block in {store.root} has, or None for whole blocks."),
+            (any(parameter.is_meta for parameter in model.parameters()),
+             f"weights of {kind} are on the device 'meta', without values: load them, whole or "
+             "sharded by fully_shard, before."),
+            (config.vocab_size < store.vocab_size,
+             f"{kind} has {config.vocab_size} tokens, but the blocks in {store.root} have "
+             f"{store.vocab_size}: prepare them with the model's tokenizer."),
+            (ends and positions < tokens,
+             f"{kind} has {positions} positions, but {tokens} tokens of the blocks in {store.root} "
+             "are scored: prepare shorter blocks."),
+        ):  # fmt: skip
+            if refused:
+                raise ValueError(sentence)
 
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        weight: Any = next(self.model.parameters())
+        if isinstance(weight, DTensor):  # on the CPU between passes, if FSDP2 offloads it
+            return torch.device(weight.device_mesh.device_type)
+        return torch.device(weight.device)
 
     def losses(self, block_ids: Ids) -> Nats:
         """Returns the losses of blocks under the current weights. Collective over the replicas.
@@ -115,6 +158,8 @@ class TorchScorer:
         self.model.eval()
         try:
             with torch.no_grad():
+                if not self.precision:
+                    self._refuse_not_causal(padded[self.rank][0])
                 parts = [self._mean_losses(ids) for ids in padded[self.rank]]
         finally:
             for module in in_training:
@@ -152,20 +197,52 @@ class TorchScorer:
             dist.all_gather_object(every, own, group=self.group)
         return every
 
+    def _tokens(self, block_ids: Ids) -> torch.Tensor:
+        """Returns the scored tokens of blocks and one more, the last target, `[B, S]`."""
+        tokens = self.store.tokens(block_ids)[:, : self.length + 1]
+        return torch.from_numpy(tokens).to(self.device).long()
+
+    def _refuse_not_causal(self, block_ids: Ids) -> None:
+        """Refuses a model whose losses of tokens change with the tokens after them, by one pass."""
+        tokens_BS = self._tokens(block_ids)
+        half = tokens_BS.shape[1] // 2
+        other_BS = torch.cat([tokens_BS[:, :half], tokens_BS[:, half:].flip(1)], dim=1)
+        change_BT = (self._token_losses(tokens_BS) - self._token_losses(other_BS)).abs()
+        before, after = change_BT[:, : half - 1].mean().item(), change_BT[:, half:].mean().item()
+        # experts may round otherwise beside other tokens
+        if half > 1 and before > after * min(400 * torch.finfo(self._dtype).eps, 0.05):
+            raise ValueError(
+                f"{type(self.model).__name__} is not causal, or random in evaluation: with other "
+                f"tokens after them, losses change by {before:.2g} nats; give a causal language "
+                "model (is_decoder=True, if its config has that key)."
+            )
+
     def _mean_losses(self, block_ids: Ids) -> torch.Tensor:
         """Returns the losses of the blocks of one pass, float32 `[B]`."""
-        tokens = self.store.tokens(block_ids)[:, : self.length + 1]  # the last one is a target
-        tokens_BS = torch.from_numpy(tokens).to(self.device).long()
+        return self._token_losses(self._tokens(block_ids)).double().mean(dim=1).float()
+
+    def _token_losses(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        """Returns the losses of all tokens but the first, float32 `[B, T]`."""
         if self._in_slices:
             output_BS = self._forward_in_slices(tokens_BS)
             # Models with a soft cap or a scale on their logits have applied it to the losses.
             self._in_slices = bool((output_BS[:, -1] == _MARK).all())
         if self._in_slices:
-            loss_BT = output_BS[:, :-1]
-        else:
-            logits = self.model(input_ids=tokens_BS, use_cache=False).logits
-            loss_BT = self._by_slices(logits[:, :-1], tokens_BS[:, 1:])
-        return loss_BT.double().mean(dim=1).float()
+            return output_BS[:, :-1]
+        return self._by_slices(self._logits(tokens_BS)[:, :-1], tokens_BS[:, 1:])
+
+    def _logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        """Returns what the model returns as logits, `[B, S, ...]`."""
+        output = self.model(input_ids=tokens_BS, **self._options)
+        logits = getattr(output, "logits", None)
+        if logits is None or logits.shape[:2] != tokens_BS.shape:
+            shape = None if logits is None else [*logits.shape]
+            raise ValueError(
+                f"{type(self.model).__name__} returns logits {shape} of tokens "
+                f"{[*tokens_BS.shape]}: give a causal language model of Hugging Face transformers, "
+                "which returns an object with logits for every token."
+            )
+        return logits
 
     def _forward_in_slices(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """Returns the token losses and, at the last position, a mark, float32 `[B, S]`.
@@ -177,12 +254,14 @@ class TorchScorer:
         own, forward = vars(head).get("forward"), head.forward
 
         def losses(hidden_BSH: torch.Tensor) -> torch.Tensor:
+            if hidden_BSH.shape[:-1] != tokens_BS.shape:  # of a model that flattens them
+                return forward(hidden_BSH)
             loss_BT = self._by_slices(hidden_BSH[:, :-1], targets_BT, forward)
             return torch.nn.functional.pad(loss_BT, (0, 1), value=_MARK)[..., None]
 
         head.forward = losses
         try:
-            return self.model(input_ids=tokens_BS, use_cache=False).logits.squeeze(-1)
+            return self._logits(tokens_BS).squeeze(-1)
         finally:
             if own is None:
                 del head.forward
@@ -201,7 +280,7 @@ class TorchScorer:
         ):
             logits_BsV = to_logits(values_s)
             weights = _DTYPES.get(getattr(self._head, "weight", logits_BsV).dtype, "other")
-            name = _DTYPES.get(logits_BsV.dtype, "other")
+            name, self._dtype = _DTYPES.get(logits_BsV.dtype, "other"), logits_BsV.dtype
             self.precision = self.precision or (
                 name if name == weights else f"{name} over {weights}"
             )

@@ -86,7 +86,9 @@ def write_references(
 def weights_digest(model: torch.nn.Module) -> str:
     """Returns the hex digest of a model's weights, whole or sharded by FSDP2. Collective if so."""
     state = hashlib.blake2b(digest_size=16)
-    for name, weight in model.named_parameters():
+    for name, weight in model.state_dict().items():  # with buffers that are saved
+        if not torch.is_tensor(weight):
+            continue
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
         state.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
         flat = whole.detach().cpu().contiguous().view(-1)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 from megatron.core.utils import get_model_config
 
-from nemo_rod.hosts.job_record import JobRecord, is_due, job_header
+from nemo_rod.hosts.job_record import JobRecord, is_due, job_header, refuse_nameless
 from nemo_rod.hosts.logger_runs import known_metrics
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
@@ -276,6 +276,7 @@ class SelectingJob(Job):
         self.policy: Policy = Joint() if policy is None else policy
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
+        refuse_nameless(self.policy, "policy")
         name, scores = type(self.policy).__name__, self.policy.needs_scores
         is_count = type(validation_every) is int and validation_every >= 0
         for refused, sentence in (
@@ -284,9 +285,6 @@ class SelectingJob(Job):
              "for no held-out losses, or None for the job's own interval."),
             (on_nonfinite not in get_args(OnNonfinite),
              f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
-            (type(self.policy).__repr__ is object.__repr__,
-             f"{name} has no __repr__, by which a resumed job recognises its policy: make it a "
-             "dataclass."),
             (scores and not references,
              f"{name} chooses by reducible loss: give the folders of reference losses as "
              "'references', or policy=TakeAll() with multiplier=1."),

@@ -262,12 +262,14 @@ def losses_and_mask(forward_step: Callable) -> ForwardStep:
     """
 
     def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
-        output, loss_function = forward_step(batches, chunk)
+        result = forward_step(batches, chunk)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        output, loss_function = result if is_pair else (result, None)
         bound = loss_function.args if isinstance(loss_function, partial) else ()
         # before the last pipeline stage the output is no loss, and there may be no mask
         is_last = getattr(unwrap_model(chunk), "post_process", False)
         is_loss = torch.is_tensor(output) and (is_last or output.ndim == 2)
-        if not bound or (is_loss and getattr(bound[0], "numel", int)() != output.numel()):
+        if not bound or (is_loss and not _is_mask(bound[0], output)):
             raise ValueError(
                 "The job's forward step does not return functools.partial(loss, loss_mask, ...), "
                 "as Megatron's own steps do, with a loss for every token: selection reads the mask "
@@ -276,6 +278,15 @@ def losses_and_mask(forward_step: Callable) -> ForwardStep:
         return output, bound[0]
 
     return step
+
+
+def _is_mask(value: Any, loss: torch.Tensor) -> bool:
+    if not torch.is_tensor(value) or value.numel() != loss.numel():
+        return False
+    is_transposed = value.ndim == loss.ndim and value.shape != loss.shape
+    # labels and positions, of which there are as many, are integers
+    has_ones = value.is_floating_point() or bool(((value == 0) | (value == 1)).all())
+    return has_ones and not is_transposed
 
 
 def refuse_other_order(

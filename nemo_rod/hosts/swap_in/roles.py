@@ -31,6 +31,9 @@ def assign_roles(prefixes: Sequence[str], roles: Roles) -> list[str]:
     Raises:
         ValueError: a source has no role, a key matches no source, or a role is unknown.
     """
+    if not isinstance(roles, Mapping):
+        raise ValueError(f"roles is {roles!r}: expected a role by path, or by number in the blend.")
+    roles = {name if isinstance(name, int) else str(name): role for name, role in roles.items()}
     for name, role in roles.items():
         if role not in ROLES:
             raise ValueError(f"roles[{name!r}] is {role!r}: expected 'adaptation' or 'replay'.")

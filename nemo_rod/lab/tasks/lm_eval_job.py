@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
             f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
-            f"({', '.join(unknown)}): correct their names, or install the version that has them."
+            f"({', '.join(unknown)}): correct their names or tasks.include, or install the version "
+            "that has them."
         )
     index = manager.task_index
     without = {name: leaf for name in names if (leaf := _without_accuracy(name, index))}
@@ -114,10 +116,13 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
         )
 
 
-def _without_accuracy(task: str | Mapping[str, Any], index: Mapping[str, Any]) -> str | None:
+def _without_accuracy(
+    task: str | Mapping[str, Any], index: Mapping[str, Any], above: Sequence[str] = ()
+) -> str | None:
     """Returns the first task of a task, group or tag that reports no accuracy, if there is one.
 
-    A group may change a task that it lists, or define one, or a group, within itself.
+    A group may change a task that it lists, or define one, or a group, within itself. One without
+    tasks, or with itself or an unknown task in it, reports none. `above` are the groups around it.
     """
     from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -125,31 +130,41 @@ def _without_accuracy(task: str | Mapping[str, Any], index: Mapping[str, Any]) -
     own = {} if isinstance(task, str) else dict(task)
     # of a group that is defined within another one, the tasks are a list
     name = own["group"] if isinstance(own.get("task"), list) else own.get("task", task)
-    entry = index.get(name)
-    if entry is None and not own.keys() - {"task"}:
-        return None
+    entry, is_defined = index.get(name), bool(own.keys() - {"task"})
+    if name in above or (entry is None and not is_defined):
+        return str(name)
     path = entry and entry.yaml_path
     config = (load_yaml(path, resolve_func=False) if path else {}) | own
     members = config.get("task")
     if entry and entry.tags and not path:
         members = sorted(entry.tags)
     if isinstance(members, list):
-        return next(filter(None, (_without_accuracy(member, index) for member in members)), None)
-    if "class" in config or not (path or own.keys() - {"task"}):  # in Python
+        each = (_without_accuracy(member, index, (*above, name)) for member in members)
+        return next(filter(None, each), None) if members else str(name)
+    if "class" in config:  # in Python
+        try:
+            kind = load_yaml(path)["class"]
+            metrics = [*kind.__new__(kind).aggregation()]  # unprepared: that would fetch its data
+        except Exception:  # whatever its own code raises
+            return None
+        return None if {*METRICS} & {*metrics} else str(name)
+    if not (path or is_defined):
         return None
     kind = config.get("output_type", "generate_until")
     listed = config.get("metric_list") or []
-    metrics = [row["metric"] for row in listed] or DEFAULT_METRIC_REGISTRY.get(str(kind), METRICS)
-    # lm-eval computes an accuracy of likelihoods alone, or with a function of the task's own
+    metrics = [row.get("metric") for row in listed] or DEFAULT_METRIC_REGISTRY.get(kind, METRICS)
+    # lm-eval computes an accuracy of likelihoods alone, or with a function of the task's own, and
+    # of what a filter leaves under the name of the filter
     computes = kind != "generate_until" or "process_results" in config
-    return None if computes and {*METRICS} & {*metrics} else str(name)
+    filters = [row.get("name") for row in config.get("filter_list") or [{"name": "none"}]]
+    return None if computes and "none" in filters and {*METRICS} & {*metrics} else str(name)
 
 
 def main() -> int:
     """Runs the job named on the command line and returns the exit status."""
     end_with_parent()
     job = TaskJob(**json.loads(Path(sys.argv[1]).read_text()))
-    total = sum(len(names) for names in job.capabilities.values())
+    total = len({*chain.from_iterable(job.capabilities.values())})
     progress = Progress(f"tasks of {job.name}", total, unit="tasks")
     try:
         evaluate_tasks(job, progress.step)
@@ -181,7 +196,7 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
                 "rebuild=[evaluate] to run the tasks again, or choose another run_dir."
             )
         done = earlier["tasks"]
-    entries = [name for names in job.capabilities.values() for name in names]
+    entries = list(dict.fromkeys(chain.from_iterable(job.capabilities.values())))
     pending = [name for name in entries if name not in done]
     if pending:
         from lm_eval import simple_evaluate

@@ -26,7 +26,12 @@ class Tasks:
     seed: int = key(1234, "in [0, 2**32)")  # determines the choice of examples
 
     def check(self) -> None:
-        """Refuses two kinds of tasks in one run (ValueError)."""
+        """Refuses two kinds of tasks in one run, and capabilities without any (ValueError)."""
+        if empty := [name for name, tasks in self.capabilities.items() if not tasks]:
+            raise ValueError(
+                f"tasks.capabilities.{empty[0]} lists no task, expected one or more of lm-eval's: "
+                "name them, or leave the capability out."
+            )
         if self.capabilities and self.held_out:
             raise ValueError(
                 "tasks.capabilities and tasks.held_out are both set: run them in two runs, because "

@@ -98,7 +98,8 @@ def run_process(
         Messages about the end, by kind; empty on success.
     """
     env = {
-        **os.environ,
+        # without options that are set for another torchrun
+        **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         **(variables or {}),
         "OMP_NUM_THREADS": str(launcher.threads),
         "PYTHONUNBUFFERED": "1",

@@ -144,7 +144,8 @@ class References:
         Raises:
             ValueError: a block has no reference, or one of different content.
         """
-        assert self._store is not None, "opened without a store: use losses"
+        if self._store is None:
+            raise ValueError("the references were opened without a block store: name it in open()")
         block_ids = np.asarray(block_ids, dtype=np.int64)
         return self.of_content(block_ids, self._store.hashes(block_ids))
 
