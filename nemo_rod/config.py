@@ -131,7 +131,7 @@ class Selection:
     score: str = key("reducible_loss", SCORE)  # from losses and reference losses to scores
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
-    def of_arm(self, scoring: Scoring) -> dict[str, Any]:
+    def arm_values(self, scoring: Scoring) -> dict[str, Any]:
         """Returns the attributes of `selection.arms.Arm` that only rod has."""
         return {
             "multiplier": self.multiplier,
@@ -217,7 +217,7 @@ class Convergence:
     decay_epochs: float = key(0.5, "> 0")  # epochs of its data in the learning-rate decay after it
 
 
-# what `model.provider` may set: how experts are reached, which changes speed alone
+# keys of `model.provider`: how tokens reach experts, which affects speed alone
 PROVIDER = (
     *("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_hybridep_num_sms"),
     *("moe_deepep_num_sms", "moe_router_fusion", "moe_permute_fusion", "moe_shared_expert_overlap"),
@@ -257,7 +257,7 @@ class Domain:
         """The sources, parsed once: `sources` does not change afterwards.
 
         Raises:
-            ValueError: there are none, or one is not valid.
+            ValueError: there is no source, or one is not valid.
         """
         return parse_sources(self.sources, holdout_floor=self.holdout_floor)
 

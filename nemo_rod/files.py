@@ -50,7 +50,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """Reads a file that holds one JSON object with at least these keys.
 
     Raises:
-        ValueError: it holds something else; the message names the file.
+        ValueError: the file holds something else; the message names it.
     """
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -186,7 +186,7 @@ def lock(file: int) -> bool:
 def with_advice(error: OSError, path: Path) -> OSError:
     """Returns the error with the file's name and, where known, the remedy.
 
-    Earlier output is complete whatever the error: a repeated run resumes from it.
+    Earlier output is complete after any error: a repeated run resumes from it.
     """
     advice = ": make room and run it again, it resumes where it stopped"
     reason = f"{error.strerror}{advice if error.errno in FULL else ''}"

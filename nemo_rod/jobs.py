@@ -71,7 +71,7 @@ class TrainJob(ModelJob):
     arm: Arm
     # folders of reference losses; empty where the policy needs none
     references: list[str] = field(default_factory=list)
-    config_digest: str = ""  # digest of what determines the choices, for the curriculum's header
+    config_digest: str = ""  # of the settings that determine the choices, for the header
     convergence: Rule | None = None  # rule for an early stop
 
     @property

@@ -64,7 +64,7 @@ def check_nodes(parallel: Parallel, gpus_per_node: int) -> None:
     """Refuses a layout whose processes do not fill whole nodes, where there are several.
 
     Raises:
-        ValueError: they do not; the message has both numbers.
+        ValueError: the nodes are not filled; the message has both numbers.
     """
     world = parallel.world_size
     if world > gpus_per_node and world % gpus_per_node:

@@ -63,7 +63,7 @@ class HeartbeatFile:
         """Kills the process if the file is unchanged for `patience` checks; returns whether."""
         try:
             beat, number = self.path.stat().st_mtime_ns, int(self.path.read_text() or 0)
-        except FileNotFoundError:  # not yet, or no more
+        except FileNotFoundError:  # not created yet, or removed
             return False
         self._unchanged = self._unchanged + 1 if beat == self._last else 0
         self._last = beat

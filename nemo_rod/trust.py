@@ -32,7 +32,7 @@ def explain_own_code(subject: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # each library wraps the refusal in an error of its own
+    except Exception as error:  # each library wraps the refusal in its own error
         if "trust_remote_code" not in str(error):
             raise
         raise UntrustedCodeError(

@@ -170,7 +170,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
     """Returns the inputs of a source, in the order in which they are read.
 
     Raises:
-        ValueError: they cannot be read, or hold the ids of another tokenizer.
+        ValueError: the files cannot be read, or hold the ids of another tokenizer.
     """
     try:
         inputs: list[Input] = parts.load("readers", spec.kind)(spec)

@@ -51,9 +51,7 @@ class Comparison:
                 f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
             )
         expected: Any = self.value
-        if isinstance(
-            expected, float
-        ):  # columns may hold decimals or 32 bits, which compare unequal
+        if isinstance(expected, float):  # columns hold other numbers: decimals, or 32 bits
             if isinstance(value, Decimal):
                 expected = Decimal(repr(expected))
             elif isinstance(value, float) and value == float(np.float32(expected)):

@@ -64,8 +64,8 @@ def prepare(
         block_size: tokens per block (S).
         holdout_fraction: fraction of each source that is held out.
         holdout_seed: seed that selects what is held out.
-        holdout_floor: held-out blocks of a source at least, to a fifth of what `replay_ratio`
-            leaves of it: see `further_held_out`. None: 1, or 0 if `holdout_fraction` is 0.
+        holdout_floor: held-out blocks of a source at least, up to a fifth of its blocks after
+            `replay_ratio`: see `further_held_out`. None: 1, or 0 if `holdout_fraction` is 0.
         replay_ratio: replay blocks at most, per adaptation block: all replay sources lose the same
             share of their blocks. None keeps all.
         workers: number of tokenising processes, each on one core; 1 uses the current process.

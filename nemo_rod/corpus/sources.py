@@ -132,8 +132,8 @@ def check_sources(specs: Sequence[SourceSpec], holdout_floor: int | None) -> Non
     """Refuses sources that cannot share a store.
 
     Raises:
-        ValueError: there is none, two have one name, or `holdout_floor`, which holds out single
-            blocks, meets a source that holds out documents.
+        ValueError: there is no source, two have one name, or a source holds out documents despite
+            `holdout_floor`, which holds out single blocks.
     """
     if not specs:
         raise ValueError("domain.sources is empty: name at least one source.")

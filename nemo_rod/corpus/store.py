@@ -54,7 +54,7 @@ class BlockStore:
     """Blocks by id.
 
     Opening reads the manifests and checks the sizes of all files and the hashes of each source's
-    first and last block; `checked_tokens` checks what it reads, and `verify` everything.
+    first and last block; `checked_tokens` checks the blocks that it reads, `verify` all.
 
     Example:
         >>> BlockStore("runs/legal/blocks").tokens([0, 7]).shape
@@ -226,7 +226,7 @@ class BlockStore:
         """Checks every block against its hash, and the hashes against the manifest.
 
         Raises:
-            ValueError: one differs; the message names the file and the block.
+            ValueError: a hash differs; the message names the file and the block.
         """
         for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):

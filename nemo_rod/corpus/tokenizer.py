@@ -67,11 +67,11 @@ def load_tokenizer(
         eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
             a model with a chat template may end the turns of a conversation, and be unknown to its
             base.
-        trust_remote_code: whether code that lies beside the tokenizer may run.
+        trust_remote_code: whether code that comes with the tokenizer may run.
 
     Raises:
         ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
-            document, or has code of its own that may not run.
+            document, or comes with code that may not run.
     """
     kind = name if name in parts.OURS["tokenizers"] else "*"
     make: Callable[..., Tokenizer] = parts.load("tokenizers", kind)

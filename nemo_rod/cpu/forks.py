@@ -137,7 +137,7 @@ def _torchrun(arguments: list[str]) -> None:
     options.rdzv_id = str(uuid.uuid4())
     config, _, _ = run.config_from_args(options)
     # The rendezvous looks up a name for each of its events, which nothing records here, by a search
-    # of all modules for every frame above it: of thousands, most of what a small job's agent does.
+    # of all modules for every frame above it: of thousands, most of a small job's agent's work.
     dynamic_rendezvous.get_method_name = lambda depth=2: "an event"
     # No rank begins before all are forked. A rank that connects to the agent's store makes the
     # agent's thread look up its name, under a lock of the C library; a fork of that moment would
@@ -158,7 +158,7 @@ def _rank(all_forked: Barrier, program: list[str]) -> None:
 def _as_main(program: list[str]) -> None:
     """Runs a module as `python -m` does.
 
-    But `__main__` stays what it is: the processes that write checkpoints import that first.
+    But `__main__` stays the same: the processes that write checkpoints import that first.
     """
     sys.argv = program
     try:

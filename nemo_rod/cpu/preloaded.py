@@ -1,6 +1,6 @@
 """Imports of the server of forks (`forks.py`), for no other module.
 
-A job reports what cannot be imported; here it is left out, and so are the warnings of the imports.
+Failed imports are left out, as a job reports them, and so are warnings of imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other people's software: trainers that lend their training step to the selector, forms of data.
+"""Third-party software: trainers whose training step the selector wraps, and formats of data.
 
-The house imports none of it: its parts are found by name.
+The house imports none of it; its parts are registered by name.
 """

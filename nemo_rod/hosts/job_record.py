@@ -1,4 +1,4 @@
-"""The folder of a job that selects, of whatever host: what it chose, and how it fared.
+"""The record of a job with selection, on any host: its choices and its metrics.
 
     job.json                 steps of the job, tokens of a sample that are scored, and a digest of
                              its held-out samples
@@ -25,8 +25,8 @@ from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
 
-# what changes if a job goes on longer, or with other batches or samples: its record has a new
-# segment then
+# fields that change if a job continues with more steps, other batches or other samples; its record
+# then has a new segment
 _GROWS = (
     *("num_candidates", "num_chosen", "store", "references", "sources"),
     *("seed", "block_size"),
@@ -53,9 +53,9 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
     """Returns the provenance of a job's curriculum; see `CurriculumHeader`.
 
     Args:
-        selector: what chooses.
+        selector: the selector.
         data: blocks with `sources`, which have `name`, `role`, `start` and `count`.
-        decided_by: whatever else affects the choices, known by its repr; see `refuse_nameless`.
+        decided_by: everything else that affects the choices, by its repr; see `refuse_nameless`.
         seed: of the candidate stream.
     """
     return CurriculumHeader(

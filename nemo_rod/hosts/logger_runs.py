@@ -1,4 +1,4 @@
-"""The names of metrics in loggers, and the runs that an interrupted run goes on with: one curve.
+"""The names of metrics in loggers, and their runs, which an interrupted run continues as one curve.
 
 The ids of a run are recorded in `loggers.json` of its folder, and restarts are marked for
 TensorBoard. Accounts and addresses are read from the environment and never written to a file.
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.selection.held_out import START_FILE
 
-# what one looks at first is a group of its own, which loggers, in alphabetical order, show first
+# the most important metrics form a group that loggers, which sort by name, show first
 _AT_A_GLANCE = {
     "validation/adaptation_loss": "adaptation_loss",
     "validation/forgetting": "forgetting",

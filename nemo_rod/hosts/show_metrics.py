@@ -54,7 +54,7 @@ class Loggers(Callback):
         folder, names = self.recorder.folder, [n for n in self.names if n not in LOGGERS]
         made = [parts.load("loggers", name, key="logger") for name in names]
         self.others = [make(folder, self.run_name) for make in made]
-        if state.tensorboard_logger:  # what is there is of a longer attempt, or made again
+        if state.tensorboard_logger:  # later events are of a longer attempt
             mark_restart(state.tensorboard_logger, step + 1 if step else 0)
         if step > 0 and (wandb := state.wandb_logger):
             for done, metrics in recorded(folder, first=wandb.run.step, last=step):

@@ -32,7 +32,7 @@ def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
     Without a name, the one for bytes, that of the run's base and the recorded one are tried.
 
     Raises:
-        ValueError: it cannot be found, or did not make the store.
+        ValueError: the tokenizer cannot be found, or did not make the store.
     """
     if name is not None:
         tokenizer = load_tokenizer(name, eod=store.eod_id)

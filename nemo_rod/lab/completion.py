@@ -1,7 +1,7 @@
 """`nemo-rod completion bash|zsh`: completion of commands, keys, groups, recipes and arms.
 
 The shell hands over the line so far; Hydra's own completion answers for keys and groups of files,
-and this module for commands, arms and what Hydra knows nothing of.
+and this module for commands, arms and words unknown to Hydra.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def probe_here() -> str:
     """Calls the installed kernels at the shape of Qwen3.5's layers, for 1 block and for 8.
 
     Raises:
-        ValueError: they are known to be at fault on this GPU, or found to be.
+        ValueError: the kernels are at fault on this GPU, as known or as measured.
     """
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 

@@ -30,7 +30,7 @@ class Measurement(Protocol):
         """Returns a line about the planned measurement, None for none.
 
         Raises:
-            ValueError: it cannot work.
+            ValueError: the measurement cannot work.
         """
 
     def missing(self, jobs: ModelJobs, names: list[str]) -> list[str]:

@@ -90,7 +90,7 @@ def find_checkpoint(trained: Path, step: int) -> Path:
     """Returns the folder of an arm's checkpoint.
 
     Raises:
-        ValueError: there is none, naming those that exist.
+        ValueError: there is no checkpoint; the message names those that exist.
     """
     checkpoints = {
         int(match[1]): path

@@ -101,7 +101,7 @@ def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Returns the arms without an `evaluation.json`.
 
     Raises:
-        ValueError: one is of other weights or blocks.
+        ValueError: a result is of other weights or blocks.
     """
     inputs = {name: jobs.results.measured(name) for name in names}
     files = {name: jobs.results.arm(name) / FILE for name in names}
@@ -112,7 +112,7 @@ def is_measured(path: Path, inputs: Inputs, stage: str) -> bool:
     """Returns whether a stage's file of losses exists.
 
     Raises:
-        ValueError: it has other inputs.
+        ValueError: the file has other inputs.
     """
     if not path.exists():
         return False

@@ -3,7 +3,7 @@
     <out>/part-00000.parquet ...   or .jsonl, or data-00000-of-00003.arrow for `load_from_disk`
     <out>/blocks.bin, blocks.idx   for Megatron: one block per sequence and document
     <out>/order-00000.parquet ...  beside them, the other columns, row by row
-    <out>/manifest.json            what it was made of, written last
+    <out>/manifest.json            provenance, written last
 
 Rows are ordered by step and, within a step, by the place in its batch. A part is renamed into place
 whole, and a repeated call continues after the last one; memory does not grow with the curriculum.

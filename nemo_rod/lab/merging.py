@@ -31,8 +31,8 @@ MAX_SHARD_BYTES = 5 * 2**30
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
 _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
-# Keys of config.json that do not change what a forward pass computes, beside those that models of
-# all kinds have, and those of generation: names, kernels, and what only training does.
+# Keys of config.json that do not affect a forward pass, beside those common to all models and those
+# of generation: names, kernels, and settings of training.
 _NOT_COMPUTED = re.compile(
     r"_?name_or_path|_commit_hash|architectures|auto_map|(torch_)?dtype|use_\w+_kernels|ep_size"
     r"|_?attn_implementation\w*|use_cache|\w+_token_ids?|num_logits_to_keep|max_position_embeddings"
@@ -194,7 +194,7 @@ def _of_every_model() -> frozenset[str]:
 
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that affect what a model computes, by key, without their sections."""
+    """Returns the settings that affect a forward pass, by key, without their sections."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key in _of_every_model() or _NOT_COMPUTED.fullmatch(key):

@@ -224,7 +224,7 @@ def hours_left(config: Config) -> dict[str, float]:
     """Returns the hours that each open stage of a run still takes; nothing if unknown.
 
     They are its plan; where a model runs, times the pace of such stages that are done: their
-    working time over their plan. What reads text or copies files says nothing about that.
+    working time over their plan. Stages that read text or copy files are no measure of that.
     """
     from nemo_rod.lab.plan.command import make_plan
     from nemo_rod.run.stage_log import StageLog

@@ -42,7 +42,7 @@ def bridge_config(
             eval_iters=0,
             eval_interval=o.steps,
             exit_signal_handler=True,
-            manual_gc=on_gpu,  # all ranks at the same steps: each one waits for the slowest
+            manual_gc=on_gpu,  # on all ranks at the same steps, as each waits for the slowest
             manual_gc_interval=100,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
@@ -97,7 +97,7 @@ def bridge_config(
 def recompute(provider: Any, kind: str) -> None:
     """Makes a provider's model recompute activations in backward passes.
 
-    Scoring keeps none, and computes none twice.
+    Scoring keeps no activations, and so recomputes none.
 
     Args:
         provider: Megatron-Bridge's provider of the model.

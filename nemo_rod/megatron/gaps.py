@@ -15,7 +15,7 @@ from safetensors import safe_open
 from nemo_rod.files import read_json, write_json
 from nemo_rod.megatron.ranks import all_or_none, from_all_ranks, on_all_ranks
 
-# A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
+# A value that no weight has and that fp32 and bf16 both represent exactly. (A diverged weight
 # could be NaN.)
 _UNSET = -(2.0**100)
 # Tensors that Megatron-Bridge skips if the model class has no place for them: multi-token

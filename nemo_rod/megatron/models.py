@@ -58,7 +58,7 @@ def model_provider(
     provider.register_pre_wrap_hook(refuse_other_losses)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it will load, and thereby the marks of
-    # tensor-parallel parameters: the clipped gradient norm would silently lose shards.
+    # tensor-parallel parameters: the clipped gradient norm would lose shards.
     provider.perform_initialization = True
     provider.tensor_model_parallel_size = parallel.tensor
     provider.pipeline_model_parallel_size = parallel.pipeline
@@ -66,7 +66,7 @@ def model_provider(
     provider.sequence_parallel = parallel.sequence
     if parallel.virtual_pipeline > 1:
         provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline
-        # with the defaults the interleaved schedule silently trains on wrong gradients
+        # with the defaults the interleaved schedule trains on wrong gradients
         provider.overlap_p2p_comm, provider.batch_p2p_comm = True, False
     if parallel.expert > 1:
         provider.expert_model_parallel_size = parallel.expert

@@ -49,8 +49,8 @@ class RoDSelector:
     scoring_precision: str | None = None  # as `MegatronScorer`'s `precision`
     beat: Callable[[], None] = lambda: None  # called whenever this rank makes progress
     batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None  # as `MegatronScorer`'s
-    # as `batches`, to train on, of blocks that were compared with their hashes; by default those of
-    # a `BlockStore`
+    # as `batches`, for training, after the blocks were compared with their hashes; by default those
+    # of a `BlockStore`
     checked_batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None
     # turns the trainer's forward step into one that scores; by default plain causal modelling does
     scoring_step: Callable[[Callable], ForwardStep] | None = None

@@ -114,7 +114,7 @@ def train(
 
 
 def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
-    """Returns the callbacks that measure, record and show a run; each reads those before it."""
+    """Returns the callbacks that measure, record and show a run, in their order of dependence."""
     out, steps, chooser = Path(job.out), job.config.train.steps, selector.selector
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),

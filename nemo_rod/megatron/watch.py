@@ -114,7 +114,7 @@ class Watch(Heartbeat):
                 self._check(alive, moved)
                 if self.store.check([FAULT_KEY]):
                     self._end(self.store.get(FAULT_KEY).decode())
-        except Exception as error:  # the store is gone, and with it the process that runs the job
+        except Exception as error:  # the store ended with the process that runs the job
             if not self._stop.is_set():
                 self._end(f"rank {self.rank} lost the job's store ({type(error).__name__})")
 

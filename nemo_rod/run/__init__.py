@@ -1,1 +1,1 @@
-"""What a run is: its checked recipe, its resolved arms, its stages, and their folder."""
+"""Runs: the checked recipe, its resolved arms, its stages, and their folder."""

@@ -134,7 +134,7 @@ def check(config: Config) -> None:
 
 
 def _check_place(run_dir: str) -> None:
-    """Refuses what cannot be the folder of a run."""
+    """Refuses a path that cannot be the folder of a run."""
     if not run_dir.strip():
         raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
     if "$" in run_dir:  # of single quotes

@@ -35,7 +35,7 @@ _TYPED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a run, with a command of its own, so that it can run alone and elsewhere."""
+    """One step of a run, with its own command, so that it can run alone and elsewhere."""
 
     name: str  # name as typed in `rebuild=[...]`
     command: str  # command that runs it alone, such as "train arm=rod"

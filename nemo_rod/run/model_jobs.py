@@ -69,7 +69,7 @@ class ModelJobs:
             num_replay=counted["num_replay"],
             batch_size=settings.train.batch_size,
             seed=self.config.seed,
-            **settings.selection.of_arm(settings.scoring),
+            **settings.selection.arm_values(settings.scoring),
         )
         changed: dict[str, Any] = {"name": name}
         if variant.retention is not None:

@@ -18,7 +18,7 @@ from nemo_rod.progress import Progress
 def prepare_blocks(
     domain: Domain, folder: Path, *, trust_remote_code: bool = False
 ) -> dict[str, Any]:
-    """Writes the block store of a domain; code beside its tokenizer runs only if trusted.
+    """Writes the block store of a domain; code of its tokenizer runs only if trusted.
 
     Returns:
         Its digest and the number of training blocks of each role.

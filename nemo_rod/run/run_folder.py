@@ -44,7 +44,7 @@ class RunFolder:
         """Returns the digest of an arm's weights.
 
         Raises:
-            ValueError: they are missing, with the command that makes them.
+            ValueError: the weights are missing; the message has the command that makes them.
         """
         if name == "base":
             folder, made_by = self.base, self.command("pretrain")

@@ -176,7 +176,7 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
     writer.append(range(4), np.ones((4, 1), np.float32))
     writer.close()
     references = job_data.JobReferences.open([tmp_path], data)
-    checked_batches = partial(data.micro_batches, compare=references.of_content)
+    checked_batches = partial(data.micro_batches, compare=references.checked_losses)
     samples.reads = 0
     first, second = checked_batches(np.array([2, 0, 1, 3]), 2)
     assert samples.reads == 4  # was 8

@@ -101,9 +101,8 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     config, written = config_of(variant), list[Job]()
     jobs = ModelJobs(config, RunFolder(folder, "toy"))
     monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
-    monkeypatch.setattr(
-        "nemo_rod.run.model_jobs.batch_inputs", lambda arm: {}
-    )  # no curriculum here
+    # no curriculum here
+    monkeypatch.setattr("nemo_rod.run.model_jobs.batch_inputs", lambda arm: {})
     used = jobs.references(jobs.settings("mine"))
     jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), used)
     (job,) = written

@@ -110,7 +110,7 @@ class HuggingFaceDataset(Input):
             ) from error
 
     def where(self) -> str:
-        """Returns the dataset and its file, as far as the library's state tells it."""
+        """Returns the dataset and its current file, if the library's state has it."""
         state = None if self._dataset is None else self._dataset.state_dict()
         while isinstance(state, dict) and "shard_idx" not in state:
             state = state.get("examples_iterable")

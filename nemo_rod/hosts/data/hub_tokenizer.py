@@ -73,8 +73,8 @@ def _backend(name: str, trust_remote_code: bool) -> tuple[Any, int | None]:
     """Returns the part of a tokenizer that needs no transformers, and the id of its EOS token.
 
     transformers imports torch, scikit-learn and pandas, in 8 seconds and 0.8 GB, and needs none of
-    them here. So it is imported by a process of its own, which takes torch as not installed. What
-    fails there is tried again in this process, for its error.
+    them here. It is therefore imported in a separate process without torch. A
+    failure there is repeated in this process, for its error.
     """
     if not trust_remote_code and "torch" not in sys.modules:
         paths = os.pathsep.join(path for path in sys.path if path)

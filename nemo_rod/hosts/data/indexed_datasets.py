@@ -123,9 +123,8 @@ def read_indexed(spec: SourceSpec) -> list[Input]:
 class IndexedFile(Input):
     """An indexed dataset; it yields the token ids of each document, int32, without its EOD.
 
-    A document is what the index says, of one or of several sequences. An EOD at its end is the one
-    that packing appends again, so the stream of blocks is that of the file; documents without one
-    get it.
+    The index defines the documents, of one or several sequences each. Packing appends the EOD
+    again, also to documents without one, so that blocks hold the stream of the file.
 
     Attributes:
         tokens: number of its tokens, with EODs.
@@ -293,7 +292,7 @@ class TokensInPlace:
         tokens_NS = np.empty((len(rows), self._size), np.int32)
         for block_S, row in zip(tokens_NS, rows, strict=True):
             done = 0
-            while done < self._size:  # a block may go on in the next file
+            while done < self._size:  # a block may continue in the next file
                 file, kind, place = self._place(int(row[0]) * self._size + done)
                 data = os.pread(file.fileno(), (self._size - done) * kind.itemsize, place)
                 ids = np.frombuffer(data, kind)

@@ -188,8 +188,8 @@ def continued_logger(
         make: makes NeMo-RL's `Logger` of the section.
         section: the configuration `logger`.
         out: folder of the run.
-        step: step at which the run starts or resumes; what backends lost of earlier ones in a kill
-            is logged again.
+        step: step at which the run starts or resumes; earlier steps that backends lost in a kill
+            are logged again.
     """
     names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
     check_installed(names)
@@ -216,8 +216,8 @@ def continued_logger(
             for backend in logger.loggers:
                 if hasattr(backend, "writer"):
                     backend.writer.close()
-            # MLflow's backend ends whatever run is current when it is collected: now, not in the
-            # next arm
+            # MLflow's backend ends the current run when it is garbage-collected: do so now, not in
+            # the next arm
             logger.loggers.clear()
     finally:
         prepared.end(failed=failed)

@@ -59,7 +59,7 @@ def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
         num_replay=store.num_replay,
         batch_size=config["policy"]["train_global_batch_size"],
         seed=rod["seed"],
-        **Selection(**rod["selection"]).of_arm(Scoring(**rod["scoring"])),
+        **Selection(**rod["selection"]).arm_values(Scoring(**rod["scoring"])),
     )
 
 
@@ -74,7 +74,7 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
     if rod["config_digest"] is not None:
         return str(rod["config_digest"])
     model = policy["model_name"]
-    if Path(model).is_dir():  # whatever its path; the digest of the references covers the content
+    if Path(model).is_dir():  # not its path; the digest of the references covers the content
         files = sorted(Path(model).glob("*.safetensors"))
         model = digest(json.dumps([(file.name, file.stat().st_size) for file in files]).encode())
     megatron = policy["megatron_cfg"]
@@ -85,7 +85,7 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
         "arm": arm.as_digested()
         | ({"recorded": digest_files([Path(recorded)])} if recorded else {}),
         "steps": rod["steps"],
-        "on_nonfinite": "refuse",  # whatever it is: a run that was refused may go on by "exclude"
+        "on_nonfinite": "refuse",  # constant: a refused run may continue with "exclude"
         "optimizer": {k: v for k, v in optimizer.items() if k not in SAVES_MEMORY},
         "scheduler": megatron.get("scheduler"),
     }

@@ -20,10 +20,10 @@ from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.render import escaped
 from nemo_rod.run.variants import ArmSettings
 
-# Keys of a recipe's section `nemo_rl` that do not determine what NeMo-RL's workers compute. The
+# Keys of a recipe's section `nemo_rl` that do not affect the results of NeMo-RL's workers. The
 # section overrides the job, so that all others of `policy` and `rod` are inputs of their stages; as
-# elsewhere, the layout and what only saves memory may change between two attempts.
-_OF_THE_MACHINE = (
+# elsewhere, the layout and settings that only save memory may change between two attempts.
+_MACHINE_KEYS = (
     "policy.env_vars", "policy.generation", "policy.logprob_batch_size",
     "policy.make_sequence_length_divisible_by", "policy.offload_optimizer_for_logprob",
     *(f"policy.megatron_cfg.{key}" for key in (
@@ -37,7 +37,7 @@ _OF_THE_MACHINE = (
     "rod.hf", "rod.stall_seconds", "rod.trust_remote_code", "rod.validation",
     "rod.scoring.micro_batch_size",
 )  # fmt: skip
-_OF_TRAINING = (
+_TRAINING_KEYS = (
     "policy.max_grad_norm", "policy.train_global_batch_size", "policy.train_micro_batch_size",
     "policy.optimizer", "policy.scheduler",
     "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler", "rod",
@@ -78,7 +78,7 @@ class NemoRL(Local):
 
     def inputs(self, config: Config, *, scoring: bool) -> Inputs:
         """Returns the overrides that determine a model's losses, or else the result of training."""
-        left_out = (*_OF_THE_MACHINE, *(_OF_TRAINING if scoring else ()))
+        left_out = (*_MACHINE_KEYS, *(_TRAINING_KEYS if scoring else ()))
         keys: dict[str, Any] = vars(config)["nemo_rl"]
         sections = [flatten(name, keys[name]) for name in ("policy", "rod") if keys.get(name)]
         return {
@@ -113,7 +113,7 @@ class NemoRL(Local):
 def nemo_rl_values(job: TrainJob | ReferenceJob, *, gpus_per_node: int = 0) -> dict[str, Any]:
     """Returns a job as sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
-    They are the view of the job in `job.yaml` and `train_job.yaml`, and what is computed here. The
+    They combine the view of the job in `job.yaml` and `train_job.yaml` with computed values. The
     values come from the job rather than from our recipe, as an arm may differ from the recipe in
     any key. The processes are distributed over nodes of `gpus_per_node`, unless it is 0.
 

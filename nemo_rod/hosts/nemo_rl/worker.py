@@ -40,7 +40,7 @@ class RoDWorkerMixin:
             arm: its pools and its policy; None to score only.
 
         Raises:
-            ValueError: they do not belong together, the model uses a feature that breaks scoring,
+            ValueError: the data do not match, the model uses a feature that breaks scoring,
                 or Megatron's version is untested.
         """
         functions.check("scoring")

@@ -32,11 +32,11 @@ from nemo_rod.selection.held_out import source_losses
 
 
 class RoDBatches:
-    """Iterates over the batches of this process; a step's are chosen when its first is asked for.
+    """Iterates over the batches of this process; a step's are chosen when its first is requested.
 
     Each step takes `batch_size / (micro_batch_size * replicas)` batches, whose gradients the loop
-    adds up. A batch is what a causal language model of transformers takes: `input_ids` and `labels`
-    of whole blocks, int64 `[B, S]`, on the model's device.
+    adds up. A batch has the arguments of a causal language model of transformers: `input_ids` and
+    `labels` of whole blocks, int64 `[B, S]`, on the model's device.
 
     The iterator must not be read ahead of the optimizer, or blocks are scored with old weights:
     give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`.
@@ -53,7 +53,7 @@ class RoDBatches:
         scoring_micro_batch_size: blocks in one forward pass of scoring; by default as a batch.
         policy: turns scores into the chosen blocks; by default `Joint()`.
         pools: candidates of every step; by default `Candidates` of the store with their defaults.
-        on_nonfinite: what to do about a score that is not finite, "refuse" or "exclude".
+        on_nonfinite: treatment of a score that is not finite, "refuse" or "exclude".
         held_out: store of blocks that are not trained on, such as that of the split "holdout", on
             whose first blocks of every source held-out losses are measured at the start and at the
             end; None for none.
@@ -164,7 +164,7 @@ class RoDBatches:
         return self.steps * self._batches_per_step
 
     def state_dict(self) -> dict[str, int]:
-        """Returns what a checkpoint must keep, after it has ended the step.
+        """Ends the step and returns the state for a checkpoint.
 
         One rank may call it alone. A step that it ends has no held-out losses, for which
         `end_step` must be called before.

@@ -92,7 +92,7 @@ class TorchScorer:
             )
         config = config.get_text_config()
         tokens = min(self.length + 1, store.block_size)
-        # rotary positions go on for ever, those that are looked up end
+        # rotary positions are unlimited, embedded ones are not
         positions = getattr(config, "max_position_embeddings", None) or tokens
         ends = any(
             isinstance(module, torch.nn.Embedding) and 0 <= len(module.weight) - positions < 3
@@ -232,7 +232,7 @@ class TorchScorer:
         return self._by_slices(self._logits(tokens_BS)[:, :-1], tokens_BS[:, 1:])
 
     def _logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """Returns what the model returns as logits, `[B, S, ...]`."""
+        """Returns the model's output in place of logits, `[B, S, ...]`."""
         output = self.model(input_ids=tokens_BS, **self._options)
         logits = getattr(output, "logits", None)
         if logits is None or logits.shape[:2] != tokens_BS.shape:

@@ -52,7 +52,7 @@ def write_references(
     scorer = TorchScorer(
         model, store, micro_batch_size=micro_batch_size, length=length, group=group
     )
-    scorer.losses(np.array([0]))  # tells the precision
+    scorer.losses(np.array([0]))  # to learn the precision
     manifest = role_manifest(
         store,
         role,

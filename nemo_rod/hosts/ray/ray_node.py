@@ -148,7 +148,7 @@ class _Ray:
         """Starts it again if it has ended too early.
 
         Raises:
-            RuntimeError: it has ended as often as it may.
+            RuntimeError: the process has ended as often as it may.
         """
         if self._process.poll() is not None:
             if self._starts == _STARTS:

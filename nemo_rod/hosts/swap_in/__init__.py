@@ -86,7 +86,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             references: folders of reference losses for all of the job's data, written by
                 `reference`.
             policy: policy that chooses the batch from a pool; `Joint()` by default.
-            on_nonfinite: what to do about a score that is not finite: "refuse", by default, or
+            on_nonfinite: treatment of a score that is not finite: "refuse", by default, or
                 "exclude" the sample.
             multiplier: candidates per trained sample (m), any number >= 1; by default
                 `MULTIPLIER`.

@@ -98,7 +98,7 @@ _LOADERS = {
 
 
 class Facts(NamedTuple):
-    """What a host knows of its job before the data is built."""
+    """Facts about a job that its host has before the data is built."""
 
     batch_size: int  # samples trained on in one step (K)
     seed: int  # of the job's data
@@ -212,9 +212,8 @@ class Job:
             trainer: module with `train_step`.
             loaders: module with the functions that count and build the data.
             facts: function that returns the job's facts, called before the data is built.
-            place: function that returns, from the arguments of a call of `train_step` by name, what
-                `around` must know of the step: its number, Megatron's process groups and the
-                samples consumed before.
+            place: function from the arguments of `train_step`, by name, to the place of the step:
+                its number, Megatron's process groups and the samples consumed before.
 
         Raises:
             ValueError: see `check_host`.
@@ -261,7 +260,7 @@ class SelectingJob(Job):
         ValueError: the multiplier or the references cannot be used.
     """
 
-    held_out: HeldOut | None = None  # what its held-out losses are measured on
+    held_out: HeldOut | None = None  # the data of its held-out losses
 
     def __init__(
         self,
@@ -325,7 +324,7 @@ class SelectingJob(Job):
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
                     "sample length, masks, number of steps and multiplier."
                 ) from None
-        compare = references.of_content if references else None
+        compare = references.checked_losses if references else None
         self._rod = RoDSelector(
             Selector(
                 pools=self._pools,

@@ -45,7 +45,7 @@ class JobData:
         dataset: megatron-core's BlendedDataset or GPTDataset.
         roles: roles of the sources; see `roles.py`.
         num_samples: maximum number of samples that the job may draw; None for all that the sources
-            have, whatever the blend draws of each.
+            have, however many the blend draws of each.
         unused: keys of the samples that the job's forward step does not read, such as an S x S
             mask that the model computes itself.
 
@@ -123,8 +123,8 @@ class JobData:
     def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the samples at positions [start, start + count) of the job's reading order.
 
-        Megatron's sequential sampler reads a dataset from its first sample on, whatever the number
-        of replicas.
+        Megatron's sequential sampler reads a dataset from its first sample, with any number of
+        replicas.
 
         Returns:
             Their ids, int64 `[count]`, and whether they are replay, bool `[count]`.
@@ -249,7 +249,7 @@ class JobPools:
 class JobReferences(References):
     """References of a job's samples, which are not read to look one up.
 
-    Their digest covers what the samples are cut from; `of_content` compares those that are read.
+    Their digest covers the data behind the samples; `checked_losses` compares those that are read.
     """
 
     __getitem__ = References.losses

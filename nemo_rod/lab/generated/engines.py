@@ -21,7 +21,7 @@ def choose(name: str | None) -> str:
     """Returns the name of the engine that is asked for, or of the fastest here.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: the engine is not installed.
     """
     installed = find_spec("vllm") is not None
     if name == "vllm" and not installed:

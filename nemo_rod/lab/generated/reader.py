@@ -7,7 +7,7 @@ tokens of given texts. An end of document begins the next document of the same s
 
 Every batch is a function of the settings and its own number (with vLLM up to rounding, which there
 depends on what else is computed at once), and is kept as a file in the user's
-cache folder: an interrupted `prepare` goes on with the next batch. ``generated.json`` beside the
+cache folder: an interrupted `prepare` resumes with the next batch. ``generated.json`` beside the
 batches says what was sampled, from which weights, and what was dropped: documents of fewer than
 `SHORTEST` tokens; loops, in which less than half of the runs of four tokens are distinct; and
 documents whose mean loss under the model is less than half or more than twice that of the batch.
@@ -153,7 +153,7 @@ def _texts(
             raise ValueError(
                 f"{spec.path} wrote {counts['sampled']} documents in ten batches, and all were "
                 f"dropped ({dict(counts)}): see {batches}; lower domain.sources.{spec.name}."
-                "options.temperature, or give `files` to go on from."
+                "options.temperature, or give `files` to continue."
             )
         yield from batch["texts"]
         # A text that was sampled may be fewer tokens when it is encoded again.

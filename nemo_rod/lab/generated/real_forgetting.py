@@ -1,4 +1,4 @@
-r"""What arms that replayed generated text forgot of real text, which their own run lacks.
+r"""Forgetting of real text by arms that replayed generated text, which their own run lacks.
 
     python -m nemo_rod.lab.generated.real_forgetting runs/toy_generated runs/toy
 

@@ -67,7 +67,7 @@ def inspect(
     The options are those of the command.
 
     Raises:
-        ValueError: it is none of ours, or damaged.
+        ValueError: the file is of an unknown kind, or damaged.
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected {_USAGE}.")

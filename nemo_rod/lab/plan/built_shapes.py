@@ -1,6 +1,6 @@
 """The shape of a model type without a reader of its own, from transformers' class on no device.
 
-Parameters are those of the class, exactly. Its layers are told apart by the names that transformers
+Parameters are those of the class, exactly. Its layers are identified by the names that transformers
 gives to their modules, which are alike in all of its language models.
 """
 
@@ -47,8 +47,8 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
 
     Returns:
         A token mixer and an MLP for each layer; whether the output layer is the embedding; and
-        whether logits are capped. What lies outside the layers and is neither the embedding, nor
-        the output layer, nor a norm of the residual stream's width, is counted with the last block.
+        whether logits are capped. Modules outside the layers that are neither the embedding, nor
+        the output layer, nor a norm as wide as the residual stream, count with the last block.
 
     Raises:
         ValueError: transformers is missing, has no such model, or builds none of this config; or

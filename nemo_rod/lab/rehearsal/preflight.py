@@ -55,7 +55,7 @@ def check_layout(config: Config) -> str:
     """Checks that the layout divides the model, and fits its processors.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the layout does not divide the model, or does not fit.
     """
     plan = make_plan(config)
     check_memory(config, plan.memory)
@@ -95,7 +95,7 @@ def check_separator(config: Config) -> str:
     """Checks that documents end with the token that ended them in pretraining.
 
     Raises:
-        ValueError: they do not.
+        ValueError: another token ends documents.
         NotChecked: that token is not known.
     """
     tokens = special_tokens(config.domain.tokenizer)
@@ -163,7 +163,7 @@ def check_access(config: Config) -> str:
     """Checks that the checkpoint and every dataset can be downloaded from the hub.
 
     Raises:
-        ValueError: one is gated and the token, or its terms, are missing; or does not exist.
+        ValueError: one does not exist, or is gated and the token or its terms are missing.
         NotChecked: the hub cannot be reached.
     """
     names = {(spec.path, "dataset") for spec in config.domain.specs}
@@ -183,8 +183,8 @@ def check_documents(config: Config) -> str:
     is downloaded.
 
     Raises:
-        ValueError: one has none; with the reader's sentence.
-        NotChecked: one could not be read here.
+        ValueError: a dataset has no first document; the message is the reader's.
+        NotChecked: a dataset could not be read here.
     """
     specs = [spec for spec in config.domain.specs if spec.kind == "huggingface"]
     unread: dict[str, str] = {}

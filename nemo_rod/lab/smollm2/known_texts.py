@@ -73,7 +73,7 @@ def measure(config: Config) -> None:
         if spec.name in known or spec.kind == "generated":  # the model's own text is known
             continue
         started = time.monotonic()
-        # As few pieces of a document as there are documents, so that what is held out is seldom of
+        # As few pieces of a document as there are documents, so that held-out pieces are seldom of
         # a page that was trained on; not its beginning, as those are alike.
         texts = itertools.islice(Documents(spec, tokenizer=tokenizer), HELD_OUT + STEPS)
         ids = [encode(tokenizer, [document.text])[0] for document in texts]

@@ -154,7 +154,7 @@ def _without_accuracy(
     listed = config.get("metric_list") or []
     metrics = [row.get("metric") for row in listed] or DEFAULT_METRIC_REGISTRY.get(kind, METRICS)
     # lm-eval computes an accuracy of likelihoods alone, or with a function of the task's own, and
-    # of what a filter leaves under the name of the filter
+    # of filtered answers under the name of the filter
     computes = kind != "generate_until" or "process_results" in config
     filters = [row.get("name") for row in config.get("filter_list") or [{"name": "none"}]]
     return None if computes and "none" in filters and {*METRICS} & {*metrics} else str(name)

@@ -50,7 +50,7 @@ def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Returns the arms without a `tasks.json`.
 
     Raises:
-        ValueError: one has another configuration or weights, or a package is not installed.
+        ValueError: a result has another configuration or weights, or a package is not installed.
     """
     tasks = section(jobs.config, Tasks)
     check_installed(tasks.backend)
@@ -76,7 +76,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
 
     Raises:
         ValueError: see `missing`.
-        Stopped: it was asked to stop; the answers so far are kept.
+        Stopped: the job was asked to stop; the answers so far are kept.
         RuntimeError: a process failed, with the reason.
     """
     if not (pending := missing(jobs, names)):

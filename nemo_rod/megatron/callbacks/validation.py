@@ -1,4 +1,4 @@
-"""Held-out losses per source during training, and the end of training that they decide."""
+"""Held-out losses per source during training, and early stopping by them."""
 
 from __future__ import annotations
 

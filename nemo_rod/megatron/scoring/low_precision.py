@@ -43,7 +43,7 @@ def refuse_unavailable(precision: str | None) -> None:
 
 
 def refuse_unfit(model: list, precision: str | None) -> None:
-    """Refuses a model that cannot be scored in a precision; None fits all.
+    """Refuses a model that cannot be scored in a precision; None fits every model.
 
     Raises:
         ValueError: the message names the layer or the setting.

@@ -15,7 +15,7 @@ def launcher_of(config: Config) -> Local:
     """Returns the launcher that `launcher.kind` names.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no launcher of that name.
     """
     launcher: Local = parts.load("launchers", config.launcher.kind, key="launcher.kind")()
     return launcher

@@ -1,6 +1,6 @@
 """The container in which the nodes of a job run their command.
 
-pyxis adds options to srun. Apptainer is a command of its own: srun starts `container.sh` on every
+pyxis adds options to srun. Apptainer is a separate command: srun starts `container.sh` on every
 node, and that starts Apptainer.
 """
 

@@ -43,7 +43,7 @@ fi"""
 
 
 class Slurm(Local):
-    """Submits every stage as a job of its own."""
+    """Submits every stage as a separate job."""
 
     submits = True
     environment = False

@@ -63,7 +63,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
 
 
 def check_idle(config: Config) -> None:
-    """Refuses a run folder whose jobs, of whatever launcher, are still in the queue.
+    """Refuses a run folder whose jobs, of any launcher, are still in the queue.
 
     Raises:
         ValueError: there are such jobs, or squeue does not respond.

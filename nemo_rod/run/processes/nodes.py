@@ -2,7 +2,7 @@
 
 A job of the first node is one torchrun on all nodes, which meet at the first node's address.
 Another node's command waits for a job, starts its own part of it, and exits once the first node's
-command has ended, which leaves a file for this beside the stage's log.
+command has ended, which then writes a file beside the stage's log.
 """
 
 from __future__ import annotations

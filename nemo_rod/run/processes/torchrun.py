@@ -60,7 +60,7 @@ def follow(nodes: Nodes, *, world_size: int, launcher: Launcher, log: Path) -> N
     """Runs this node's processes of the first node's job, if it starts one, until it is over.
 
     Raises:
-        RuntimeError: they failed and the first node's command does not end.
+        RuntimeError: the processes failed and the first node's command does not end.
     """
     if not nodes.wait_for_start():
         return
@@ -92,7 +92,7 @@ def run_process(
         log: file to append to.
         launcher: threads and binding of processes, and the grace period for stopping.
         is_over: polled; once it is true, the command is terminated.
-        variables: of the environment, beside this process's own.
+        variables: environment variables to add to this process's own.
 
     Returns:
         Messages about the end, by kind; empty on success.

@@ -147,9 +147,9 @@ class References:
         if self._store is None:
             raise ValueError("the references were opened without a block store: name it in open()")
         block_ids = np.asarray(block_ids, dtype=np.int64)
-        return self.of_content(block_ids, self._store.hashes(block_ids))
+        return self.checked_losses(block_ids, self._store.hashes(block_ids))
 
-    def of_content(self, block_ids: Ids, hashes_C: Bytes) -> Nats:
+    def checked_losses(self, block_ids: Ids, hashes_C: Bytes) -> Nats:
         """Returns reference losses of blocks that were read already, whose hashes are [C, 16].
 
         Raises:
