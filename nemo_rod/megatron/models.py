@@ -63,6 +63,8 @@ def model_provider(
     provider.tensor_model_parallel_size = parallel.tensor
     provider.pipeline_model_parallel_size = parallel.pipeline
     provider.context_parallel_size = parallel.context
+    # a block's last position has no target: the mean of ranks' means would not weigh tokens alike
+    provider.calculate_per_token_loss = parallel.context > 1
     provider.sequence_parallel = parallel.sequence
     if parallel.virtual_pipeline > 1:
         provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline

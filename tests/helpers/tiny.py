@@ -31,8 +31,9 @@ from nemo_rod.selection.held_out import Rule
 
 STEPS, BATCH = 20, 8
 LAYOUTS = {
-    "single": Parallel(), "dp2": Parallel(data=2), "tp2": Parallel(tensor=2),
-    "tp2_sp": Parallel(tensor=2, sequence=True), "pp2": Parallel(pipeline=2),
+    "single": Parallel(), "dp2": Parallel(data=2), "dp4": Parallel(data=4),
+    "tp2": Parallel(tensor=2), "tp2_sp": Parallel(tensor=2, sequence=True),
+    "pp2": Parallel(pipeline=2),
     "pp2_vpp2": Parallel(pipeline=2, virtual_pipeline=2), "tp2_pp2": Parallel(tensor=2, pipeline=2),
     "dp2_distopt": Parallel(data=2, distributed_optimizer=True),
     "tp2_dp2_distopt": Parallel(data=2, tensor=2, distributed_optimizer=True),

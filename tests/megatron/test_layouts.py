@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures import token_losses
+from architectures import NEMOTRON, token_losses
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
+from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.rehearsal.exported_losses import load
 from nemo_rod.selection import Pool, References
 from nemo_rod.selection.estimates import SourceAverages
 
+# without attention, which Megatron splits over positions only with TransformerEngine and a GPU
+MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}
+MAMBA = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"}
 PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
 
 
@@ -133,6 +137,11 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
         assert [row["beats"] for row in printed(output)] == [beats]
 
 
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setting:
+    return Setting(tmp_path_factory.mktemp("mamba"), torchrun, MAMBA)
+
+
 @pytest.mark.layouts
 @pytest.mark.parametrize(
     ("model", "layout", "scoring"),
@@ -141,13 +150,15 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
         *(("tiny", name, PREFIX) for name in ("dp2", "tp2_sp", "pp2_vpp2")),
         *(("tiny", name, ESTIMATED) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("moe", name, {}) for name in MOE_LAYOUTS if name != "single"),
+        *(("mamba", name, {}) for name in MAMBA_LAYOUTS),
     ],
 )
 def test_same_choice_and_training_in_every_layout(
     model: str, layout: str, scoring: dict[str, int], request: pytest.FixtureRequest
 ) -> None:
     setting = request.getfixturevalue(model)
-    parallel = (LAYOUTS if model == "tiny" else MOE_LAYOUTS)[layout]
+    layouts = {"tiny": LAYOUTS, "moe": MOE_LAYOUTS, "mamba": MAMBA_LAYOUTS}
+    parallel = layouts[model][layout]
     for a, b in zip(
         setting.single(**scoring), setting.rod(layout, parallel, **scoring), strict=True
     ):

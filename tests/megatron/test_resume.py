@@ -1,6 +1,8 @@
 """A run that was killed and taken up again is the run that was never killed, bit for bit."""
 
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,19 +88,40 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
     assert_same_run(whole, broken, steps=STEPS)
 
 
+@pytest.fixture(scope="module")
+def killed(tiny: Setting) -> Callable[[str], Path]:
+    """The folder of a job that was killed after its sixth step in a layout."""
+
+    @functools.cache
+    def run(layout: str) -> Path:
+        folder = tiny.root / f"killed_{layout}"
+        job = tiny.rod_job(folder, LAYOUTS[layout], checkpoint__every=4)
+        kill_after(6, job, LAYOUTS[layout].world_size)
+        return folder
+
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"), [("dp2", "single"), ("single", "dp2"), ("dp2_distopt", "single_distopt")]
+    ("before", "after"),
+    [
+        ("dp2", "single"),
+        ("dp2", "tp2"),
+        ("single", "dp2"),
+        ("dp2_distopt", "single_distopt"),
+        ("tp2_pp2", "single"),
+        ("tp2_pp2", "pp2_vpp2"),
+    ],
 )
-def test_resumed_with_other_replicas_choose_the_same(
-    tiny: Setting, before: str, after: str
+def test_resumed_in_another_layout_chooses_the_same(
+    tiny: Setting, killed: Callable[[str], Path], before: str, after: str
 ) -> None:
     layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}
-    whole, moved = tiny.root / f"whole_{before}", tiny.root / f"moved_{before}_{after}"
+    whole, moved = tiny.root / "whole_single", tiny.root / f"moved_{before}_{after}"
     if not (whole / "hf").exists():
-        tiny.rod_run(whole, layouts[before], checkpoint__every=4)
-    job = tiny.rod_job(moved, layouts[before], checkpoint__every=4)
-    kill_after(6, job, layouts[before].world_size)
+        tiny.rod_run(whole, layouts["single"], checkpoint__every=4)
+    shutil.copytree(killed(before), moved)
     tiny.rod_run(moved, layouts[after], checkpoint__every=4)
     one, other = (Curriculum.open(run / "curriculum.rod", read_only=True) for run in (whole, moved))
     assert len(one) == len(other) == STEPS
