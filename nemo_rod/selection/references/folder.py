@@ -35,8 +35,7 @@ SCHEMA = "rod-references-2"
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
-_PARTS = 100  # of a folder, so that an interruption costs 1 % at most
-_SMALLEST = 256  # blocks of a part at least
+_PARTS, _SMALLEST = 100, 256  # parts at most: an interruption costs 1 %; least blocks of a part
 _CHECKSUM_BYTES = 16
 
 
