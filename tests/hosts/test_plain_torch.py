@@ -250,6 +250,12 @@ def in_ddp(inner: Any) -> Any:
     return wrapper
 
 
+def with_config(config: Any) -> Any:
+    wrapped = Wrapped()
+    wrapped.config = config
+    return wrapped
+
+
 NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns an object with log"
 
 
@@ -271,6 +277,10 @@ NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns
         (lambda: model("gpt2", **GPT2), "has 16 positions, but 24 tokens of the blocks in made_up"),
         (lambda: model("llama").to("meta"), "weights of LlamaForCausalLM are on the device 'meta'"),
         (lambda: torch.nn.DataParallel(model("llama")), "DataParallel has no config or no get_out"),
+        (
+            lambda: with_config(SimpleNamespace(vocab_size=64)),
+            "Wrapped has no config",
+        ),
     ],
 )
 def test_models_that_it_cannot_score_are_refused(build: Callable[[], Any], sentence: str) -> None:
@@ -376,11 +386,13 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"scoring_micro_batch_size": 0}, "scoring_micro_batch_size is 0, expected at least 1"),
         ({"validation_every": -1}, "validation_every is -1, expected a number of steps"),
         ({"on_nonfinite": "exclud"}, "on_nonfinite is 'exclud', expected 'refuse' or 'exclude'"),
-        ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates of"),
+        ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates with"),
         ({"pools": "few"}, "the pools have 2 candidates, expected at least the 8 blocks"),
         ({"pools": "nameless"}, "has no __repr__, by which a resumed job recognises its pools"),
         ({"policy": "nameless"}, "has no __repr__, by which a resumed job recognises its policy"),
         ({"store": "other"}, "the references are of other blocks than those in"),
+        ({"held_out": "same"}, "that are trained on: give BlockStore(..., split='holdout')"),
+        ({"held_out": "foreign"}, "are of another tokenizer than those in"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
         ({"model": "bf16"}, "of precision 'fp32', but candidates are scored in 'bf16'"),
         ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
@@ -397,6 +409,10 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
             "store": BlockStore(store.root, split="holdout"),
         },
         "few": type("Pools", (), {"size": 2})(),
+        "same": store,
+        "foreign": type(
+            "Blocks", (), {"tokenizer_fingerprint": "x", "root": "other", "digest": "x"}
+        )(),
         "nameless": type("Part", (), {"size": 16, "needs_scores": True})(),
     }
     references = References.open(runs.tiny.references, store)

@@ -106,15 +106,14 @@ class RoDBatches:
         own = batch_size // replicas if micro_batch_size is None else micro_batch_size
         size = own if scoring_micro_batch_size is None else scoring_micro_batch_size
         self.micro_batch_size, self.scorer.micro_batch_size = own, size
-        numbers = (store.num_adaptation, store.num_replay, batch_size)
-        names = ("num_adaptation", "num_replay", "batch_size")
+        fitting = (store.num_adaptation, store.num_replay, batch_size)
         pools = pools or Candidates(
-            num_adaptation=numbers[0], num_replay=numbers[1], batch_size=batch_size
+            num_adaptation=fitting[0], num_replay=fitting[1], batch_size=batch_size
         )
         policy = policy or Joint()
-        foreign = isinstance(pools, Candidates) and numbers != tuple(
-            getattr(pools, name) for name in names
-        )
+        is_foreign = False
+        if isinstance(pools, Candidates):
+            is_foreign = fitting != (pools.num_adaptation, pools.num_replay, pools.batch_size)
         for refused, sentence in (
             (own < 1 or batch_size % (own * replicas),
              f"batch_size is {batch_size}, expected a multiple of micro_batch_size={own} x "
@@ -124,13 +123,19 @@ class RoDBatches:
              f"validation_every is {validation_every}, expected a number of steps, 0 for none."),
             (on_nonfinite not in get_args(OnNonfinite),
              f"on_nonfinite is {on_nonfinite!r}, expected 'refuse' or 'exclude'."),
-            (foreign, f"the pools are of other blocks or batches: expected Candidates of {names} "
-             f"{numbers}."),
+            (is_foreign, "the pools are of other blocks or batches: expected Candidates with "
+             f"num_adaptation, num_replay and batch_size of {fitting}."),
             (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
              f"the {batch_size} blocks of a batch."),
             (references and any(each.store != store.digest for each in references.manifests),
              f"the references are of other blocks than those in {store.root}: open them with "
              "References.open(folders, store)."),
+            (held_out and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint,
+             f"the held-out blocks in {held_out and held_out.root} are of another tokenizer than "
+             f"those in {store.root}: prepare both with the model's."),
+            (held_out and held_out.digest == store.digest,
+             f"the held-out blocks are those in {store.root} that are trained on: give "
+             "BlockStore(..., split='holdout')."),
         ):  # fmt: skip
             if refused:
                 raise ValueError(sentence)
@@ -146,11 +151,6 @@ class RoDBatches:
         )
         self.held_out, self.validation_every = held_out, validation_every
         if held_out is not None:
-            if held_out.tokenizer_fingerprint != store.tokenizer_fingerprint:
-                raise ValueError(
-                    f"the held-out blocks in {held_out.root} are of another tokenizer than those "
-                    f"in {store.root}: prepare both with the model's."
-                )
             self._validator = TorchScorer(model, held_out, micro_batch_size=size, group=group)
         self.out = None if out is None else Path(out)
         self.next_step = 0

@@ -83,8 +83,9 @@ class TorchScorer:
 
     def _refuse_unfit(self) -> None:
         model, store, kind = self.model, self.store, type(self.model).__name__
-        config = getattr(model, "config", None)
-        if self._head is None or config is None or getattr(config, "is_encoder_decoder", False):
+        config: Any = getattr(model, "config", None)
+        is_known = self._head is not None and hasattr(config, "get_text_config")
+        if not is_known or getattr(config, "is_encoder_decoder", False):
             raise ValueError(
                 f"{kind} has no config or no get_output_embeddings(), which tell its vocabulary "
                 "and output layer, or has an encoder: give a causal language model of Hugging Face "
