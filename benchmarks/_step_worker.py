@@ -88,6 +88,7 @@ def main() -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
+    from nemo_rod.megatron import batches
     from nemo_rod.megatron import rod_selector as selector
     from nemo_rod.megatron.bridge_config import bridge_config
     from nemo_rod.megatron.identity import header_identity
@@ -208,8 +209,7 @@ def main() -> None:
         patch.object(loop, "train_step", timed),
         patch.object(Selector, "choose", clock.around("choose", choose_of_round)),
         patch.object(losses, "scoring_pass", clock.around("scoring pass", scoring_pass)),
-        patch.object(losses, "micro_batches", clock.reading(losses.micro_batches)),
-        patch.object(selector, "micro_batches", clock.reading(selector.micro_batches)),
+        patch.object(batches, "micro_batches", clock.reading(batches.micro_batches)),
     ):
         pretrain(config, forward_step)
     write(out, rows, arm)

@@ -204,7 +204,7 @@ class Checkpoint:
 class Validation:
     """Held-out losses per source while an arm trains; the final evaluation uses all blocks."""
 
-    every: int = key(0, ">= 0")  # steps between validations; 0: never
+    every: int = key(0, ">= 0")  # steps between validations, and at the end; 0: never
     blocks: int = key(64, ">= 1")  # maximum number of held-out blocks per source
 
 

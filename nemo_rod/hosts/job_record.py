@@ -11,7 +11,6 @@ Names and forms are those of a trained arm of a recipe. `nemo-rod report FOLDER`
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from dataclasses import replace
@@ -31,13 +30,6 @@ _GROWS = (
     *("num_candidates", "num_chosen", "store", "references", "sources"),
     *("seed", "block_size"),
 )
-
-HELD_OUT = 64  # samples or blocks of every source that held-out losses are measured on
-
-
-def is_due(done: int, *, every: int | None, steps: int) -> bool:
-    """Returns whether held-out losses are measured after `done` of a job's steps."""
-    return done == steps or done % (every or math.inf) == 0
 
 
 def refuse_nameless(part: Any, setting: str) -> None:

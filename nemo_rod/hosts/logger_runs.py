@@ -125,6 +125,28 @@ def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict
             yield row["step"] + 1, known_metrics(row)
 
 
+def continue_runs(
+    folder: Path, step: int, *, writer: Any = None, wandb_run: Any = None, mlflow: Any = None
+) -> None:
+    """Makes started loggers continue the curves of earlier attempts, of those that are given.
+
+    Args:
+        folder: folder of the run.
+        step: step at which it starts or resumes; at 0, what is there is of a run that is made
+            again.
+        writer: TensorBoard's SummaryWriter.
+        wandb_run: W&B's run, to which what it lost of earlier steps in a kill is logged again.
+        mlflow: MLflow's module, whose run is kept for the next attempt.
+    """
+    if writer:
+        mark_restart(writer, step + 1 if step else 0)
+    if wandb_run and step:
+        for done, metrics in recorded(folder, first=wandb_run.step, last=step):
+            wandb_run.log(metrics, done)
+    if mlflow:
+        keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
+
+
 def mark_restart(writer: Any, step: int) -> None:
     """Drops the values of this and later steps that a killed run wrote, from a SummaryWriter."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog

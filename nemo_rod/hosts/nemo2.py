@@ -25,8 +25,8 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.hosts.swap_in.job import INSTALLED, Facts, Installed, Job, SelectingJob, check_host
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob, Written
-from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.ranks import from_recorder
 
 
 def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:

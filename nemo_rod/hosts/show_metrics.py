@@ -11,19 +11,12 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod import parts
-from nemo_rod.hosts.logger_runs import (
-    keep_run,
-    known_metrics,
-    mark_restart,
-    project,
-    recorded,
-    show,
-)
+from nemo_rod.hosts.logger_runs import continue_runs, known_metrics, project, show
 from nemo_rod.jobs import TrainJob
 from nemo_rod.loggers import LOGGERS
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.ranks import is_recorder
 
 
 class Logger(Protocol):
@@ -54,13 +47,13 @@ class Loggers(Callback):
         folder, names = self.recorder.folder, [n for n in self.names if n not in LOGGERS]
         made = [parts.load("loggers", name, key="logger") for name in names]
         self.others = [make(folder, self.run_name) for make in made]
-        if state.tensorboard_logger:  # later events are of a longer attempt
-            mark_restart(state.tensorboard_logger, step + 1 if step else 0)
-        if step > 0 and (wandb := state.wandb_logger):
-            for done, metrics in recorded(folder, first=wandb.run.step, last=step):
-                wandb.log(metrics, done)
-        if mlflow := getattr(state, "mlflow_logger", None):
-            keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
+        continue_runs(
+            folder,
+            step,
+            writer=state.tensorboard_logger,
+            wandb_run=state.wandb_logger and state.wandb_logger.run,
+            mlflow=getattr(state, "mlflow_logger", None),
+        )
         if self.validation.metrics:
             self._show(state, 0, self.validation.metrics)
 

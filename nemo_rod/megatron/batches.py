@@ -5,8 +5,10 @@ Every rank reads its own blocks from the store: no token ever crosses ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import tee
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +62,11 @@ def micro_batches(
         yield {**batch, "position_ids": places}
 
 
+def batches_of(blocks: Any) -> Callable[..., Iterator[Batch]]:
+    """Returns the `micro_batches` of blocks: their own, of the same parameters, or a store's."""
+    return getattr(blocks, "micro_batches", None) or partial(micro_batches, blocks)
+
+
 def for_each(batches: Iterator[Batch], count: int) -> list[Iterator[Batch]]:
     """Returns `count` iterators over the same batches, each of which is made once.
 
@@ -73,9 +80,3 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
     if torch.cuda.is_available():
         tensor = tensor.pin_memory()  # a copy from pageable memory would wait
     return tensor.cuda(non_blocking=True)
-
-
-def prefixes(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
-    """Yields the first `length` positions of batches `[b, S]`; the last of them has a target."""
-    for batch in batches:
-        yield {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}

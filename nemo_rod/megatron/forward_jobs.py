@@ -15,12 +15,12 @@ from nemo_rod.files import write_json
 from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
-from nemo_rod.megatron.ranks import from_all_ranks, is_recorder
-from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.progress import Progress
+from nemo_rod.ranks import from_all_ranks, is_recorder
+from nemo_rod.reference_pass import write_references
 from nemo_rod.selection.references.folder import holds, role_manifest
 
 

@@ -13,7 +13,7 @@ from megatron.core.utils import get_model_config
 from safetensors import safe_open
 
 from nemo_rod.files import read_json, write_json
-from nemo_rod.megatron.ranks import all_or_none, from_all_ranks, on_all_ranks
+from nemo_rod.ranks import all_or_none, from_all_ranks, on_all_ranks
 
 # A value that no weight has and that fp32 and bf16 both represent exactly. (A diverged weight
 # could be NaN.)

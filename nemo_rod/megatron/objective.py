@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.core.transformer.moe.router import Router
 
-from nemo_rod.megatron.ranks import all_or_none
+from nemo_rod.ranks import all_or_none
 
 _PREDICTORS_FOLLOW = "/"  # in the pattern of a hybrid model
 _PROVIDER = {

@@ -10,27 +10,22 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from megatron.core.utils import get_model_config
 
-from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import Batch, for_each, micro_batches
-from nemo_rod.megatron.ranks import refuse_different_choices
+from nemo_rod.megatron.batches import batches_of, for_each
 from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.megatron.scoring.training_losses import TrainingLosses
+from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import Choice, Selector
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.dealing import deal
-
-
-def ignore(*_: object) -> None:
-    """Accepts any arguments and does nothing: the default callback."""
 
 
 @dataclass(eq=False)
@@ -43,28 +38,19 @@ class RoDSelector:
     """
 
     selector: Selector  # chooses the blocks of a step
-    store: BlockStore | Blocks  # holds them
+    store: Blocks  # holds them; see `batches_of`
     _: KW_ONLY
     scoring_micro_batch_size: int = 1  # as `MegatronScorer`'s; 0 for that of training
     scoring_precision: str | None = None  # as `MegatronScorer`'s `precision`
     beat: Callable[[], None] = lambda: None  # called whenever this rank makes progress
-    batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None  # as `MegatronScorer`'s
-    # as `batches`, for training, after the blocks were compared with their hashes; by default those
-    # of a `BlockStore`
-    checked_batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None
     # turns the trainer's forward step into one that scores; by default plain causal modelling does
     scoring_step: Callable[[Callable], ForwardStep] | None = None
     # returns a context in which the trainer keeps state that scoring changes
     around_scoring: Callable[[], AbstractContextManager] = nullcontext
     # called with every choice before it is trained on
-    on_choice: Callable[[Choice], object] = field(default_factory=lambda: ignore, init=False)
+    on_choice: Callable[[Choice], object] = lambda choice: None
     # called when a step has ended, with its choice and its duration in seconds
-    on_step: Callable[[Choice, float], object] = field(default_factory=lambda: ignore, init=False)
-
-    def __post_init__(self) -> None:
-        if self.checked_batches is None:
-            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
-            self.checked_batches = partial(micro_batches, self.store, checked=True)
+    on_step: Callable[[Choice, float], object] = lambda choice, seconds: None
 
     def wrap(self, train_step: Callable) -> Callable:
         """Wraps the selector around a trainer's `train_step`; see `around`."""
@@ -124,7 +110,6 @@ class RoDSelector:
             model,
             self.store,
             groups,
-            batches=self.batches,
             forward_step=forward_step,
             micro_batch_size=self.scoring_micro_batch_size or micro_batch_size,
             length=self.selector.length,
@@ -173,9 +158,10 @@ class ChosenStep:
             make = rod.scoring_step
             forward_step = make and make(options["forward_step_func"])
             self._choice = rod.choose(self._step, model, groups, micro_batch_size, forward_step)
-        own_ids = own_share(self._choice, micro_batch_size, groups)
-        assert rod.checked_batches is not None
-        batches = for_each(rod.checked_batches(own_ids, micro_batch_size), len(model))
+        ids, replica = self._choice.block_ids, groups.dp
+        shares = deal(ids, micro_batch_size=micro_batch_size, replicas=replica.size())
+        read = batches_of(rod.store)(shares[replica.rank()], micro_batch_size, checked=True)
+        batches = for_each(read, len(model))
         options["data_iterator"] = batches if len(batches) > 1 else batches[0]
         if not rod.selector.policy.needs_scores:
             return schedule(**options)
@@ -199,10 +185,3 @@ class ChosenStep:
         if self._choice is not None and self._losses is not None:
             return self._rod.selector.learn(self._choice, self._losses())
         return self._choice
-
-
-def own_share(choice: Choice, micro_batch_size: int, groups: Any) -> np.ndarray:
-    """Returns the ids of the chosen blocks that this replica trains on, int64 `[K / replicas]`."""
-    replicas = groups.dp.size()
-    shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
-    return shares[groups.dp.rank()]

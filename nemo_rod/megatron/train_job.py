@@ -27,7 +27,6 @@ from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
-from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
@@ -35,6 +34,7 @@ from nemo_rod.megatron.scoring.training_losses import refuse_dropout
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.progress import Progress
+from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, once_a_node
 from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.signals import Stopped

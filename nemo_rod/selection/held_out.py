@@ -19,6 +19,12 @@ from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 from nemo_rod.selection.selector import BlockScorer
 
 START_FILE = "validation_start.json"  # of a run's folder: the losses before its first step
+HELD_OUT = 64  # samples or blocks of every source that the losses of a job are measured on
+
+
+def is_due(done: int, *, every: int | None, steps: int) -> bool:
+    """Returns whether held-out losses are measured after `done` steps: at intervals and the end."""
+    return done == steps or done % (every or math.inf) == 0
 
 
 def source_losses(

@@ -24,7 +24,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.nemo_rl import compat, inputs, reference_losses, settings
 from nemo_rod.hosts.nemo_rl.launcher import nemo_rl_values
 from nemo_rod.hosts.nemo_rl.policy import FOLDER, separate_conversions
-from nemo_rod.hosts.nemo_rl.settings import RoD, check, short_precision
+from nemo_rod.hosts.nemo_rl.settings import RoD, check
 from nemo_rod.hosts.nemo_rl.worker import update_metrics
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
@@ -32,7 +32,7 @@ from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
-from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.selection.references.folder import precision_name, role_manifest
 
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
 
@@ -308,8 +308,8 @@ def test_a_short_run_of_the_recipe_warms_up_for_less_than_it_lasts(steps: int) -
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_precisions_have_one_name_each(name: str) -> None:
-    assert short_precision({"precision": DTYPES[name]}) == name
-    assert short_precision({"precision": "float16"}) == "float16"  # of NeMo-RL alone
+    assert precision_name(DTYPES[name]) == precision_name(name) == name
+    assert precision_name("float16") == "fp16"  # of NeMo-RL alone
 
 
 def test_references_of_another_model_or_precision_are_refused(

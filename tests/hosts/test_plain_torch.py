@@ -21,8 +21,9 @@ from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
 from nemo_rod.hosts.plain_torch import scorer as scoring
 from nemo_rod.hosts.plain_torch.write_references import weights_digest
-from nemo_rod.selection import Candidates, Curriculum, References
+from nemo_rod.selection import Candidates, Curriculum, References, ReferenceWriter
 from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.references.folder import role_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER = WORKERS / "plain_torch_worker.py"
@@ -441,6 +442,21 @@ def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
             model("llama", vocab_size=256), runs.tiny.store, folder, role="replay",
             micro_batch_size=8,
         )  # fmt: skip
+
+
+def test_references_of_further_lengths_are_filled_in(runs: Runs, tmp_path: Path) -> None:
+    store, scored = runs.tiny.store, model("llama", vocab_size=256)
+    lengths = [store.block_size, store.block_size // 2]
+    manifest = role_manifest(
+        store, "replay", model=weights_digest(scored), lengths=lengths, precision="fp32"
+    )
+    ReferenceWriter(tmp_path, manifest, store.hashes)
+    write_references(scored, store, tmp_path, role="replay", micro_batch_size=8)
+    ids = store.num_adaptation + np.arange(16)
+    for length in lengths:
+        expected = TorchScorer(scored, store, micro_batch_size=8, length=length).losses(ids)
+        written = References.open([tmp_path], length=length).losses(ids)
+        np.testing.assert_allclose(written, expected, rtol=0, atol=1e-6)
 
 
 def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) -> None:

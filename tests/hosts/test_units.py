@@ -16,9 +16,9 @@ import torch
 from places import ROOT, Later
 
 from nemo_rod.hosts import swap_in
-from nemo_rod.hosts.job_record import is_due
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
+from nemo_rod.selection.held_out import is_due
 
 jobs, job_data = Later("nemo_rod.hosts.swap_in.job"), Later("nemo_rod.hosts.swap_in.job_data")
 # importing Megatron warns of what a machine without CUDA lacks
@@ -176,7 +176,8 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
     writer.append(range(4), np.ones((4, 1), np.float32))
     writer.close()
     references = job_data.JobReferences.open([tmp_path], data)
-    checked_batches = partial(data.micro_batches, compare=references.checked_losses)
+    data.compare = references.checked_losses
+    checked_batches = partial(data.micro_batches, checked=True)
     samples.reads = 0
     first, second = checked_batches(np.array([2, 0, 1, 3]), 2)
     assert samples.reads == 4  # was 8

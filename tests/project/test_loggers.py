@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +150,7 @@ from types import SimpleNamespace
 import wandb
 from torch.utils.tensorboard import SummaryWriter
 from nemo_rod.hosts.logger_runs import (
-    known_metrics, mark_restart, prepare_runs, recorded, show
+    continue_runs, known_metrics, prepare_runs, show
 )
 
 out, first, last, child = Path(sys.argv[1]), 1, 9, os.fork()  # what is imported serves both
@@ -161,10 +162,7 @@ prepare_runs(["tensorboard", "wandb"], out)
 wandb.init(dir=str(out), project="nemo-rod", name="tiny/rod")  # as both hosts do
 writer = SummaryWriter(str(out / "tensorboard"))
 state = SimpleNamespace(tensorboard_logger=writer, wandb_logger=wandb)
-if first > 1:
-    mark_restart(writer, first)
-    for done, metrics in recorded(out, first=wandb.run.step, last=first - 1):
-        wandb.log(metrics, done)
+continue_runs(out, first - 1, writer=writer, wandb_run=wandb.run)
 for done in range(first, last):
     row = {"step": done - 1, "rod/rho_replay_p10": 10 * first + done, "rod/threshold": None}
     with open(out / "metrics.jsonl", "a") as file:
@@ -198,8 +196,30 @@ def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
     assert online["rod/rho_replay_p10"] == curve and "rod/threshold" not in online
 
 
+def test_a_run_of_nemo_rl_that_is_made_again_has_its_curve_alone(tmp_path: Path) -> None:
+    """Without a checkpoint it begins at step 0, also on the curve."""
+    pytest.importorskip("tensorboard")
+    from logged import of_tensorboard
+    from torch.utils.tensorboard import SummaryWriter
+
+    from nemo_rod.hosts.nemo_rl.algorithm import continued_logger
+
+    class TensorboardLogger:
+        def __init__(self) -> None:
+            self.writer = SummaryWriter(str(tmp_path / "tensorboard"))
+
+    for attempt, steps in ((1, 4), (2, 2)):
+        made = SimpleNamespace(gpu_monitor=None, loggers=[TensorboardLogger()])
+        with continued_logger(lambda made=made: made, {}, tmp_path, step=0) as logger:
+            for step in range(steps):
+                logger.loggers[0].writer.add_scalar("loss", attempt, step)
+        time.sleep(1)  # TensorBoard orders event files by the second in which they began
+    assert of_tensorboard(tmp_path / "tensorboard")["loss"] == {0: 2.0, 1: 2.0}
+
+
 TWO_ARMS = """
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from nemo_rod.hosts.logger_runs import known_runs

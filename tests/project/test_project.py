@@ -23,7 +23,7 @@ PACKAGE = ROOT / "nemo_rod"
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
     *("files", "parts", "progress", "signals", "trust", "upstream"),
-    *("bounds", "published", "loggers", "corpus", "selection"),
+    *("bounds", "published", "loggers", "corpus", "selection", "ranks", "reference_pass"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them

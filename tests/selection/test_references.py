@@ -265,7 +265,7 @@ def test_folders_must_fit_each_other_and_the_store(tmp_path):
         ("a", ArrayStore(12), "block 8 of 12 has no reference"),
         ("c", ArrayStore(12), "block 0 of 12 has no reference"),
         ("", ArrayStore(12), "no folder of references was given"),
-        ("x", ArrayStore(12), r"x/manifest.json does not exist: run `nemo-rod reference`"),
+        ("x", ArrayStore(12), r"x/manifest.json does not exist: write the references to the end"),
     ):
         with refused(sentence):
             References.open([tmp_path / name for name in names], store)

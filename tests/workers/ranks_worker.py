@@ -87,7 +87,7 @@ def nemo_rl_worker(groups: Any) -> None:
 
 def agreed() -> dict[str, Any]:
     """What ranks learn of each other, by no collective whose memory grows with the ranks."""
-    from nemo_rod.megatron import ranks
+    from nemo_rod import ranks
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("every rank makes room for the answers of all")

@@ -39,12 +39,11 @@ def scorer(model: list, store: Any, *, length: int | None = None) -> Any:
     """The package's scorer of a model in the current layout, with micro-batches of two blocks."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-    from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     return MegatronScorer(
         model, store, ProcessGroupCollection.use_mpu_process_groups(), micro_batch_size=2,
-        length=length, batches=lambda ids, size: micro_batches(store, ids, size),
+        length=length,
     )  # fmt: skip
 
 

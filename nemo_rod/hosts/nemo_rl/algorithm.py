@@ -7,6 +7,7 @@ metrics, logs, validates and saves.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import write_json
-from nemo_rod.hosts.logger_runs import (
-    keep_run,
-    known_metrics,
-    mark_restart,
-    prepare_runs,
-    recorded,
-)
+from nemo_rod.hosts.logger_runs import continue_runs, known_metrics, prepare_runs
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
 from nemo_rod.hosts.nemo_rl.policy import (
@@ -36,7 +31,7 @@ from nemo_rod.loggers import LOGGERS, check_installed
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
-from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.held_out import START_FILE, is_due
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 
@@ -130,7 +125,7 @@ def train_steps(
                     tflops = model_tflops(choice, flops, seconds, scored_share=arm.scored_part)
                     metrics["throughput/model_tflops_per_gpu"] = tflops / workers.count
                 done = step + 1
-                if every and done % every == 0:
+                if every and is_due(done, every=every, steps=last):
                     metrics |= workers.call("rod_validate")
                 row = journal.append(step, choice, metrics)
                 logger.log_metrics(known_metrics(row), done)
@@ -197,16 +192,14 @@ def continued_logger(
     prepared, failed = prepare_runs(names, out), True
     try:
         logger = make()
-        for backend in logger.loggers:
-            if step and hasattr(backend, "writer"):
-                mark_restart(backend.writer, step + 1)
-            if step and type(backend).__name__ == "WandbLogger":
-                for done, metrics in recorded(out, first=backend.run.step, last=step):
-                    backend.log_metrics(metrics, done)
-            if type(backend).__name__ == "MLflowLogger":
-                import mlflow
-
-                keep_run(out, "mlflow", mlflow.active_run().info.run_id)
+        kinds = {type(backend).__name__: backend for backend in logger.loggers}
+        continue_runs(
+            out,
+            step,
+            writer=getattr(kinds.get("TensorboardLogger"), "writer", None),
+            wandb_run=getattr(kinds.get("WandbLogger"), "run", None),
+            mlflow=sys.modules["mlflow"] if "MLflowLogger" in kinds else None,
+        )
         try:
             yield logger
             failed = False

@@ -10,9 +10,10 @@ from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, digest_files
-from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY, short_precision
+from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY
 from nemo_rod.selection import References
 from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.trust import UntrustedCodeError, name_and_revision
 
 
@@ -40,7 +41,7 @@ def open_store(config: dict[str, Any]) -> BlockStore:
 
 def open_references(config: dict[str, Any], store: BlockStore) -> References:
     """Opens the references; raises a ValueError for another store or precision."""
-    precision = short_precision(config["policy"])
+    precision = precision_name(config["policy"]["precision"])
     return References.open(config["rod"]["references"], store, precision=precision)
 
 

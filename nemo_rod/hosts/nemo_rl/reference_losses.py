@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,8 @@ import numpy as np
 from nemo_rod.config import Scoring
 from nemo_rod.hosts.nemo_rl.inputs import open_store
 from nemo_rod.hosts.nemo_rl.policy import started
-from nemo_rod.hosts.nemo_rl.settings import short_precision
-from nemo_rod.progress import Progress
-from nemo_rod.selection import ReferenceWriter
-from nemo_rod.selection.dealing import scored_blocks
-from nemo_rod.selection.references.folder import holds, role_manifest
+from nemo_rod.reference_pass import write_references
+from nemo_rod.selection.references.folder import holds, precision_name, role_manifest
 
 
 def write_reference(config: dict[str, Any]) -> None:
@@ -35,22 +33,25 @@ def write_reference(config: dict[str, Any]) -> None:
         str(rod["role"]),
         model=rod["model_digest"] or policy_cfg["model_name"],
         lengths=sorted({size, int(size * scoring.part), *rod["lengths"]}, reverse=True),
-        precision=short_precision(policy_cfg),
+        precision=precision_name(policy_cfg["precision"]),
     )
     required = np.load(rod["wanted"])[manifest.start : manifest.stop] if rod["wanted"] else None
     if holds(out, manifest, required):
         return
-    writer = ReferenceWriter(out, manifest, store.hashes, required)
-    progress, done = Progress("reference", len(writer.missing), unit="blocks"), 0
     with started(config) as workers:
-        progress.start(done)
-        for ids, losses in scored_blocks(
-            writer.missing,
-            writer.manifest,
-            lambda ids, lengths: workers.call("rod_losses_at", block_ids=ids, lengths=lengths),
+        scorer = SimpleNamespace(
+            store=store,
+            losses_at=lambda ids, lengths: workers.call(
+                "rod_losses_at", block_ids=ids, lengths=lengths
+            ),
             micro_batch_size=scoring.micro_batch_size,
             replicas=workers.policy.sharding_annotations.get_axis_size("data_parallel"),
-        ):
-            writer.append(ids, losses)
-            progress.step(done := done + len(ids))
-    writer.close()
+        )
+        write_references(
+            scorer,
+            out,
+            manifest=manifest,
+            name="reference",
+            required=required,
+            agree=lambda function: function(),  # the driver alone writes
+        )

@@ -15,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds, one_of, same
 from nemo_rod.config import (
-    DTYPES,
     Config,
     Domain,
     Launcher,
@@ -131,12 +130,6 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check(resolved)
     compat.run_config(resolved)  # NeMo-RL's own validation
     return resolved
-
-
-def short_precision(policy: dict[str, Any]) -> str:
-    """Returns our name of a policy's precision."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    return names.get(policy["precision"], policy["precision"])
 
 
 def schedule_part(name: str, given: int | None, share: float, steps: int) -> int:

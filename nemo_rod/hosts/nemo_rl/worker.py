@@ -70,7 +70,6 @@ class RoDWorkerMixin:
             Selector.for_arm(arm, store, references, rod["selection"]["on_nonfinite"]),
             store,
             scoring_micro_batch_size=size,
-            checked_batches=lambda ids, _: iter([train_batch(store.checked_tokens(ids))]),
         )
 
     def rod_step(self, *, step: int) -> tuple[Choice, dict[str, float]] | None:
@@ -81,14 +80,14 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
-        from nemo_rod.megatron.ranks import peak_memory
+        from nemo_rod.ranks import peak_memory
 
         def train(*, data_iterator: Iterator[Any], micro_batch_size: int, **_: Any) -> Any:
             """Takes the place of a trainer's schedule: the stock `train` runs one and updates."""
             from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
             from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
-            batch = BatchedDataDict(next(data_iterator))
+            batch = BatchedDataDict(train_batch([batch["tokens"] for batch in data_iterator]))
             loss = NLLLossFn()  # normalised by the global batch's valid tokens
             return self.train(batch, loss, gbs=rod.selector.batch_size, mbs=micro_batch_size)
 
@@ -159,8 +158,8 @@ def update_metrics(trained: dict[str, Any]) -> dict[str, float]:
     return metrics | ({"flops": trained["total_flops"]} if "total_flops" in trained else {})
 
 
-def train_batch(tokens: np.ndarray) -> dict[str, Any]:
-    """Returns a batch of NeMo-RL in which every token counts, of the tokens int32 `[n, S]`.
+def train_batch(micro_batches: list[Any]) -> dict[str, Any]:
+    """Returns a batch of NeMo-RL in which every token counts, of micro-batches int64 `[b, S]`.
 
     Returns:
         `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask` float32 `[n, S]` and
@@ -169,9 +168,10 @@ def train_batch(tokens: np.ndarray) -> dict[str, Any]:
     """
     import torch
 
+    tokens = torch.cat(micro_batches).cpu()
     count, size = tokens.shape
     return {
-        "input_ids": torch.from_numpy(tokens.astype(np.int64)),
+        "input_ids": tokens,
         "input_lengths": torch.full((count,), size),
         "token_mask": torch.ones(count, size),
         "sample_mask": torch.ones(count),

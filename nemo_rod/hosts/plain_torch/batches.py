@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest
-from nemo_rod.hosts.job_record import HELD_OUT, JobRecord, is_due, job_header, refuse_nameless
+from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import (
     Candidates,
     Choice,
@@ -28,7 +28,7 @@ from nemo_rod.selection import (
 )
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.dealing import deal
-from nemo_rod.selection.held_out import source_losses
+from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
 
 
 class RoDBatches:
@@ -253,12 +253,8 @@ class RoDBatches:
         choice = selector.choose(step, scorer)
         if self.references is not None and selector.policy.needs_scores:
             self.references.refuse_other_precision(scorer.precision)
-        ids = choice.block_ids.astype("<i8").tobytes()
-        if len(set(scorer.gathered(digest(ids)))) > 1:
-            raise ValueError(
-                f"step {step}: replicas chose different blocks, where all must choose the same: "
-                "their files or software differ; give all the same and resume."
-            )
+        if scorer.replicas > 1:
+            refuse_different_choices(choice, scorer.group)
         if self._record is not None:
             self._record.chosen(choice)
         return choice

@@ -1,14 +1,14 @@
 """Losses of blocks under a Hugging Face causal model: a forward-only pass, split over replicas.
 
 Shape suffixes: C = blocks, B = blocks of one pass, S = their scored tokens, T = S - 1 targets,
-H = hidden size, s = positions of a slice, V = vocabulary.
+L = scored lengths, H = hidden size, s = positions of a slice, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nemo_rod.config import MAX_LOGITS_BYTES
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.ranks import from_recorder
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.dealing import scoring_passes
+from nemo_rod.selection.references.folder import precision_name
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Returned at the last position, which has no target; float16 and bfloat16 represent it exactly.
 _MARK = 1024.0
 T = TypeVar("T")
@@ -147,12 +148,16 @@ class TorchScorer:
             >>> scorer.losses(np.array([3, 1]))
             array([2.31, 2.87], dtype=float32)
         """
+        return self.losses_at(block_ids, [self.length])[:, 0]
+
+    def losses_at(self, block_ids: Ids, lengths: Sequence[int]) -> Nats:
+        """Returns the losses over several lengths, cut from one pass, `[C, L]`; see `losses`."""
         # All replicas run equally many passes, which FSDP2 requires: the excess is padding.
         size, passes = scoring_passes(
             len(block_ids),
             micro_batch_size=self.micro_batch_size,
             replicas=self.replicas,
-            share=self.length / self.store.block_size,
+            share=max(lengths) / self.store.block_size,
         )
         padded = np.resize(block_ids, (self.replicas, passes, size))
         in_training = [module for module in self.model.modules() if module.training]
@@ -160,8 +165,8 @@ class TorchScorer:
         try:
             with torch.no_grad():
                 if not self.precision:
-                    self._refuse_not_causal(padded[self.rank][0])
-                parts = [self._mean_losses(ids) for ids in padded[self.rank]]
+                    self._refuse_not_causal(padded[self.rank][0], max(lengths))
+                parts = [self._mean_losses(ids, lengths) for ids in padded[self.rank]]
         finally:
             for module in in_training:
                 module.training = True
@@ -169,43 +174,24 @@ class TorchScorer:
             torch.clear_autocast_cache()
         loss = torch.cat(parts)
         if self.replicas > 1:
-            own, loss = loss, loss.new_empty(self.replicas * len(loss))
+            own, loss = loss, loss.new_empty(self.replicas * len(loss), len(lengths))
             dist.all_gather_into_tensor(loss, own, group=self.group)
         return loss[: len(block_ids)].cpu().numpy()
 
     def from_first(self, function: Callable[[], T]) -> T:
-        """Calls a function on the first rank and returns its result on every rank. Collective.
+        """Calls a function on the first rank; see `from_recorder`. Collective."""
+        if self.replicas == 1:
+            return function()
+        return from_recorder(function, src=0, group=self.group)
 
-        Raises:
-            ValueError: the function raised ValueError or OSError.
-        """
-        sent: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                sent[0] = function()
-            except (ValueError, OSError) as error:
-                sent[1] = str(error)
-        if self.replicas > 1:
-            dist.broadcast_object_list(sent, group=self.group, group_src=0)
-        if sent[1] is not None:
-            raise ValueError(sent[1])
-        return sent[0]
-
-    def gathered(self, own: str) -> list[str]:
-        """Returns the text of every rank, which must be short. Collective."""
-        every: list[Any] = [own] * self.replicas
-        if self.replicas > 1:
-            dist.all_gather_object(every, own, group=self.group)
-        return every
-
-    def _tokens(self, block_ids: Ids) -> torch.Tensor:
+    def _tokens(self, block_ids: Ids, length: int) -> torch.Tensor:
         """Returns the scored tokens of blocks and one more, the last target, `[B, S]`."""
-        tokens = self.store.tokens(block_ids)[:, : self.length + 1]
+        tokens = self.store.tokens(block_ids)[:, : length + 1]
         return torch.from_numpy(tokens).to(self.device).long()
 
-    def _refuse_not_causal(self, block_ids: Ids) -> None:
+    def _refuse_not_causal(self, block_ids: Ids, length: int) -> None:
         """Refuses a model whose losses of tokens change with the tokens after them, by one pass."""
-        tokens_BS = self._tokens(block_ids)
+        tokens_BS = self._tokens(block_ids, length)
         half = tokens_BS.shape[1] // 2
         other_BS = torch.cat([tokens_BS[:, :half], tokens_BS[:, half:].flip(1)], dim=1)
         change_BT = (self._token_losses(tokens_BS) - self._token_losses(other_BS)).abs()
@@ -218,9 +204,10 @@ class TorchScorer:
                 "model (is_decoder=True, if its config has that key)."
             )
 
-    def _mean_losses(self, block_ids: Ids) -> torch.Tensor:
-        """Returns the losses of the blocks of one pass, float32 `[B]`."""
-        return self._token_losses(self._tokens(block_ids)).double().mean(dim=1).float()
+    def _mean_losses(self, block_ids: Ids, lengths: Sequence[int]) -> torch.Tensor:
+        """Returns the losses of the blocks of one pass, float32 `[B, L]`."""
+        loss_BT = self._token_losses(self._tokens(block_ids, max(lengths))).double()
+        return torch.stack([loss_BT[:, :n].mean(dim=1) for n in lengths], dim=1).float()
 
     def _token_losses(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """Returns the losses of all tokens but the first, float32 `[B, T]`."""
@@ -280,8 +267,8 @@ class TorchScorer:
             values.split(length, dim=1), targets_BT.split(length, dim=1), strict=True
         ):
             logits_BsV = to_logits(values_s)
-            weights = _DTYPES.get(getattr(self._head, "weight", logits_BsV).dtype, "other")
-            name, self._dtype = _DTYPES.get(logits_BsV.dtype, "other"), logits_BsV.dtype
+            weights = precision_name(getattr(self._head, "weight", logits_BsV).dtype)
+            name, self._dtype = precision_name(logits_BsV.dtype), logits_BsV.dtype
             self.precision = self.precision or (
                 name if name == weights else f"{name} over {weights}"
             )

@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from nemo_rod import reference_pass
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
-from nemo_rod.selection import ReferenceWriter
-from nemo_rod.selection.arrays import Ids
-from nemo_rod.selection.dealing import scored_blocks
-from nemo_rod.selection.references.folder import holds, role_manifest
+from nemo_rod.selection.references.folder import role_manifest
 
 
 def write_references(
@@ -60,27 +58,10 @@ def write_references(
         lengths=[scorer.length],
         precision=scorer.precision,
     )
-    writer: ReferenceWriter | None = None  # of the first rank
-
-    def begin() -> Ids:
-        nonlocal writer
-        if holds(Path(out), manifest):
-            return np.empty(0, dtype=np.int64)
-        writer = ReferenceWriter(out, manifest, store.hashes)
-        if writer.manifest.lengths != manifest.lengths:
-            raise ValueError(f"{out} is of lengths {writer.manifest.lengths}: name another folder.")
-        return writer.missing
-
-    for ids, losses in scored_blocks(
-        scorer.from_first(begin),
-        manifest,
-        lambda block_ids, _: scorer.losses(block_ids)[:, None],
-        micro_batch_size=micro_batch_size,
-        replicas=scorer.replicas,
-    ):
-        if writer is not None:
-            writer.append(ids, losses)
-    scorer.from_first(lambda: writer.close() if writer else None)
+    name = f"{role} references"
+    reference_pass.write_references(
+        scorer, Path(out), manifest=manifest, name=name, agree=scorer.from_first
+    )
 
 
 def weights_digest(model: torch.nn.Module) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 from megatron.core.utils import get_model_config
 
-from nemo_rod.hosts.job_record import JobRecord, is_due, job_header, refuse_nameless
+from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.hosts.logger_runs import known_metrics
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
@@ -31,11 +31,12 @@ from nemo_rod.hosts.swap_in.job_data import (
     refuse_other_order,
 )
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
-from nemo_rod.megatron.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Joint, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.competition import number
+from nemo_rod.selection.held_out import is_due
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check
 
@@ -324,7 +325,7 @@ class SelectingJob(Job):
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
                     "sample length, masks, number of steps and multiplier."
                 ) from None
-        compare = references.checked_losses if references else None
+        data.compare = references.checked_losses if references else None
         self._rod = RoDSelector(
             Selector(
                 pools=self._pools,
@@ -335,8 +336,6 @@ class SelectingJob(Job):
             ),
             data,
             scoring_micro_batch_size=0,  # as in training
-            batches=data.micro_batches,
-            checked_batches=partial(data.micro_batches, compare=compare),
             scoring_step=losses_and_mask,
             around_scoring=self.around_scoring,
         )

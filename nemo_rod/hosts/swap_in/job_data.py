@@ -29,13 +29,12 @@ from megatron.core.utils import unwrap_model
 
 from nemo_rod.corpus.hashing import block_hash
 from nemo_rod.files import digest
-from nemo_rod.hosts.job_record import HELD_OUT
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.selection import Pool, References, SourceRow
-from nemo_rod.selection.held_out import source_losses
+from nemo_rod.selection.held_out import HELD_OUT, source_losses
 
 
 class JobData:
@@ -62,6 +61,8 @@ class JobData:
         self, dataset: Any, roles: Roles, *, num_samples: int | None, unused: Collection[str] = ()
     ) -> None:
         self._dataset, self.unused = dataset, unused
+        # compares samples that are read to be trained on, by ids and hashes
+        self.compare: Callable[[np.ndarray, np.ndarray], Any] | None = None
         self._parts = list(getattr(dataset, "datasets", [dataset]))
         self._blended = hasattr(dataset, "datasets")
         if getattr(self._parts[0], "dataset_path", None) is None:
@@ -159,19 +160,21 @@ class JobData:
         block_ids: np.ndarray,
         size: int,
         *,
-        compare: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+        length: int | None = None,
+        checked: bool = False,
     ) -> Iterator[Batch]:
         """Yields batches of `size` samples in order, as the job's own loader makes them.
 
-        They have neither the number of a sample's dataset nor the keys in `unused`. `compare` gets
-        the ids of the samples and their hashes, uint8 `[size, 16]`, before a batch is yielded.
+        They are whole, without the number of a sample's dataset and the keys in `unused`. If
+        `checked`, `compare` gets their ids and hashes, uint8 `[size, 16]`, before one is yielded.
         """
         assert len(block_ids) % size == 0, (len(block_ids), size)
+        assert length in (None, self.block_size), length
         for start in range(0, len(block_ids), size):
             ids = block_ids[start : start + size]
             samples = list(self._samples(ids))
-            if compare is not None:
-                compare(ids, self._hashes(samples))
+            if checked and self.compare is not None:
+                self.compare(ids, self._hashes(samples))
             yield torch.utils.data.default_collate([sample for _, sample in samples])
 
     def scorer(
@@ -186,7 +189,6 @@ class JobData:
             self,
             groups,
             micro_batch_size=micro_batch_size,
-            batches=self.micro_batches,
             forward_step=losses_and_mask(forward_step_func),
         )
 

@@ -14,7 +14,7 @@ from megatron.core.utils import unwrap_model
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in.job import Job, precision_of
-from nemo_rod.megatron.reference_pass import write_references
+from nemo_rod.reference_pass import write_references
 from nemo_rod.selection.references.folder import holds, role_manifest
 
 # of a manifest: references of a block store have other targets

@@ -12,9 +12,9 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
 from nemo_rod.megatron.callbacks.validation import Validation
-from nemo_rod.megatron.ranks import from_recorder, is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.progress import Progress
+from nemo_rod.ranks import from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, References
 from nemo_rod.selection.competition import model_tflops, number
 from nemo_rod.selection.curriculum.journal import Journal

@@ -11,15 +11,21 @@ from megatron.bridge.training.utils.pg_utils import get_pg_collection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
-from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.ranks import from_recorder, is_recorder
 from nemo_rod.selection.curriculum.journal import read_rows
-from nemo_rod.selection.held_out import START_FILE, Rule, adaptation_loss, source_losses
+from nemo_rod.selection.held_out import (
+    START_FILE,
+    Rule,
+    adaptation_loss,
+    is_due,
+    source_losses,
+)
 
 
 @dataclass(eq=False)
 class Validation(Callback):
-    """Measures the loss on a store's first held-out blocks of every source at regular intervals.
+    """Measures the loss on a store's first held-out blocks of every source; see `is_due`.
 
     The losses before the first step are in `validation_start.json` of the run's folder, since
     `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
@@ -28,7 +34,7 @@ class Validation(Callback):
     store: BlockStore
     folder: Path
     _: KW_ONLY
-    every: int  # steps between two validations; 0 for never
+    every: int  # steps between two validations; 0 for none at all
     num_blocks: int  # maximum number of blocks per source
     micro_batch_size: int
     beat: Callable[[], None] = lambda: None
@@ -51,7 +57,8 @@ class Validation(Callback):
         """Scores the held-out blocks if a validation is due. Collective."""
         self.metrics = {}
         done = context.state.train_state.step + 1  # the counter advances after this callback
-        if self.every and done % self.every == 0:
+        steps = context.state.cfg.train.train_iters
+        if self.every and is_due(done, every=self.every, steps=steps):
             self.metrics = self.measure(context)
 
     def measure(self, context: CallbackContext) -> dict[str, float]:

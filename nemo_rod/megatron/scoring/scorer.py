@@ -5,7 +5,7 @@ Shapes: C blocks, S tokens per block, L scored lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_model_config
 
-from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
+from nemo_rod.megatron.batches import batches_of, for_each
 from nemo_rod.megatron.scoring.forward_only import (
     gather_weights,
     overlaps_tensor_parallel,
@@ -39,7 +38,7 @@ class MegatronScorer:
     """
 
     model: list  # its chunks on this rank, wrapped for data parallelism or not
-    store: BlockStore | Blocks  # holds the blocks
+    store: Blocks  # holds the blocks; see `batches_of`
     groups: Any  # Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used)
     _: KW_ONLY
     # blocks in one forward pass of one replica, which may differ from training's; of prefixes more,
@@ -47,9 +46,6 @@ class MegatronScorer:
     micro_batch_size: int
     length: int | None = None  # leading tokens of a block that are scored; None for all, S
     beat: Callable[[], None] = lambda: None  # heartbeat, called after every micro-batch
-    # from block ids int64 `[c]` and a micro-batch size to the micro-batches, in order; by default
-    # `micro_batches`
-    batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None
     # reads a micro-batch and runs the model on it; by default plain causal language modelling
     forward_step: ForwardStep | None = None
     precision: str | None = None  # "fp8" (`low_precision.py`), None for the model's own
@@ -59,6 +55,11 @@ class MegatronScorer:
         ddp_config = getattr(self.model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config)
         refuse_unfit(self.model, self.precision)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel size."""
+        return int(self.groups.dp.size())
 
     def losses(self, block_ids: np.ndarray) -> np.ndarray:
         """Returns the losses of blocks over the scored length. Collective over all ranks.
@@ -79,11 +80,7 @@ class MegatronScorer:
         """
         length = max(lengths)
         share, size = self._share(block_ids, length)
-        if self.batches is not None:
-            batches = prefixes(self.batches(share, size), length)
-        else:
-            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
-            batches = micro_batches(self.store, share, size, length=length)
+        batches = batches_of(self.store)(share, size, length=length)
         per_chunk = for_each(batches, len(self.model))
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 rejects it otherwise
@@ -111,7 +108,7 @@ class MegatronScorer:
 
     def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
         """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
-        count, replicas = len(block_ids), self.groups.dp.size()
+        count, replicas = len(block_ids), self.replicas
         if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
             count += -count % (self.micro_batch_size * replicas)
         size, passes = scoring_passes(

@@ -157,7 +157,8 @@ class Folder:
             file = path / _UNFINISHED
         if not file.is_file():
             raise ValueError(
-                f"{file} does not exist: run `nemo-rod reference` to the end to complete {path}"
+                f"{file} does not exist: write the references to the end to complete {path}, in a "
+                "recipe by `nemo-rod reference`"
             )
         names = [field.name for field in fields(ReferenceManifest)]
         schema = read_json(file, "schema")["schema"]

@@ -6,42 +6,44 @@ resumes at the last part, in this layout or another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
-from nemo_rod.megatron.ranks import from_recorder
-from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
+from nemo_rod.ranks import from_recorder
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter
 from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.dealing import scored_blocks
 
 
 def write_references(
-    scorer: MegatronScorer,
+    scorer: Any,
     out: Path,
     *,
     manifest: ReferenceManifest,
     name: str,
     required: Mask | None = None,
+    agree: Callable[[Callable[[], Any]], Any] = from_recorder,
 ) -> None:
     """Scores the blocks that are missing in a folder and writes their losses. Collective.
 
     Args:
-        scorer: the scorer, whose store has the blocks.
+        scorer: has `store`, `losses_at`, `micro_batch_size` and `replicas`, as `MegatronScorer`.
         out: folder of the references; it and the next are as those of `ReferenceWriter`.
         manifest: provenance of the losses.
         name: title of the progress line.
         required: blocks of the range that must have a reference; None for all.
+        agree: calls a function on the rank that writes and returns its result on every rank.
 
     Raises:
         ValueError: as `ReferenceWriter`, or a loss is not finite.
     """
-    writer: ReferenceWriter | None = None  # of the recording rank
+    writer: ReferenceWriter | None = None  # of the rank that writes
     num_required = manifest.num_blocks if required is None else int(required.sum())
-    progress = Progress(name, num_required, unit="blocks", tokens=scorer.store.block_size)
+    progress = Progress(name, num_required, unit="blocks", tokens=manifest.block_size)
 
     def begun() -> tuple[ReferenceManifest, np.ndarray]:
         nonlocal writer
@@ -50,7 +52,7 @@ def write_references(
         is_missing_N[writer.missing - manifest.start] = True
         return writer.manifest, np.packbits(is_missing_N)
 
-    manifest, bits = from_recorder(begun)
+    manifest, bits = agree(begun)
     missing = manifest.start + np.flatnonzero(np.unpackbits(bits, count=manifest.num_blocks))
     done = num_required - len(missing)
     progress.start(done)
@@ -59,11 +61,9 @@ def write_references(
         manifest,
         scorer.losses_at,
         micro_batch_size=scorer.micro_batch_size,
-        replicas=scorer.groups.dp.size(),
+        replicas=scorer.replicas,
     ):
         if writer is not None:
             writer.append(ids, losses)
             progress.step(done := done + len(ids))
-    if writer is not None:
-        writer.close()
-    dist.barrier()
+    agree(lambda: writer.close() if writer else None)

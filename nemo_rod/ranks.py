@@ -34,19 +34,22 @@ def peak_memory() -> dict[str, float]:
     return {"memory/peak_gib": kibibytes / 2**20}
 
 
-def from_recorder(find: Callable[[], T]) -> T:
+def from_recorder(find: Callable[[], T], *, src: int | None = None, group: Any = None) -> T:
     """Calls `find` on the recording rank and returns its result on every rank. Collective.
+
+    Another rank of a group may be given as `src`.
 
     Raises:
         ValueError: `find`, which must not be collective, raised ValueError or OSError.
     """
     sent: list[Any] = [None, None]
-    if is_recorder():
+    src = dist.get_world_size(group) - 1 if src is None else src
+    if dist.get_rank(group) == src:
         try:
             sent[0] = find()
         except (ValueError, OSError) as error:
             sent[1] = str(error)
-    dist.broadcast_object_list(sent, src=dist.get_world_size() - 1)
+    dist.broadcast_object_list(sent, group=group, group_src=src)
     if sent[1] is not None:
         raise ValueError(sent[1])
     return sent[0]
@@ -110,7 +113,7 @@ def from_all_ranks(own: list[T]) -> list[T]:
     return results
 
 
-def refuse_different_choices(choice: Choice) -> None:
+def refuse_different_choices(choice: Choice, group: Any = None) -> None:
     """Ends the run on all ranks if they are about to train on different blocks. Collective.
 
     Every rank selects independently and reads its blocks by id: ranks of one replica that disagree
@@ -123,8 +126,8 @@ def refuse_different_choices(choice: Choice) -> None:
     digest = hashlib.blake2b(chosen.tobytes(), digest_size=8).digest()
     own = int.from_bytes(digest, "big") >> 1  # 63 bits, so that its negative fits an int64, too
     # a single reduction: the maximum of the negatives is the negative of the minimum
-    ends = torch.tensor([own, -own]).cuda()
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    ends = torch.tensor([own, -own], device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
     largest, negative_smallest = ends.tolist()
     if largest != -negative_smallest:
         raise ValueError(
