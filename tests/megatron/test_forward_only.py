@@ -105,6 +105,7 @@ def test_scoring_pads_its_last_pass_where_one_shape_runs(overlap: bool, sizes: l
     scorer: Any = SimpleNamespace(
         config=SimpleNamespace(tp_comm_overlap=overlap, tensor_model_parallel_size=2),
         groups=SimpleNamespace(dp=group(2), pp=group(1)),
+        replicas=2,
         micro_batch_size=4,
         model=[None],
         store=SimpleNamespace(block_size=8),

@@ -15,9 +15,10 @@ import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
 
-from nemo_rod import parts, swap_in
+from nemo_rod import parts
 from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_json, read_lines
+from nemo_rod.hosts import swap_in
 from nemo_rod.selection import Curriculum, References
 
 EXAMPLE = ROOT / "docs" / "examples" / "nemo_rod_example"

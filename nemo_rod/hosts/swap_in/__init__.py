@@ -154,7 +154,7 @@ def reference(host: str, *args: Any, **options: Any) -> None:
         ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.
 
     Example:
-        >>> from nemo_rod import swap_in
+        >>> from nemo_rod.hosts import swap_in
         >>> options = {"roles": roles, "role": "replay", "out": "references/old"}
         >>> swap_in.reference("megatron_bridge", cfg, forward_step, **options)
     """

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nemo_rod import swap_in
+from nemo_rod.hosts import swap_in
 
 
 def install(job: Any, /, **options: Any) -> Any:
