@@ -25,6 +25,7 @@ from nemo_rod.files import interpreting, read_json
 from nemo_rod.loggers import logger_names
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import Rule
+from nemo_rod.selection.references.folder import precision_name
 
 STORE = "NEMO_ROD_STORE"  # in the environment: host and port of the store of a job on several nodes
 FAULT_KEY = "fault"  # in the store: the first fault, which ends all processes
@@ -59,8 +60,8 @@ class ModelJob:
     @property
     def arithmetic(self) -> str:
         """Name of the scoring pass's arithmetic, as manifests of references have it."""
-        precision, scoring = self.config.model.precision, self.config.scoring.precision
-        return precision if scoring is None else f"{scoring} over {precision}"
+        precision = self.config.model.precision
+        return precision_name(self.config.scoring.precision or precision, over=precision)
 
 
 @dataclass(kw_only=True)

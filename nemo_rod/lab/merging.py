@@ -182,7 +182,7 @@ def _completed(*configs: dict[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 @cache
-def _of_every_model() -> frozenset[str]:
+def _common_keys() -> frozenset[str]:
     """Returns the keys that configurations of all models have, and those of generation."""
     try:
         from transformers import GenerationConfig, PretrainedConfig
@@ -197,7 +197,7 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that affect a forward pass, by key, without their sections."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _of_every_model() or _NOT_COMPUTED.fullmatch(key):
+        if key in _common_keys() or _NOT_COMPUTED.fullmatch(key):
             continue
         is_rope = key in ("rope_scaling", "rope_parameters")
         if is_rope and not value:

@@ -267,11 +267,10 @@ class TorchScorer:
             values.split(length, dim=1), targets_BT.split(length, dim=1), strict=True
         ):
             logits_BsV = to_logits(values_s)
-            weights = precision_name(getattr(self._head, "weight", logits_BsV).dtype)
-            name, self._dtype = precision_name(logits_BsV.dtype), logits_BsV.dtype
-            self.precision = self.precision or (
-                name if name == weights else f"{name} over {weights}"
-            )
+            if not self.precision:
+                self._dtype = logits_BsV.dtype
+                weights = getattr(self._head, "weight", logits_BsV).dtype
+                self.precision = precision_name(self._dtype, over=weights)
             flat = cross_entropy(
                 logits_BsV.float().flatten(0, 1), targets_Bs.flatten(), reduction="none"
             )

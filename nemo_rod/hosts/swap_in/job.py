@@ -442,15 +442,15 @@ class SelectingJob(Job):
 def precision_of(model: list) -> str:
     """Returns the arithmetic of a model's forward pass, as manifests of references name it."""
     config = get_model_config(model[0])
-    name = precision_name(config.params_dtype)
+    precision = config.params_dtype
     for kind in ("fp8", "fp4"):
         if getattr(config, kind, None):
             recipe = getattr(config, f"{kind}_recipe")
             recipe = getattr(recipe, "value", recipe)  # Megatron's enumeration, or text
             # as `scoring.precision` names them
-            low = {"tensorwise": "fp8", "mxfp8": "mxfp8"}.get(recipe, f"{kind} {recipe}")
-            return f"{low} over {name}"
-    return name
+            precision = {"tensorwise": "fp8", "mxfp8": "mxfp8"}.get(recipe, f"{kind} {recipe}")
+            break
+    return precision_name(precision, over=config.params_dtype)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, float]:

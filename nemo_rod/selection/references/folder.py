@@ -104,10 +104,14 @@ class ReferenceManifest:
         return np.broadcast_to(record, size)  # takes no memory
 
 
-def precision_name(precision: object) -> str:
-    """Returns the name that manifests have for a precision: "bf16" for PyTorch's torch.bfloat16."""
-    name = str(precision).removeprefix("torch.")
-    return _PRECISIONS.get(name, name)
+def precision_name(precision: object, over: object = None) -> str:
+    """Returns the name that manifests have for a precision: "bf16" for PyTorch's torch.bfloat16.
+
+    `over` is that of the weights, if it may be another: "fp8 over bf16".
+    """
+    names = (str(each).removeprefix("torch.") for each in (precision, over or precision))
+    name, weights = (_PRECISIONS.get(each, each) for each in names)
+    return name if name == weights else f"{name} over {weights}"
 
 
 def role_manifest(
