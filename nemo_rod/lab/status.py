@@ -252,4 +252,5 @@ def hours_left(config: Config) -> dict[str, float]:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else "over a day"
+    clock = time.gmtime(max(seconds, 0.0))  # damage can make a duration negative
+    return time.strftime("%H:%M:%S", clock) if seconds < 86400 else "over a day"

@@ -82,7 +82,9 @@ class StageLog:
             with interpreting(self.path, cure=f"restore it from a copy, or remove line {number}"):
                 required = {"began": ("host",), "failed": ("why",), "stopped": ("why",)}
                 texts = [event[name] for name in ("event", *required.get(event["event"], ()))]
-                if not (all(isinstance(text, str) for text in texts) and event["time"] >= 0):
+                # Python has no dates for much larger numbers
+                in_time = 0 <= event["time"] < 1e11
+                if not (all(isinstance(text, str) for text in texts) and in_time):
                     raise TypeError(f"line {number} is {event}")
         return events
 

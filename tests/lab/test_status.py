@@ -100,6 +100,9 @@ def test_progress_of_training_counts_and_estimates(tmp_path: Path) -> None:
     far, left, last = training_progress(tmp_path)
     assert (far, left) == ("40/100", "01:00:00")
     assert last == "loss 3  replay 0.25  lr 0.0001"
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(rows[-1] | {"timing/train/total": -1e17}) + "\n")  # damaged
+    assert training_progress(tmp_path)[1] == "00:00:00"
 
 
 def test_progress_of_other_jobs_is_what_they_printed(tmp_path: Path) -> None:

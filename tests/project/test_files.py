@@ -51,6 +51,15 @@ def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
     assert [event["event"] for event in record.events()] == ["began", "done"] * 2
 
 
+@pytest.mark.parametrize("time", ["-1", "1e17", "NaN", '"now"', "null"])
+def test_times_that_are_no_dates_are_damage(tmp_path: Path, time: str) -> None:
+    record = StageLog(tmp_path, "rod")
+    record.path.parent.mkdir(parents=True)
+    record.path.write_text(f'{{"time": {time}, "event": "done"}}\n')
+    with pytest.raises(ValueError, match=r"rod\.jsonl is damaged .* or remove line 1"):
+        record.events()
+
+
 def test_variables_of_an_allocation_count_only_in_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
