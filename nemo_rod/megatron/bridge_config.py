@@ -31,7 +31,7 @@ def bridge_config(
 ) -> ConfigContainer:
     """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
     o = job.config.train
-    on_gpu, sharded = torch.cuda.is_available(), _shares_optimizer(job)
+    on_gpu, sharded = torch.cuda.is_available(), shares_optimizer(job)
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
         model=provider,
@@ -124,7 +124,7 @@ def refuse_optimizer(job: TrainJob) -> None:
     offload = job.config.train.optimizer_offload
     engine = importlib.util.find_spec("transformer_engine") is not None
     for refused, key, why, cure in (
-        (not _shares_optimizer(job), "precision_aware_optimizer",
+        (not shares_optimizer(job), "precision_aware_optimizer",
          "needs an optimizer whose state replicas share",
          "set parallel.distributed_optimizer=true"),
         (offload and not torch.cuda.is_available(), "optimizer_offload",
@@ -136,7 +136,7 @@ def refuse_optimizer(job: TrainJob) -> None:
             raise ValueError(f"train.{key}=true {why}: {cure}.")
 
 
-def _shares_optimizer(job: TrainJob) -> bool:
+def shares_optimizer(job: TrainJob) -> bool:
     """Returns whether replicas share the optimizer's state."""
     sharded = job.parallel.distributed_optimizer
     return torch.cuda.is_available() if sharded is None else sharded

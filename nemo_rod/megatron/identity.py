@@ -10,6 +10,7 @@ from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from omegaconf import OmegaConf
 from packaging.version import Version
 
+from nemo_rod.config import Parallel
 from nemo_rod.megatron.whole_checkpoints import TRACKER
 from nemo_rod.selection import CurriculumHeader
 
@@ -21,6 +22,14 @@ IDENTITY = {
     "config": "configuration",
     "seed": "seed",
     "block_size": "block size",
+}
+
+# size of a layout -> its name in Megatron; a distributed optimizer's state depends on all of them
+_SIZES = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "virtual_pipeline": "virtual_pipeline_model_parallel_size",
+    "expert": "expert_model_parallel_size",
 }
 
 
@@ -58,14 +67,23 @@ def versions() -> dict[str, str]:
     }
 
 
-def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
-    """Refuses to resume from weights that were trained on other data or with other settings.
+def refuse_foreign_checkpoint(
+    checkpoints: Path, expected: dict[str, Any], parallel: Parallel, *, sharded: bool
+) -> None:
+    """Refuses to resume from a checkpoint of other data or settings, or one that cannot be loaded.
 
-    The trainer's checkpoint folder need not exist; `expected` is a `header_identity`.
+    The trainer's checkpoint folder need not exist.
+
+    Args:
+        checkpoints: the folder.
+        expected: a `header_identity`.
+        parallel: the layout of this attempt.
+        sharded: whether its optimizer is distributed.
 
     Raises:
-        ValueError: the identity differs, or an installed package is older than the one that saved
-            the checkpoint: Megatron reads older checkpoints, but not newer ones.
+        ValueError: the identity differs; an installed package is older than the one that saved the
+            checkpoint, as Megatron reads older checkpoints, but not newer ones; or a distributed
+            optimizer's state does not fit the layout.
     """
     latest = checkpoints / TRACKER
     if not latest.exists():
@@ -91,3 +109,14 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
                 f"installed, which does not read newer checkpoints: continue with {version} or "
                 f"newer, or remove {checkpoints.parent} to begin again."
             )
+    sizes = [
+        (key, config.model.get(name) or 1, getattr(parallel, key)) for key, name in _SIZES.items()
+    ]
+    was_sharded = bool(config.optimizer.use_distributed_optimizer)
+    rows = [("distributed_optimizer", was_sharded, sharded), *(sizes if sharded else [])]
+    if differing := [f"parallel.{key}={was}".lower() for key, was, now in rows if was != now]:
+        raise ValueError(
+            f"{folder} was saved with {', '.join(differing)}: the state of a distributed optimizer "
+            "can be resumed with another number of replicas alone; continue with the former "
+            f"layout, or remove {checkpoints.parent} to begin again."
+        )

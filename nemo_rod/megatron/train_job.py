@@ -21,7 +21,12 @@ from nemo_rod import loggers, parts
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
-from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
+from nemo_rod.megatron.bridge_config import (
+    bridge_config,
+    recompute,
+    refuse_optimizer,
+    shares_optimizer,
+)
 from nemo_rod.megatron.callbacks.recorder import Recorder, ResumedAverages
 from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
@@ -84,7 +89,8 @@ def train(
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
     identity = header_identity(header)
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
-    refuse_foreign_checkpoint(out / "checkpoints", identity)
+    sharded = shares_optimizer(job)
+    refuse_foreign_checkpoint(out / "checkpoints", identity, job.parallel, sharded=sharded)
     bridge, provider = model_provider(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )
