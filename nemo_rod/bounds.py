@@ -87,6 +87,11 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         bound, optional = field.metadata.get("bound"), field.default is None
         if dataclasses.is_dataclass(value):
             check_bounds(value, f"{name}.")
+        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+            raise ValueError(
+                f"{name}={as_yaml(value)} is not valid: expected a list without lists or mappings "
+                "in it."
+            )
         if bound and not (bound.accepts(value) if value is not None else optional):
             expected = f"finite and {bound.expected}" if value == math.inf else bound.expected
             expected += ", or null" if optional else ""

@@ -184,6 +184,13 @@ def test_a_word_of_the_sentence_is_no_suggestion() -> None:
         check_bounds(with_value("selection.on_nonfinite", "orr"))
 
 
+@pytest.mark.parametrize("name", ["arms", "rebuild", "logger", "cluster.setup", "report.seeds"])
+@pytest.mark.parametrize("item", [["rod"], {"rod": 1}])
+def test_a_list_holds_no_others(name: str, item: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}=\[.*\] is not valid: expected a list without"):
+        check(with_value(name, ["rod", item]))
+
+
 @pytest.mark.parametrize("name", OF_VARIANTS)
 def test_a_variant_has_the_same_bounds(name: str) -> None:
     field = OF_VARIANTS[name]
