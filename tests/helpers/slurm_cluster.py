@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+PORTS = range(17000, 19000, 10)
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 # Each of the two nodes pretends to have one GPU, so that two processes take two nodes.
 CONFIG = """
@@ -47,6 +48,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
 MinJobAge=3600
+FirstJobId={job}
 NodeName=n1 NodeHostname={host} NodeAddr={n1} Port={first} CPUs=16 RealMemory=64000 Gres=gpu:1
 NodeName=n2 NodeHostname={host} NodeAddr={n2} Port={last} CPUs=16 RealMemory=64000 Gres=gpu:1
 PartitionName=work Nodes=n[1-2] Default=YES MaxTime=1:00:00 PriorityTier=1 GraceTime=60
@@ -87,11 +89,14 @@ class Cluster:
         host = socket.gethostname().split(".")[0]
         # the two nodes' ports must follow each other
         first = ports[0]
+        # jobs of another cluster on this machine have other numbers, and so other ports
+        job = 1 + 100 * (first - PORTS.start)
         self.config.write_text(
             CONFIG.format(
                 control="10.99.9.254" if apart else "127.0.0.1",
                 n1="10.99.9.1" if apart else "127.0.0.1", n2="10.99.9.2" if apart else "127.0.0.1",
                 root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1,
+                job=job,
             )
         )  # fmt: skip
 
@@ -189,7 +194,7 @@ def processes_of(*jobs: str) -> list[dict[str, Any]]:
 
 def free_ports(count: int) -> list[int]:
     """Ports in a row that nobody listens on."""
-    for start in range(17000, 19000, 10):
+    for start in PORTS:
         ports = range(start, start + count)
         try:
             with contextlib.ExitStack() as stack:
