@@ -76,7 +76,10 @@ def _export(options: Namespace) -> None:
     from nemo_rod.selection import Curriculum
 
     path, authors = options.curriculum, options.format == "authors"
-    out = options.out or path.with_suffix(".jsonl" if authors else ".parquet")
+    suffix = ".jsonl" if authors else ".parquet"
+    out = options.out or path.with_suffix(suffix)
+    if out.suffix != suffix:  # such as the curriculum itself, which it would replace
+        raise ValueError(f"{out} is no name for this export: expected one that ends in {suffix}.")
     with Curriculum.open(path, read_only=True) as curriculum:
         if authors:
             from nemo_rod.corpus import BlockStore

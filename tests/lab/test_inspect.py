@@ -247,6 +247,11 @@ def test_curricula_are_checked_and_exported(
     import pyarrow.parquet as pq
 
     assert pq.read_table(tmp_path / "c.parquet").num_rows == 200
+    before = path.read_bytes()
+    for words in ([path, path], [path, path.with_name("arm.json"), "--format", "authors"]):
+        with pytest.raises(ValueError, match=r" is no name for this export: expected one that "):
+            here("curriculum", "export", *words)
+    assert path.read_bytes() == before
 
 
 def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: Path) -> None:
