@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def test_a_file_of_a_folder_is_read_once_or_refused(tmp_path: Path) -> None:
     assert list(read_documents(hub(data, split="all", max_files=1))) == rows(0)
     (data / "train-4.parquet").symlink_to("gone")
     refuse(hub(data), "source web: ", "train-4.parquet is a link to 'gone'")
+
+
+def test_only_the_shards_of_a_saved_dataset_are_read(tmp_path: Path) -> None:
+    data = made(tmp_path / "data", files=2, form="saved")
+    shards = sorted(data.glob("*.arrow"))
+    run(tmp_path / "blocks", [hub(data)])
+    shutil.copy(shards[0], data / "cache-0123456789abcdef.arrow")  # as Dataset.map leaves
+    run(tmp_path / "blocks", [hub(data)])
+    assert list(read_documents(hub(data))) == rows(0) + rows(1)
+    datasets.Dataset.from_dict({"text": rows(2)}).save_to_disk(data)  # into the same folder
+    assert shards[0].exists() and list(read_documents(hub(data))) == rows(2)
 
 
 @pytest.mark.parametrize("name", ["train[1].parquet", "v[1]/a.parquet", "v[1]", "what?", "a*"])

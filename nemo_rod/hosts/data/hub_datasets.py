@@ -11,6 +11,7 @@ from typing import Any
 from nemo_rod.corpus.formats import Content, Extract, Input, ReadError
 from nemo_rod.corpus.input_files import folder_files, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
+from nemo_rod.files import read_json
 from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
@@ -32,13 +33,14 @@ class HuggingFaceDataset(Input):
         label = Path(path).name if is_local else path
         name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
         super().__init__(name, None, path)
-        self.parts = folder_files(Path(path)) if is_local else []
-        for file in [path, *(name for name, _ in self.parts)] if is_local else ():
+        files = folder_files(Path(path)) if is_local else []
+        for file in [path, *(name for name, _ in files)] if is_local else ():
             if glob.has_magic(file):
                 raise ValueError(
                     f"datasets takes the name {file!r} in {path} for a pattern, and would read "
                     "other files: rename it"
                 )
+        self.parts = [(name, size) for name, size in files if _is_data(os.path.join(path, name))]
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None  # of this reading
@@ -96,7 +98,7 @@ class HuggingFaceDataset(Input):
             unique: dict[str, str] = {}  # by their own paths: each file is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
                 unique.setdefault(file if "://" in file else os.path.realpath(file), file)
-            self._files = spread([*unique.values()], spec.max_files)
+            self._files = spread([*filter(_is_data, unique.values())], spec.max_files)
             if self._files and self._files != list(all_files.get(spec.split, ())):
                 # their origins are part of the key of a cache, which streaming does not use
                 files = DataFilesList(self._files, [("",)] * len(self._files))
@@ -138,6 +140,15 @@ class HuggingFaceDataset(Input):
             )
         self._position, self._done_before = state, self._done
         return state
+
+
+def _is_data(file: str) -> bool:
+    """Returns whether a file is more than a cache, or a former shard, beside a saved dataset's."""
+    state = Path(file).with_name("state.json")
+    if not file.endswith(".arrow") or not state.is_file():
+        return True
+    shards = read_json(state).get("_data_files")
+    return shards is None or Path(file).name in [shard["filename"] for shard in shards]
 
 
 def _format(name: str) -> str:
