@@ -130,6 +130,26 @@ def test_what_the_library_raises_names_the_file_and_loses_no_block(
     assert (kept / "state.json").exists() and (kept / "out/hash.npy").stat().st_size > 16 * 30
 
 
+@pytest.mark.parametrize("suffix", [".gz"])
+@pytest.mark.parametrize("form", ["txt", "csv", "jsonl"])
+def test_half_a_compressed_file_is_not_whole(tmp_path: Path, form: str, suffix: str) -> None:
+    packers = {".gz": gzip}
+    texts = rows(0, 9000)
+    lines = {"txt": texts, "csv": ["text", *texts]}.get(form) or [
+        f'{{"text":"{t}"}}' for t in texts
+    ]
+    first, second = (
+        packers[suffix].compress("".join(f"{line}\n" for line in part).encode())
+        for part in (lines[:10], lines[10:])
+    )
+    file = tmp_path / f"a.{form}{suffix}"
+    file.write_bytes(first + second)
+    assert list(read_documents(hub(tmp_path))) == texts
+    for damaged in (second[: len(second) // 2], second[:8], bytes([second[0] ^ 1]) + second[1:]):
+        file.write_bytes(first + damaged)
+        refuse(hub(tmp_path), str(file))
+
+
 def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

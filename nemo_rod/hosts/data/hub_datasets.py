@@ -106,9 +106,10 @@ class HuggingFaceDataset(Input):
             return builder.as_streaming_dataset(spec.split)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = "".join(f", or the file read first, {file}" for file in self._files[:1])
             raise ValueError(
-                f"dataset {self.name} cannot be opened ({reason}): "
-                f"check path, subset, split and revision of the source, whose path is {self.place}"
+                f"dataset {self.name} cannot be opened ({reason}): check path, subset, split and "
+                f"revision of the source, whose path is {self.place}{first}"
             ) from error
 
     def where(self) -> str:
