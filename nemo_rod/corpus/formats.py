@@ -223,6 +223,29 @@ def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
         raise ValueError(broken.format("it ends too early"))
 
 
+class Unpacked(io.RawIOBase):
+    """The bytes of an open compressed file; damage is refused by a ValueError that names it."""
+
+    def __init__(self, handle: Any, suffix: str) -> None:
+        self._place, self._chunks = handle.path, _unpacked(handle, suffix)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a buffer from the next bytes; returns their number, 0 at the end."""
+        try:
+            while not self._rest and (chunk := next(self._chunks, None)) is not None:
+                self._rest = memoryview(chunk)
+        except ValueError as error:
+            raise ValueError(f"{self._place}: {error}") from error
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
 class TextFile(InputFile):
     """A file that is one document."""
 

@@ -1,7 +1,9 @@
 """Hugging Face datasets: streamed by the library, resumed exactly, and its errors in a sentence."""
 
+import bz2
 import errno
 import gzip
+import lzma
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,10 +132,11 @@ def test_what_the_library_raises_names_the_file_and_loses_no_block(
     assert (kept / "state.json").exists() and (kept / "out/hash.npy").stat().st_size > 16 * 30
 
 
-@pytest.mark.parametrize("suffix", [".gz"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("form", ["txt", "csv", "jsonl"])
 def test_half_a_compressed_file_is_not_whole(tmp_path: Path, form: str, suffix: str) -> None:
-    packers = {".gz": gzip}
+    zstandard = pytest.importorskip("zstandard")
+    packers = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstandard}
     texts = rows(0, 9000)
     lines = {"txt": texts, "csv": ["text", *texts]}.get(form) or [
         f'{{"text":"{t}"}}' for t in texts

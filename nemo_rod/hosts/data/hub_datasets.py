@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.formats import Content, Extract, Input, ReadError
+from nemo_rod.corpus.formats import Content, Extract, Input, ReadError, Unpacked
 from nemo_rod.corpus.input_files import folder_files, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.files import read_json
@@ -83,6 +84,7 @@ class HuggingFaceDataset(Input):
 
         spec = self._spec
         try:
+            _refuse_damage()
             builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
             if builder.name == "text":
                 builder.config.encoding = "utf-8-sig"
@@ -141,6 +143,21 @@ class HuggingFaceDataset(Input):
             )
         self._position, self._done_before = state, self._done
         return state
+
+
+def _refuse_damage() -> None:
+    """Lets `datasets` read compressed files by `Unpacked`: its own way, half of a .zst is whole."""
+    from datasets.filesystems import COMPRESSION_FILESYSTEMS
+    from fsspec.compression import register_compression
+
+    for system in COMPRESSION_FILESYSTEMS:
+        if suffix := {"bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}.get(system.protocol):
+
+            def opened(handle: Any, suffix: str = suffix, **_: Any) -> io.BufferedReader:
+                return io.BufferedReader(Unpacked(handle, suffix), 1 << 20)
+
+            system.compression = f"whole {suffix}"
+            register_compression(system.compression, opened, [], force=True)
 
 
 def _is_data(file: str) -> bool:
