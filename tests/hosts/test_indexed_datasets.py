@@ -343,6 +343,7 @@ def test_a_file_that_changes_before_the_store_is_done_is_noticed(
         ([], {"options": {"copy": 0}}, r"options=\{'copy': 0\} is not valid: kind=megatron takes"),
         ([], {"options": {"move": True}}, r"options=\{'move': True\} is not valid"),
         ([], {"kind": "jsonl"}, "kind=jsonl reads files instead; remove options"),
+        ([[5, 6], [5, 6, 7]], {}, r"a\.bin: some of its documents do not end with EOD"),
         ([[5, EOD], [6]], {}, r"a\.bin: some of its documents do not end with EOD"),
         ([[5, EOD], [EOD]], {}, r"a\.bin: some of its documents do not end with EOD"),
         ([*[[5, EOD]] * 1100, [6], *[[5, EOD]] * 1100], {},

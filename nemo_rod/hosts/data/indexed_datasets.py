@@ -188,7 +188,7 @@ class IndexedFile(Input):
                 f"{self.place}: its documents end with token {end}, and those of the tokenizer "
                 f"with {tokenizer.eod_id}: set domain.eod={end}, or name the tokenizer that made it"
             )
-        if self.in_place and ({*last} > {tokenizer.eod_id} or 1 in sizes):
+        if self.in_place and (last - {tokenizer.eod_id} or 1 in sizes):
             raise ValueError(
                 f"{self.place}: some of its documents do not end with EOD, or have nothing else, "
                 "so its blocks cannot be read from it: leave out options.copy"
