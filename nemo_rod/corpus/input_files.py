@@ -13,6 +13,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,8 +145,12 @@ def _below(folder: str, part: str) -> list[str]:
         return []
     if part == "**":
         return [path.rstrip("/") for path in _tree(folder)]
-    if not glob.has_magic(part) or os.path.lexists(folder + part):
-        return [folder + part] if os.path.lexists(folder + part) else []
+    if os.path.lexists(folder + part):
+        return [folder + part]
+    if not glob.has_magic(part):
+        with suppress(FileNotFoundError):
+            os.lstat(folder + part)  # raises what lexists takes for absence, as in closed folders
+        return []
     names = fnmatch.filter(os.listdir(folder or "."), part)
     return [folder + name for name in names if part[0] == "." or name[0] != "."]
 

@@ -104,6 +104,7 @@ def test_each_file_once(
         (["a.jsonl/*"], nothing, "no file matches "),
         (["nowhere/*"], nothing, "no file matches "),
         (["/"], nothing, "is a folder: name its files, as in"),
+        (["x" * 256 + "/a.jsonl"], nothing, "File name too long"),  # nor may others be looked for
         (["**"], lambda root: os.rename(root / "sub", os.fsencode(root / "s") + b"\xff"),
          "the file name 's\\udcff/c.jsonl' is not UTF-8"),
     ],
