@@ -151,6 +151,8 @@ def _below(folder: str, part: str) -> list[str]:
         with suppress(FileNotFoundError):
             os.lstat(folder + part)  # raises what lexists takes for absence, as in closed folders
         return []
+    if "**" in part:
+        raise ValueError(f"{folder}{part}: ** stands for whole folders: write **/, as in **/*.txt")
     names = fnmatch.filter(os.listdir(folder or "."), part)
     return [folder + name for name in names if part[0] == "." or name[0] != "."]
 

@@ -105,6 +105,7 @@ def test_each_file_once(
         (["nowhere/*"], nothing, "no file matches "),
         (["/"], nothing, "is a folder: name its files, as in"),
         (["x" * 256 + "/a.jsonl"], nothing, "File name too long"),  # nor may others be looked for
+        (["**.jsonl"], nothing, "**.jsonl: ** stands for whole folders: write **/, as in **/*.t"),
         (["**"], lambda root: os.rename(root / "sub", os.fsencode(root / "s") + b"\xff"),
          "the file name 's\\udcff/c.jsonl' is not UTF-8"),
     ],
