@@ -58,7 +58,7 @@ def prepare_blocks(
 
 
 def refuse_other_files(domain: Domain, blocks: Path) -> None:
-    """Refuses blocks whose source files have changed since.
+    """Refuses blocks whose source files have changed since, or of which a source was removed.
 
     Files that can no longer be listed pass: blocks may outlive their sources.
 
@@ -66,9 +66,12 @@ def refuse_other_files(domain: Domain, blocks: Path) -> None:
         ValueError: a file was added, removed or changed; the message names it and its source.
     """
     for spec in domain.specs:
+        path = blocks / spec.role / spec.name / "manifest.json"
+        if not path.exists():
+            raise ValueError(f"{path} is missing: add rebuild=[prepare] to make the blocks again")
         try:
             inputs = open_inputs(spec)
-            manifest = read_json(blocks / spec.role / spec.name / "manifest.json", "files")
+            manifest = read_json(path, "files")
         except (ValueError, OSError, ImportError):
             continue
         if not all(Path(item.place).exists() for item in inputs):  # of a toy, or remote

@@ -73,6 +73,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: write(data / "3.jsonl", ["more"]), "3.jsonl of source new was added since;"),
         (lambda data: (data / "2.jsonl").unlink(), "2.jsonl of source new was removed since;"),
         (lambda data: write(data / "2.jsonl", ["x"]), "2.jsonl of source new was changed since;"),
+        (
+            lambda data: shutil.rmtree(data.parent / "runs/mine/blocks/adaptation/new"),
+            "adaptation/new/manifest.json is missing: add rebuild=[prepare]",
+        ),
         (lambda data: data.rename(data.with_name("moved")), ""),  # blocks outlive their sources
     ],
 )
