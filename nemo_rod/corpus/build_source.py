@@ -178,9 +178,11 @@ class _Build:
         """Packs and writes a batch, up to the cap on tokens."""
         tokens, lengths = encoded
         parts = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
-        cap = self._spec.max_tokens
-        goes_on = batch.goes_on
-        for number, (part, source) in enumerate(zip(parts, batch.inputs, strict=True)):
+        cap, goes_on = self._spec.max_tokens, batch.goes_on
+        whole = range(int(self._begun), len(parts) - goes_on)
+        kept = [n for n in range(len(parts)) if len(parts[n]) or n not in whole]  # no EOD alone
+        parts, inputs = [parts[n] for n in kept], [batch.inputs[n] for n in kept]
+        for number, (part, source) in enumerate(zip(parts, inputs, strict=True)):
             if self.full:
                 parts, goes_on = parts[:number], False
                 break

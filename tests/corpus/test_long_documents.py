@@ -138,6 +138,14 @@ def test_no_end_of_document_stands_alone(
     assert (told["documents"], told["tokens"]) == (documents, tokens)
 
 
+def test_documents_without_tokens_are_none(tmp_path: Path) -> None:
+    """Such as white space alone for some tokenizers, and NUL for this one."""
+    file = write(tmp_path / "a.jsonl", ["\0", "abc", "\0\0", "ü", "\0"])
+    store = run(tmp_path / "blocks", [web(file)], block_size=7, holdout_fraction=0)
+    assert store.tokens([0]).tolist() == [[*b"abc\0\xc3\xbc\0"]]
+    assert (manifest(tmp_path / "blocks")["documents"]) == 2
+
+
 Json = st.recursive(
     st.none() | st.integers() | st.text(st.characters(), max_size=9),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
