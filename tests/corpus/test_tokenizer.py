@@ -97,6 +97,20 @@ def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
     assert tokenizer.vocab_size == len(reference)
 
 
+def test_what_only_the_training_of_a_tokenizer_needs_is_left_out(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder, own = shutil.copytree(trained, tmp_path / "own"), load_tokenizer(str(trained))
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["model"]["dropout"] = 0.5
+    cut = {"max_length": 3, "stride": 0, "direction": "Right", "strategy": "LongestFirst"}
+    (folder / "tokenizer.json").write_text(json.dumps(raw | {"truncation": cut}))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.fingerprint == own.fingerprint
+    again = [tokenizer.encode_batch(["the cat sat on the mat"])[0].tolist() for _ in range(9)]
+    assert again == [own.encode_batch(["the cat sat on the mat"])[0].tolist()] * 9
+
+
 def test_a_tokenizer_is_loaded_without_torch(trained: Path) -> None:
     here = load_tokenizer(str(trained), trust_remote_code=True)  # never in another process
     code = (

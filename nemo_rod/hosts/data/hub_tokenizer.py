@@ -45,6 +45,8 @@ class HuggingFaceTokenizer:
             )
         self._backend.no_truncation()
         self._backend.no_padding()
+        if hasattr(self._backend.model, "dropout"):
+            self._backend.model.dropout = None  # of BPE: ids would be others every time
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.fingerprint: str = fingerprint_of(self)
