@@ -31,11 +31,11 @@ LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 _ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
-_PACKED = "it is compressed: let its name end in .gz, .xz or .zst"
+_PACKED = "it is compressed: let its name end in .gz, .bz2, .xz or .zst"
 _ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
 _FOREIGN = {  # (offset, bytes) of files that are not text in UTF-8 -> remedy
     (0, b"\x1f\x8b"): _PACKED, (0, b"\xfd7zXZ\0"): _PACKED, (0, b"\x28\xb5\x2f\xfd"): _PACKED,
-    (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
+    (4, b"1AY&SY"): _PACKED, (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
     (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
     (0, b"PAR1\x15"): "it is parquet: set kind: parquet",
     (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",

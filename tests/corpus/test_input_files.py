@@ -194,6 +194,7 @@ def test_padding_between_members_is_no_end(
     ("name", "data", "sentence"),
     [
         ("a.jsonl", gzip.compress(ONE, mtime=0), "it is compressed: let its name end in .gz"),
+        ("a.jsonl", bz2.compress(ONE), "it is compressed: let its name end in .gz, .bz2, .xz or"),
         ("a.jsonl", zst(ONE), "a.jsonl: it is compressed: let its name end in"),
         ("a.jsonl.zst", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE * 9),
          "Dictionary mismatch: it was compressed with a dictionary; decompress it"),
