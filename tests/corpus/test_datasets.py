@@ -194,6 +194,8 @@ def test_only_the_shards_of_a_saved_dataset_are_read(tmp_path: Path) -> None:
     assert list(read_documents(hub(data))) == rows(0) + rows(1)
     datasets.Dataset.from_dict({"text": rows(2)}).save_to_disk(data)  # into the same folder
     assert shards[0].exists() and list(read_documents(hub(data))) == rows(2)
+    (data / "data-00000-of-00001.arrow").unlink()
+    refuse(hub(data), "data-00000-of-00001.arrow is missing, of the files in state.json: copy it")
 
 
 @pytest.mark.parametrize("name", ["train[1].parquet", "v[1]/a.parquet", "v[1]", "what?", "a*"])

@@ -41,6 +41,12 @@ class HuggingFaceDataset(Input):
                     f"datasets takes the name {file!r} in {path} for a pattern, and would read "
                     "other files: rename it"
                 )
+        for folder in sorted({Path(path, name).parent for name, _ in files}):
+            for shard in _shards(folder) or ():
+                if not (folder / shard).is_file():
+                    raise ValueError(
+                        f"{folder / shard} is missing, of the files in state.json: copy it again"
+                    )
         self.parts = [(name, size) for name, size in files if _is_data(os.path.join(path, name))]
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
@@ -160,13 +166,17 @@ def _refuse_damage() -> None:
             register_compression(system.compression, opened, [], force=True)
 
 
+def _shards(folder: Path) -> list[str] | None:
+    """Returns the names of the files of a dataset that was saved in a folder; None if none was."""
+    state = folder / "state.json"
+    files = read_json(state).get("_data_files") if state.is_file() else None
+    return None if files is None else [file["filename"] for file in files]
+
+
 def _is_data(file: str) -> bool:
     """Returns whether a file is more than a cache, or a former shard, beside a saved dataset's."""
-    state = Path(file).with_name("state.json")
-    if not file.endswith(".arrow") or not state.is_file():
-        return True
-    shards = read_json(state).get("_data_files")
-    return shards is None or Path(file).name in [shard["filename"] for shard in shards]
+    shards = _shards(Path(file).parent) if file.endswith(".arrow") else None
+    return shards is None or Path(file).name in shards
 
 
 def _format(name: str) -> str:
