@@ -213,6 +213,8 @@ def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path: Path) -
     assert len(list(read_documents(hub(folder)))) == 120
     (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     refuse(hub(folder), "more.jsonl.gz is not read, as .parquet files are")
+    (folder / "more.jsonl.gz").rename(folder / "MORE.PARQUET")
+    refuse(hub(folder), "MORE.PARQUET is not read, as .parquet files are")
 
 
 def test_byte_order_marks_of_texts_are_no_text(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class HuggingFaceDataset(Input):
             read = {_format(str(file)) for files in all_files.values() for file in files}
             # of several forms, the library reads the most frequent alone
             for name, _ in self.parts if read and spec.subset is None else ():
-                if _format(name) in _BULKY - read:
+                if _format(name).lower() in _BULKY and _format(name) not in read:
                     raise ValueError(
                         f"{name} is not read, as {', '.join(sorted(read))} files are: move it out"
                     )
@@ -182,4 +182,4 @@ def _is_data(file: str) -> bool:
 def _format(name: str) -> str:
     """Returns the suffix of a file, without that of a compressed one."""
     suffixes = [suffix for suffix in Path(name).suffixes if suffix not in (".gz", ".xz", ".zst")]
-    return suffixes[-1].lower() if suffixes else ""
+    return suffixes[-1] if suffixes else ""
