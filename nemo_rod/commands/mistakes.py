@@ -82,7 +82,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 (bare, f"there is a space before {''.join(bare[:1])}: write it without, or quote "
                  "the word"),
                 (value[:1] == "~", 'the shell replaces no ~ there: type "$HOME"'),
-                ({*value} & {*"[]{}"}, "a list is [A,B], without spaces"),
+                ({*value} & {*"[]{}"},
+                 "a list is [A,B], without spaces, or '[\"A\",\"B\"]' with =, ü or the like"),
                 (not value.isascii(), f"letters such as ü need nested quotes, \"{key}='{value}'\""),
             )  # fmt: skip
             cure = next((f"; {text}" for holds, text in cures if holds), "")

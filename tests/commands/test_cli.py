@@ -177,6 +177,7 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     ),
     "recipe=toy arms=[rod": "arms=[rod is not an override in Hydra's grammar (",
     "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
+    "recipe=toy arms=[ü]": """, or '["A","B"]' with =, ü or the like""",
     "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',
     "recipe=toy cluster=null": "cluster=null names no file: type ~cluster to leave the group out.",
     "recipe=toy model=null": "names no file: type ~model model.hf=NAME for another model.",
