@@ -174,8 +174,12 @@ def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
         list(read_documents(source))
 
 
-def test_a_file_of_a_folder_is_read_once_or_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_folder_is_read_once_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = made(tmp_path / "data", files=2)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(read_documents(hub(Path("~/data")))) == rows(0) + rows(1)
     (data / "latest").symlink_to(".")
     (data / "train-2.parquet").symlink_to("train-0.parquet")
     (data / "train-3.parquet").symlink_to("../data/train-2.parquet")

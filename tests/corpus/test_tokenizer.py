@@ -97,6 +97,11 @@ def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
     assert tokenizer.vocab_size == len(reference)
 
 
+def test_a_tokenizer_in_the_home_folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(trained.parent))
+    assert load_tokenizer(f"~/{trained.name}").vocab_size == load_tokenizer(str(trained)).vocab_size
+
+
 def test_what_only_the_training_of_a_tokenizer_needs_is_left_out(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ class HuggingFaceDataset(Input):
     """The Hugging Face dataset of a source, streamed."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        path = str(spec.path)
+        path = os.path.expanduser(str(spec.path))
         is_local = Path(path).is_dir()
         label = Path(path).name if is_local else path
         name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
@@ -91,7 +91,7 @@ class HuggingFaceDataset(Input):
         spec = self._spec
         try:
             _refuse_damage()
-            builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
+            builder = load_dataset_builder(self.place, name=spec.subset, revision=spec.revision)
             if builder.name == "text":
                 builder.config.encoding = "utf-8-sig"
             all_files = builder.config.data_files or {}

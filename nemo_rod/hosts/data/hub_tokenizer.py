@@ -107,7 +107,7 @@ def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
 
     try:
         with explain_own_code(f"tokenizer {name!r}"):
-            repository, revision = name_and_revision(name)
+            repository, revision = name_and_revision(os.path.expanduser(name))
             pin = {} if revision is None else {"revision": revision}
             return AutoTokenizer.from_pretrained(
                 repository, use_fast=True, trust_remote_code=trust_remote_code, **pin
