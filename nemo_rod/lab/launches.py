@@ -64,15 +64,17 @@ def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJo
         command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
         lines = ask(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
         for line in lines if isinstance(lines, list) else []:
-            short, state, nodes = line.split("|")
-            # the state of a cancelled job is "CANCELLED by 1000"
-            ended[numbers[short]] = QueuedJob(state.split()[0], nodes)
+            short, state, nodes = [*line.split("|"), "", ""][:3]
+            if short in numbers and state:  # a site's own sacct may print more
+                # the state of a cancelled job is "CANCELLED by 1000"
+                ended[numbers[short]] = QueuedJob(state.partition(" ")[0], nodes)
     for cluster, numbers in groups.items() if not ended else ():
         for short, number in numbers.items():
             lines = ask("scontrol", *cluster, "show", "job", "--oneliner", short)
             for line in lines if isinstance(lines, list) else []:
                 fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
                 nodes = fields.get("NodeList", "").replace("(null)", "")
-                ended[number] = QueuedJob(fields["JobState"], nodes)
+                if state := fields.get("JobState"):
+                    ended[number] = QueuedJob(state, nodes)
     known = own | ended
     return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}

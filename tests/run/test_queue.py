@@ -140,6 +140,25 @@ def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixtur
     assert cluster.numbers() == []
 
 
+@pytest.mark.parametrize(
+    ("program", "printed", "state"),
+    [
+        ("sacct", "101_1|FAILED|n1\n\nplease note\n101|CANCELLED by 1|n1\n101||\n", "CANCELLED"),
+        ("scontrol", "\nJobId=101\nJobId=101 JobState=FAILED NodeList=(null)\n", "FAILED"),
+    ],
+)
+def test_what_slurm_prints_besides_is_passed_over(
+    cluster: Slurm, program: str, printed: str, state: str
+) -> None:
+    launch()
+    (cluster.folder / "queue").write_text("")
+    (cluster.folder / "output").write_text(printed)
+    asked = '[[ $* == *101* ]] && cat "${0%/*}/output"'
+    (cluster.folder / program).write_text(f"#!/bin/bash\n{asked}\n")
+    jobs = launches.jobs_by_stage(Path("run"), "slurm")
+    assert {number: job.state for number, job in jobs.values() if job} == {"101": state}
+
+
 def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
     launch()
     before = cluster.numbers()
