@@ -39,6 +39,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
             f"{file} is damaged ({reason}): restore it from a copy, or launch the run again."
         ) from None
     assert isinstance(composed, DictConfig)
+    composed.run_dir = str(run_dir.absolute())  # which may have been moved since
     try:
         return file.parent.name, to_config(composed)
     except ValueError as error:

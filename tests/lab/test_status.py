@@ -13,6 +13,7 @@ from command_line import composed, nemo_rod
 
 from nemo_rod.commands import run_stages
 from nemo_rod.lab import status
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
 from nemo_rod.lab.status import Standing, bar, last_progress, place, stand, training_progress
@@ -213,5 +214,9 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
     launched("fixed_50")  # launched alone, it is a part of the run all the same
     assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout
+    config = Path("runs/toy").rename("moved") / "launch" / "local" / "config.yaml"
+    assert f"run_dir: {tmp_path}/runs/toy" in config.read_text()
+    assert read_launch(Path("moved"))[1].run_dir == f"{tmp_path}/moved"
+    Path("moved").rename("runs/toy")
     done = nemo_rod("cancel", "runs/toy")
     assert "runs/toy has no job in the queue" in done.stderr
