@@ -226,6 +226,25 @@ def test_nodes_and_gpus_follow_the_layout() -> None:
     assert "exclusive" not in part
 
 
+OF_THE_CLUSTER = {  # its own options of sbatch -> how a job on two of the eight GPUs has them
+    "mem=900G": "mem=900G gpus-per-node=2 cpus-per-task=28",
+    "mem-per-gpu=90G": "mem-per-gpu=90G gpus-per-node=2 cpus-per-task=28",
+    "cpus-per-task=4": "cpus-per-task=4 gpus-per-node=2 mem=500G",
+    "gpus-per-node=b200:2": "gpus-per-node=b200:2 cpus-per-task=28 mem=500G",
+    "gres=gpu:b200:2": "gres=gpu:b200:2 cpus-per-task=28 mem=500G",
+    "gres=nvme:1": "gres='gpu:2,nvme:1' cpus-per-task=28 mem=500G",
+    r"comment='a\b'": r"comment='a\\b' gpus-per-node=2 cpus-per-task=28 mem=500G",
+}
+
+
+@pytest.mark.parametrize("word", OF_THE_CLUSTER)
+def test_options_of_the_cluster_override_ours(word: str) -> None:
+    gres = ["cluster.gpu_option=gres"] if word.startswith("gres") else []
+    job = rendered("toy_synthetic", "slurm", *gres, f"+cluster.sbatch.{word}")["rod.sbatch"]
+    found = re.findall(r"^#SBATCH --((?:mem|gres|gpus|cpus|comment).*)", job, re.MULTILINE)
+    assert " ".join(found) == OF_THE_CLUSTER[word]
+
+
 def srun_options(stage: str) -> dict[str, str]:
     """Options of the srun that every job starts, by name."""
     (block,) = re.findall(r"^srun_options=\(\n(.*?)^\)", stage, re.MULTILINE | re.DOTALL)

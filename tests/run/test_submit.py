@@ -44,6 +44,12 @@ def submit_all(config: Config) -> None:
         ([*ON_CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
         ([*ON_CLUSTER, "+cluster.cpu_sbatch.output=elsewhere.out"],
          "cpu_sbatch.output is set, but nemo-rod recognises"),
+        ([*ON_CLUSTER, "+cluster.sbatch.nodes=4"],
+         "cluster.sbatch.nodes is set, but a stage is one job with as many nodes as its layout"),
+        *(
+            ([*ON_CLUSTER, f"+cluster.sbatch.{word}"], f"cluster.sbatch.{shown} is not valid")
+            for word, shown in (("hold=true", "hold=True"), ("exclude=[n1]", "exclude=['n1']"))
+        ),
         ([*ON_CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
         *(
             ([*ON_CLUSTER, "cluster.container=apptainer", f"cluster.image={image}"],

@@ -115,12 +115,9 @@ def _render_ray(config: Config, stage: Stage) -> str:
     }
     # ray.sub requests 16 cores per GPU by default; cpu_cores=1 means that their number is unknown
     cores = {} if cluster.cpu_cores == 1 else {"CPUS_PER_WORKER": str(cluster.cpu_cores)}
-    options = slurm.job_options(config, stage)
-    if not {"mem", "mem-per-cpu", "mem-per-gpu"} & options.keys():  # sbatch takes one of them
-        options["mem"] = "0"
-    options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
-    options[cluster.gpu_option] = slurm.gpu_request(cluster, cluster.gpus_per_node)
-    options["signal"] = slurm.limit_signal(config)
+    gpus = slurm.gpu_request(cluster, cluster.gpus_per_node)
+    whole = {"mem": "0", "nodes": str(slurm.num_nodes(config)), "exclusive": None}
+    options = slurm.job_options(config, stage, {**whole, cluster.gpu_option: gpus})
     title = f"{stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow."
     lines = [
         "#!/bin/bash",

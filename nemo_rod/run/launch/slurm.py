@@ -75,7 +75,7 @@ def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
         command: shell command to run instead of the stage's own.
     """
     folder, cluster = launch_folder(config), config.cluster
-    options = job_options(config, stage) | {"nodes": "1", "ntasks-per-node": "1"}
+    options: dict[str, str | None] = {"nodes": "1", "ntasks-per-node": "1"}
     if stage.runs_model:
         processes = min(config.parallel.world_size, cluster.gpus_per_node)
         options["nodes"] = str(num_nodes(config))
@@ -92,12 +92,13 @@ def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
         workers = config.domain.workers if stage.name == "prepare" else 1
         options["cpus-per-task"] = str(max(cluster.cpu_stage_cores, workers))
         options["mem"] = f"{cluster.cpu_stage_memory_gib}G"
-    options["signal"] = limit_signal(config)
+    options = job_options(config, stage, options)
     scripts = ("container.sh", "node.sh") if containers.in_apptainer(config) else ("node.sh",)
     words = [word for name in scripts for word in ("bash", str(folder / name))]
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in shell_options(options)),
+        # sbatch takes a backslash for an escape even in single quotes
+        *(f"#SBATCH {option}".replace("\\", r"\\") for option in shell_options(options)),
         comment(stage.title),
         "",
         f"command=({shlex.join(words)} {command or stage_command(config, stage)})",
@@ -115,11 +116,6 @@ def gpu_request(cluster: Cluster, count: int) -> str:
 def log_path(config: Config, stage: Stage) -> str:
     """Returns the path of the stage's log."""
     return str(StageLog(Path(config.run_dir).absolute(), stage.name).path)
-
-
-def limit_signal(config: Config) -> str:
-    """Returns sbatch's option `signal`: it warns the job script alone of the time limit."""
-    return f"B:USR1@{config.launcher.grace_seconds}"
 
 
 def render_stage(config: Config) -> str:
@@ -195,8 +191,13 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
-    """Returns the sbatch options of a stage, by long name; None for options without a value."""
+def job_options(
+    config: Config, stage: Stage, resources: dict[str, str | None]
+) -> dict[str, str | None]:
+    """Returns the sbatch options of a stage, by long name; None for options without a value.
+
+    Those of the cluster file override the `resources` that its job needs.
+    """
     cluster = config.cluster
     log = slurm_logs(Path(config.run_dir)) / f"{stage.name}.out"
     options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
@@ -212,8 +213,15 @@ def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
         "requeue": None,
         "kill-on-invalid-dep": "yes",
     }
-    more = cluster.sbatch if stage.runs_model else cluster.cpu_sbatch
-    return options | {key: None if v is None else str(v) for key, v in more.items()}
+    # B: warns the job script alone of the time limit
+    resources = resources | {"signal": f"B:USR1@{config.launcher.grace_seconds}"}
+    given = cluster.sbatch if stage.runs_model else cluster.cpu_sbatch
+    more = {key: None if v is None else str(v) for key, v in given.items()}
+    if {"mem-per-cpu", "mem-per-gpu"} & more.keys():  # sbatch takes one of them
+        resources.pop("mem", None)
+    if "gres" in resources and "gpu" not in (more.get("gres") or "gpu"):
+        more["gres"] = f"{resources['gres']},{more['gres']}"
+    return options | more | resources | more
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:

@@ -14,6 +14,15 @@ from nemo_rod.run.launch import launcher_of, queue
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 
+_OWN_OPTIONS = {  # of sbatch -> why no cluster file sets them, and what to do
+    "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
+    "signal": "it warns a stage of its time limit: remove it, and set launcher.grace_seconds",
+    **dict.fromkeys(
+        ("nodes", "ntasks", "ntasks-per-node", "array"),
+        "a stage is one job with as many nodes as its layout fills: remove it, and set parallel",
+    ),
+}
+
 
 def submit(stages: Stages, chosen: list[Stage]) -> None:
     """Renders the unfinished ones of some stages and, without `dry_run`, submits them.
@@ -98,11 +107,14 @@ def _check_cluster(config: Config) -> None:
     if lists := [mount for mount in cluster.mounts if "," in mount]:
         raise ValueError(f"cluster.mounts has {lists[0]!r}: make it one entry for each mount.")
     for key in ("sbatch", "cpu_sbatch"):
-        if "output" in getattr(cluster, key):
-            raise ValueError(
-                f"cluster.{key}.output is set, but nemo-rod recognises its jobs by their log: "
-                "remove it, and read run_dir/logs/slurm."
-            )
+        for name, value in getattr(cluster, key).items():
+            if name in _OWN_OPTIONS:
+                raise ValueError(f"cluster.{key}.{name} is set, but {_OWN_OPTIONS[name]}.")
+            if isinstance(value, bool | dict | list):
+                raise ValueError(
+                    f"cluster.{key}.{name}={value} is not valid: expected a text, a number, or "
+                    "null for an option without a value."
+                )
     if (image := cluster.image) is not None:
         file, in_apptainer = Path(image), cluster.container == "apptainer"
         # otherwise it is a registry's address
