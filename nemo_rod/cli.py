@@ -63,7 +63,7 @@ def _run_command() -> None:
         added = {name for kind in kinds for name in {*parts.names(kind)} - parts.OURS[kind].keys()}
         print(USAGE + (f"\nOf installed packages: {', '.join(sorted(added))}" if added else ""))
         return
-    if command == "help":  # nemo-rod help run
+    if command in ("help", "--help"):  # nemo-rod help run
         command, words = words[0], ["--help"]
     if command in _FORMER:
         command, former = _FORMER[command], command

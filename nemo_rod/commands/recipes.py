@@ -54,7 +54,9 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
                 job = HydraConfig.get()
                 has_own = any(word.startswith("run_dir=") for word in job.overrides.task)
                 if job.mode == RunMode.MULTIRUN and not has_own:  # a folder for each job of a sweep
-                    config.run_dir = str(Path(config.run_dir) / job.job.override_dirname)
+                    # containers and Slurm take most other characters of keys and values for theirs
+                    name = re.sub(r"[^\w.=-]+", "_", job.job.override_dirname).strip("_")
+                    config.run_dir = str(Path(config.run_dir) / name)
                 on_all_nodes(action, config)
         except Exception:  # a bug of nemo-rod
             traceback.print_exc()

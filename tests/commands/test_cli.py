@@ -218,7 +218,14 @@ def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool, tmp_p
     assert (done.returncode, done.stderr or b"") == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize(("words", "seeds"), [("seed=7", [7]), ("seed=1,2 -m", [1, 2])])
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        ("seed=7", [7]),
+        ("seed=1,2 -m", [1, 2]),
+        ("seed=1,2 -m train.steps=3 cluster.mounts=[/a:/b] cluster.image=/a%b.sqsh", [1, 2]),
+    ],
+)
 def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(
     words: str, seeds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +237,7 @@ def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(
     recipes.run_recipe("plan", ["recipe=toy_synthetic", *words.split()])
     assert [config.seed for config in ran] == seeds
     assert len({config.run_dir for config in ran}) == len(seeds)
+    assert all(re.fullmatch(r"[\w./=-]+", config.run_dir) for config in ran)
     assert not [*tmp_path.iterdir()], "what Hydra leaves of a sweep"
 
 
