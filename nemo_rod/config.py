@@ -33,7 +33,7 @@ TIME = Bound(
 )
 SHARE = Bound(
     "a share in [0, 1], or a trained arm",
-    lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
+    lambda found: isinstance(found, str) or (type(found) in (int, float) and 0 <= found <= 1),
 )
 LAUNCHER, POLICY, SCORE = map(registered, ("launchers", "policies", "scores"))
 # removed keys and arms (`arms.NAME`) of 0.0: the reason and the remedy, for one release

@@ -224,7 +224,7 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         return _CHECKED.get(key, values)
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:  # of no mapping
         if former := former_key(f"{where}.{blamed_key(error)}"):
             raise ValueError(former) from None
         sentence = str(error).splitlines()[0].rstrip(".")
