@@ -45,6 +45,8 @@ def errors_in_one_sentence() -> Iterator[None]:
     except ModuleNotFoundError as error:
         leave(f"{error}: {_installation(str(error.name))}")
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # of `Path.cwd()`
+            leave("The working folder has been removed: change to another one, with cd.")
         if error.filename is None:
             leave(str(error))
         leave(f"{error.filename}: {error.strerror}; name another place, or change what is there.")

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import traceback
-from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,12 +25,16 @@ from nemo_rod.config import Config, blamed_key, config_folder, former_key
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
-_EXPECTED = {  # part of OmegaConf's error -> expected value
+_MAPPING, _LIST = "keys and values, {KEY: VALUE}", "a list, [...]"
+_EXPECTED = {  # pattern of OmegaConf's error -> expected value
     "to Integer": "a whole number",
     "to Float": "a number",
     "valid bool": "true or false",
     "not Optional": "a value other than null",
-    "DictConfig with ListConfig": "a list, [...]",
+    "DictConfig with ListConfig.*object_type=list": _LIST,
+    "DictConfig with ListConfig": _MAPPING,
+    "to Dict": _MAPPING,
+    "not a ListConfig, list": _LIST,
 }
 
 
@@ -42,6 +45,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
         SystemExit: the words or the recipe are invalid; standard error has one sentence on it.
         ValueError: a word is no override, or the command's package cannot provide it.
     """
+    Path.cwd()  # which may be gone; Hydra would not say so
     words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
@@ -76,23 +80,17 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:  # those of the task have ended there
-        places = [
-            word.partition("=")[2] or following
-            for word, following in zip(words, [*words[1:], ""], strict=True)
-            if word.startswith(("--config-dir", "-cd"))
-        ]
-        for file in sorted(file for place in places for file in Path(place).rglob("*.yaml")):
-            if file.read_bytes().startswith(BOM_UTF8):  # Hydra then overlooks its "# @package"
-                leave(f"{file} begins with a byte-order mark: save it as UTF-8 without one.")
-        leave(_composition_error(error))
+        leave(composition_error(error))
 
 
-def _composition_error(error: Exception) -> str:
+def composition_error(error: Exception) -> str:
     """Returns the reason that Hydra cannot compose a configuration, with the options it lists."""
     if former := former_key(blamed_key(error)):
         return former
     if not isinstance(error, HydraException):  # not foreseen by Hydra
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, RecursionError):
+            reason = "the `defaults` of a file lead back to it"
         for frame, _ in traceback.walk_tb(error.__traceback__):  # most of them name no file
             if frame.f_code.co_name == "load_config" and "config_path" in frame.f_locals:
                 file = f"{frame.f_locals['config_path']}.yaml"
@@ -102,6 +100,15 @@ def _composition_error(error: Exception) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     options = [line.strip() for line in lines if line.startswith("\t")]
     reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
+    reasons = reasons or [f"Key '{blamed_key(error)}' is not valid"]  # of a damaged ${...}
+    no_head = r"In '(recipe/.*)': .*('DictConfig' to string|@recipe\.)"
+    if headless := re.match(no_head, " ".join(reasons)):
+        file = f"{headless[1]}.yaml"
+        return (
+            f"{file} does not begin with '# @package _global_', which puts its keys in their "
+            f"places: add that line; or {file} begins with a byte-order mark: save it as UTF-8 "
+            "without one."
+        )
     if nameless := re.match(r"Incompatible key type .*\s+full_key: (\S+)", str(error.__cause__)):
         return f'{nameless[1]} has a name that YAML reads as null: quote it, as in "null".'
     if missing := re.match(r"In '.*': Could not find '(.+)/(.+)'$", reasons[0]):
@@ -118,8 +125,9 @@ def _composition_error(error: Exception) -> str:
             key += f".{below[1]}"
         reasons[0] += near_key(key)
     if cause:
-        for part, expected in _EXPECTED.items():
-            if part in cause and reasons[0].startswith("Error merging override "):
+        for pattern, expected in _EXPECTED.items():
+            found = re.search(pattern, str(error.__cause__), re.DOTALL)
+            if found and reasons[0].startswith("Error merging override "):
                 word = reasons[0].removeprefix("Error merging override ")
                 return f"{word} is not valid: expected {expected}."
         if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone

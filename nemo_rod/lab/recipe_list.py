@@ -5,8 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from hydra.errors import HydraException
-
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.errors import leave
 from nemo_rod.commands.text import say, table
@@ -46,7 +44,7 @@ def main(options: Namespace) -> None:
         try:
             config = composed(f"recipe={name}", folder=own)
             plan = make_plan(config)
-        except (ValueError, HydraException) as error:
+        except Exception as error:  # YAML's, OmegaConf's and Hydra's have no class in common
             rows.append((name, *[""] * 6))
             notes.append(f"{name}: {' '.join(str(error).split())}")
             continue

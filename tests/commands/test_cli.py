@@ -95,7 +95,9 @@ def test_a_prefix_is_typed_as_a_share() -> None:
             for word, expected in (
                 ("train.lr=high", "a number"), ("train.steps=1.5", "a whole number"),
                 ("dry_run=maybe", "true or false"), ("train.steps=null", "a value other than null"),
-                ("arms={a: 1}", "a list, [...]"),
+                ("arms={a: 1}", "a list, [...]"), ("cluster.setup=x", "a list, [...]"),
+                ("domain.sources=[a]", "keys and values, {KEY: VALUE}"),
+                ("cluster.sbatch=x", "keys and values, {KEY: VALUE}"),
             )
         ),
         (
@@ -241,6 +243,13 @@ def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(
     assert not [*tmp_path.iterdir()], "what Hydra leaves of a sweep"
 
 
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    words = f"{sys.executable} -m nemo_rod.cli plan recipe=toy"
+    line = f"mkdir gone && cd gone && rmdir ../gone && {words}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "The working folder has been removed: " in done.stderr
+
+
 def test_an_empty_word_is_named(tmp_path: Path) -> None:
     done = nemo_rod("run", "recipe=toy", "", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -287,6 +296,9 @@ def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row) > 6 for row in rows), done.stdout
     assert done.stderr == ""
+    (tmp_path / "my" / "recipe" / "mine.yaml").write_text("a: [")
+    done = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    assert done.returncode == 0 and "mine: while parsing a flow" in done.stderr, done.stderr
 
 
 def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
@@ -323,6 +335,26 @@ def test_a_former_key_is_answered_in_one_sentence(
     done = nemo_rod("run", "--config-dir", tmp_path, *recipe, *words)
     assert done.returncode == 2
     assert done.stderr == f"nemo-rod: {typed} was removed in 0.1: {FORMER_KEYS[key]}.\n"
+
+
+UNREADABLE = {  # content of a recipe -> part of the sentence about it
+    "defaults: [toy_synthetic, _self_]\n": "mine.yaml does not begin with '# @package _global_'",
+    "defaults: [override /model: toy_qwen3]\n": "mine.yaml does not begin with '# @package _gl",
+    "# @package _global_\ndefaults: [mine]\n": "(the `defaults` of a file lead back to it)",
+    "# @package _global_\ntrain: {steps: '${'}\n": "Key 'train.steps' is not valid; no viable",
+    "# @package _global_\n? [a]\n: 3\n": "mine.yaml",
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_a_recipe_that_cannot_be_composed_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(content)
+    (tmp_path / "recipe" / "gone.yaml").symlink_to("nowhere")  # which no error is about
+    (tmp_path / "recipe" / "mark.yaml").write_text("\ufeff")
+    done = nemo_rod("run", "--config-dir", tmp_path, "recipe=mine", "dry_run=true")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert UNREADABLE[content] in done.stderr
 
 
 def test_a_recipe_that_is_no_yaml_is_named(tmp_path: Path) -> None:
