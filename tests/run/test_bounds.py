@@ -21,7 +21,7 @@ from nemo_rod.run.variants import arm_settings
 
 VARIED = ("train", "selection", "scoring")  # sections whose keys a variant overrides
 IN_WORDS: dict[str, tuple[list[Any], list[Any]]] = {  # bound -> refused values, accepted values
-    "a share in [0, 1], or a trained arm": ([-0.1, 1.1, math.nan, [1]], [0, 0.5, 1, "rod"]),
+    "a share in [0, 1], or a trained arm": ([-0.1, 1.1, math.nan, [1], True], [0, 0.5, 1, "rod"]),
     f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]": (
         ["other", ["wandb", "other"], 3, {"wandb": True}],
         ["wandb", ["tensorboard", "mlflow"]],

@@ -109,6 +109,7 @@ def test_an_optimizer_on_the_host_needs_both_keys() -> None:
         ("{of: no_replay, selection: {kappa: 2}}", "no_replay selects nothing: vary rod"),
         ("{of: rod, retention: 0.5}", "retention is of fixed replay"),
         ("{of: rod, share: 0.3, follow: rod}", "sets share and follow: set one of them"),
+        ("3", "variants.bad: Invalid input"),
         ("{of: rod, adaptation: rho}", "bad.adaptation is set without share: set both, or neither"),
         ("{of: rod, follow: bad}", "follows itself"),
         ("{of: rod, follow: base}", "follows base, which is not a trained arm"),
