@@ -39,6 +39,13 @@ def submit_all(config: Config) -> None:
          "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8"),
         ([*ON_CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
          "cluster.mounts has '/a:/b,/c:/d': make it one entry for each mount"),
+        ([*ON_CLUSTER, "cluster.mounts=['~/a:/b']"], "for each mount, with whole paths"),
+        ([*ON_CLUSTER, "+cluster.env.HF_HUB_CACHE='$HOME/hub'"],
+         "cluster.env.HF_HUB_CACHE=$HOME/hub has a part that no shell replaces"),
+        ([*ON_CLUSTER, "+cluster.env.PATH='/a:$PATH'"], "cluster.env.PATH=/a:$PATH has a part"),
+        ([*ON_CLUSTER, "cluster.time=0:05:00"], "is no longer than launcher.grace_seconds=300"),
+        ([*ON_CLUSTER, "cluster.image=''"], "cluster.image is still '': set it to your own"),
+        ([*ON_CLUSTER, r"run_dir='a\b'"], r"/a\b has a '\\', which Slurm"),
         ([*ON_CLUSTER, "cluster.image=null", "run_dir=a%j"], "/a%j has a '%', which Slurm"),
         ([*ON_CLUSTER, "run_dir=a:b"], "/a:b has a ':', which Slurm"),
         ([*ON_CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
@@ -64,6 +71,16 @@ def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: st
     with pytest.raises(ValueError, match=re.escape(sentence)):
         submit_all(composed("recipe=toy", *overrides, "dry_run=true"))
     assert [*Path().iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ["a:b", "a,b", "a\nb"])
+def test_a_working_folder_that_no_container_can_mount_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match="submit from another folder"):
+        submit_all(configured(f"run_dir={tmp_path}/run", "dry_run=true"))
 
 
 def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

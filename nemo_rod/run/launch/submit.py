@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import REFERENCE, Config
 from nemo_rod.layout import check_nodes
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of, queue
@@ -93,19 +94,42 @@ def _check_cluster(config: Config) -> None:
             "hydra_configs/cluster/template.yaml."
         )
     for key in ("account", "partition", "image"):
-        if str(getattr(cluster, key)).startswith("YOUR_"):
+        if str(getattr(cluster, key)).startswith("YOUR_") or getattr(cluster, key) == "":
             raise ValueError(
                 f"cluster.{key} is still '{getattr(cluster, key)}': set it to your own, or to null "
                 "if your cluster has none."
             )
-    run_dir, letters = Path(config.run_dir).absolute(), "%,:" if cluster.image else "%"
+    run_dir, letters = Path(config.run_dir).absolute(), "%\\\n,:" if cluster.image else "%\\\n"
     if special := sorted({*letters} & {*str(run_dir)}):
         raise ValueError(
-            f"run_dir={run_dir} has a '{special[0]}', which Slurm or the container would not take "
-            "literally: choose another run_dir."
+            f"run_dir={run_dir} has a {special[0]!r}, which Slurm or the container would not "
+            "take literally: choose another run_dir."
         )
-    if lists := [mount for mount in cluster.mounts if "," in mount]:
-        raise ValueError(f"cluster.mounts has {lists[0]!r}: make it one entry for each mount.")
+    if cluster.image and {*",:\n"} & {*str(Path.cwd())}:
+        raise ValueError(
+            f"The working folder, {Path.cwd()}, has a ',', a ':' or a line break, which the "
+            "container would not take literally: submit from another folder."
+        )
+    if lists := [mount for mount in cluster.mounts if "," in mount or mount[:1] in ("", "~", "$")]:
+        raise ValueError(
+            f"cluster.mounts has {lists[0]!r}: make it one entry for each mount, with whole paths, "
+            "such as /data:/data."
+        )
+    for key, value in cluster.env.items():
+        if re.search(r"^~|\$[A-Za-z_{]", value) and not REFERENCE.fullmatch(value):
+            raise ValueError(
+                f"cluster.env.{key}={value} has a part that no shell replaces: write a whole path, "
+                "or ${oc.env:NAME} for a variable, or export it in a line of cluster.setup."
+            )
+    days, _, clock = cluster.time.rpartition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if 0 < limit <= launcher.grace_seconds:
+        raise ValueError(
+            f"cluster.time={cluster.time} is no longer than launcher.grace_seconds="
+            f"{launcher.grace_seconds}, so every job would be stopped at its start: raise the "
+            "former, or lower the latter."
+        )
     for key in ("sbatch", "cpu_sbatch"):
         for name, value in getattr(cluster, key).items():
             if name in _OWN_OPTIONS:
