@@ -4,11 +4,15 @@ import json
 import threading
 import time
 import urllib.request
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from command_line import composed
 
-from nemo_rod.lab.report.serve import keep_fresh, serve
+from nemo_rod.lab.report.serve import keep_fresh, main, serve
+from nemo_rod.run.launch.local import Local
+from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stage_log import StageLog
 
 
@@ -27,6 +31,17 @@ def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path: Path
             assert answer.headers["Refresh"] == refresh
             assert answer.headers["Cache-Control"] == "no-store"
             assert answer.read().decode() == (path or "index.html")
+    server.shutdown()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed("recipe=toy", "arms=[rod]")
+    write_files(launch_folder(config), Local().render(config, []))
+    server = serve(tmp_path, port=0, every=9)
+    port = server.server_address[1]
+    with pytest.raises(ValueError, match=f"port={port} cannot be had .*: choose another, or 0"):
+        main(Namespace(run_dir=tmp_path / "runs" / "toy", port=port, every=None))
     server.shutdown()
 
 

@@ -48,8 +48,7 @@ def main(options: Namespace) -> None:
     """Serves the report until the process is ended.
 
     Raises:
-        ValueError: the folder is not that of a run.
-        OSError: the port is taken.
+        ValueError: the folder is not that of a run, or the port cannot be had.
     """
     run_dir, every = options.run_dir, options.every or _EVERY
     _, config = read_launch(run_dir)
@@ -57,7 +56,12 @@ def main(options: Namespace) -> None:
     report = stages.results.path / "report"
     report.mkdir(parents=True, exist_ok=True)
     port = _PORT if options.port is None else options.port
-    server = serve(report, port=port, every=every)
+    try:
+        server = serve(report, port=port, every=every)
+    except OSError as error:
+        raise ValueError(
+            f"port={port} cannot be had ({error.strerror}): choose another, or 0 for any free one."
+        ) from None
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
     record = StageLog(run_dir, "report")
 
