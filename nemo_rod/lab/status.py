@@ -208,7 +208,7 @@ def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
         if event["event"] == "began":
             began = event["time"]
         elif began is not None:
-            seconds, began = seconds + event["time"] - began, None
+            seconds, began = seconds + max(0.0, event["time"] - began), None  # clocks are set back
     return seconds
 
 

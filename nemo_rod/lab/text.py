@@ -73,8 +73,8 @@ def number_key(
 
 def every_key(explanation: str) -> Key:
     """Returns the key for the time between two updates of a command, with its `explanation`."""
-    expected = "a whole number of seconds, 1 or more"
-    return number_key("every", "SECONDS", explanation, expected, least=1)
+    expected = "a whole number of seconds, from 1 to 86400"
+    return number_key("every", "SECONDS", explanation, expected, least=1, most=86400)
 
 
 def add_verb(

@@ -16,7 +16,15 @@ from nemo_rod.lab import status
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
-from nemo_rod.lab.status import Standing, bar, last_progress, place, stand, training_progress
+from nemo_rod.lab.status import (
+    Standing,
+    bar,
+    last_progress,
+    place,
+    stand,
+    training_progress,
+    working_seconds,
+)
 from nemo_rod.progress import Progress
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch.local import Local
@@ -80,6 +88,11 @@ def test_where_a_stage_stands(case: str) -> None:
         given.get("number", job is not None), given.get("held", False), others,
     )  # fmt: skip
     assert standing.state == state and why in standing.why
+
+
+def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
+    times = (("began", 50.0), ("stopped", 20.0), ("began", 30.0), ("done", 37.0))
+    assert working_seconds([{"event": event, "time": time} for event, time in times]) == 7
 
 
 def test_place_is_that_of_the_last_start() -> None:
@@ -205,6 +218,8 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     done = nemo_rod("status", "runs/toy")
     assert done.returncode == 2
     assert "runs/toy holds no launch" in done.stderr
+    done = nemo_rod("status", "runs/toy", "--watch", f"every={10**12}")
+    assert "is not valid: expected a whole number of seconds, from 1 to 86400" in done.stderr
     launched()
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()
