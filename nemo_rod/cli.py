@@ -42,6 +42,8 @@ def main() -> None:
     from nemo_rod.commands.errors import errors_in_one_sentence
     from nemo_rod.commands.text import Lines
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # some terminals lack the bars of `status`
+        sys.stdout.reconfigure(errors="backslashreplace")
     lines: Any = Lines(sys.stderr or io.StringIO())  # of a process that was begun without one
     try:
         with redirect_stderr(lines), errors_in_one_sentence():

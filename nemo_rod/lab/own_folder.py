@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -14,9 +16,9 @@ there already stay as they are."""
 _NEXT = """
 Next:
   put text of your own into {folder}/text, and read {folder}/recipe/mine.yaml
-  nemo-rod plan --config-dir {folder} recipe=mine                 what it costs
-  nemo-rod run --config-dir {folder} recipe=mine dry_run=true     what would run
-  nemo-rod run --config-dir {folder} recipe=mine"""
+  nemo-rod plan --config-dir {quoted} recipe=mine                 what it costs
+  nemo-rod run --config-dir {quoted} recipe=mine dry_run=true     what would run
+  nemo-rod run --config-dir {quoted} recipe=mine"""
 
 
 def declare(parser: Arguments) -> None:
@@ -29,8 +31,18 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Writes the missing files, and prints how to use them."""
+    """Writes the missing files, and prints how to use them.
+
+    Raises:
+        ValueError: the folder's name cannot be in them.
+    """
     folder: Path = options.folder
+    # YAML, OmegaConf, patterns of files and options have meanings of their own for these
+    if re.search(r'["\\$*?\[\x00-\x1f\ud800-\udfff]|^-', str(folder)):
+        raise ValueError(
+            f"{str(folder)!r} cannot be in a recipe: choose a folder whose path has none of "
+            "\" \\ $ * ? [, no line break and no '-' at its start."
+        )
     texts = {
         "recipe/mine.yaml": Path(__file__).with_name("own_recipe.yaml"),
         "cluster/ours.yaml": config_folder() / "cluster" / "template.yaml",
@@ -42,6 +54,7 @@ def main(options: Namespace) -> None:
             print(f"{path}: is there, and stays")
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(template.read_text().replace("FOLDER", str(folder)))
+        text = template.read_text("utf-8").replace("FOLDER", str(folder))
+        path.write_text(text, "utf-8")
         print(f"{path}: written")
-    print(_NEXT.format(folder=folder))
+    print(_NEXT.format(folder=folder, quoted=shlex.quote(str(folder))))

@@ -337,6 +337,21 @@ def test_a_former_key_is_answered_in_one_sentence(
     assert done.stderr == f"nemo-rod: {typed} was removed in 0.1: {FORMER_KEYS[key]}.\n"
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "${seed}", "a[1]", "a\nb", "a/../*"])
+def test_a_folder_that_no_recipe_can_name_is_refused(name: str, tmp_path: Path) -> None:
+    done = nemo_rod("init", name, cwd=tmp_path)
+    assert (done.returncode, [*tmp_path.iterdir()]) == (2, [])
+    assert "cannot be in a recipe: choose a folder" in done.stderr
+
+
+def test_what_init_prints_can_be_typed_and_any_terminal_can_show_it(tmp_path: Path) -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = nemo_rod("init", "my grün", cwd=tmp_path, env=ascii_only)
+    assert done.returncode == 0 and r"my gr\xfcn/recipe/mine.yaml: written" in done.stdout
+    assert r"nemo-rod run --config-dir 'my gr\xfcn' recipe=mine" in done.stdout
+    assert "my grün/text/*.txt" in (tmp_path / "my grün/recipe/mine.yaml").read_text("utf-8")
+
+
 UNREADABLE = {  # content of a recipe -> part of the sentence about it
     "defaults: [toy_synthetic, _self_]\n": "mine.yaml does not begin with '# @package _global_'",
     "defaults: [override /model: toy_qwen3]\n": "mine.yaml does not begin with '# @package _gl",
