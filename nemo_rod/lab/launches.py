@@ -75,7 +75,7 @@ def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJo
             for line in lines if isinstance(lines, list) else []:
                 fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
                 nodes = fields.get("NodeList", "").replace("(null)", "")
-                if state := fields.get("JobState"):
-                    ended[number] = QueuedJob(state, nodes)
+                if "JobState" in fields:
+                    ended[number] = QueuedJob(fields["JobState"], nodes)
     known = own | ended
     return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}
