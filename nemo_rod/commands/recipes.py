@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -67,6 +68,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
             raise SystemExit(1) from None
 
     declare_keys()
+    logging.raiseExceptions = False  # Hydra logs to standard output, whose reader may have left
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
     sys.argv = [f"nemo-rod {command}", *words]
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")

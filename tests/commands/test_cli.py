@@ -220,6 +220,15 @@ def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool, tmp_p
     assert (done.returncode, done.stderr or b"") == (128 + signal.SIGPIPE, b"")
 
 
+def test_what_hydra_logs_to_a_closed_pipe_is_no_traceback() -> None:
+    words = [sys.executable, "-m", "nemo_rod.cli", *["run", "recipe=toy", "--info", "defaults"]]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.stderr == b""
+
+
 @pytest.mark.parametrize(
     ("words", "seeds"),
     [
