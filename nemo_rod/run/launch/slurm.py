@@ -221,7 +221,7 @@ def job_options(
         resources.pop("mem", None)
     if "gres" in resources and "gpu" not in (more.get("gres") or "gpu"):
         more["gres"] = f"{resources['gres']},{more['gres']}"
-    return options | more | resources | more
+    return options | more | resources | more  # the cluster file's stand before the resources
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:
