@@ -29,7 +29,7 @@ from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import light
-from nemo_rod.lab.report.table import arms_table, cheaper_table
+from nemo_rod.lab.report.table import arms_table, cheaper_table, magnitude
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
@@ -441,6 +441,11 @@ def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -
     assert [*sources.items()] == [("math", 20), ("wiki", 15), ("web", 40), ("code", 5)]
     # Without cheaper scoring there is no table of it.
     assert not cheaper_table(results).rows and not (tables / "cheaper.csv").exists()
+
+
+def test_numbers_for_readers() -> None:
+    counts = {736: "736", 1472: "1.47 k", 999_999: "1 M", 123e9: "123 B", 1.5e12: "1.5 T"}
+    assert {v: magnitude(v) for v in counts} == counts
 
 
 class PageReader(HTMLParser):

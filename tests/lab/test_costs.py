@@ -132,7 +132,7 @@ def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() ->
 
 
 def test_numbers_for_people() -> None:
-    counts = {0: "", 12.41e9: "12.4 G", 885e18: "885 E", 7e21: "7 Z", 512: "512 "}
+    counts = {0: "", 12.41e9: "12.4 G", 885e18: "885 E", 7e21: "7 Z", 512: "512 ", 999_999: "1 M"}
     assert {v: count(v) for v in counts} == counts
     assert size(369e9) == "369 GB"
     walls = {153.9: "6 d 10 h", 32.5: "32.5 h", 0.5: "30 min", 0.01: "36 s", 71.9: "3 d 0 h"}

@@ -67,6 +67,7 @@ def count(value: float) -> str:
     """Formats a number with three digits and a prefix: 12.4 G."""
     if not value:
         return ""
+    value = float(f"{value:.3g}")  # before the prefix is chosen: 999,999 is 1 M
     for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if value >= 10**power:
             return f"{value / 10**power:.3g} {prefix}"

@@ -88,10 +88,11 @@ def times(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Formats a large count in thousands, millions or billions."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    """Formats a large count in thousands, millions, billions or trillions."""
+    value = float(f"{value:.3g}")  # before the unit is chosen: 999,999 is 1 M
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:g} {unit}"
     return f"{value:.0f}"
 
 
