@@ -142,7 +142,7 @@ def _diff(options: Namespace) -> None:
     rows: list[list[object]] = []
     for part in [*tenths(len(result.step)), slice(0, len(result.step))]:
         share_a, share_b = result.replay_share_a[part].mean(), result.replay_share_b[part].mean()
-        shares = (f"{share_a:.1%}", f"{share_b:.1%}", f"{100 * (share_b - share_a):+.1f}")
+        shares = (f"{share_a:.1%}", f"{share_b:.1%}", f"{100 * (share_b - share_a):+z.1f}")
         overlap, pools = result.overlap[part].mean(), result.same_pools[part].mean()
         first, count = f"{result.step[part][0]:,}", len(result.step[part])
         rows.append([first, count, f"{overlap:.1%}", *shares, f"{pools:.0%}"])

@@ -29,7 +29,7 @@ from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import light
-from nemo_rod.lab.report.table import arms_table, cheaper_table, magnitude
+from nemo_rod.lab.report.table import arms_table, cheaper_table, decimals, magnitude, signed
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
@@ -446,6 +446,8 @@ def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -
 def test_numbers_for_readers() -> None:
     counts = {736: "736", 1472: "1.47 k", 999_999: "1 M", 123e9: "123 B", 1.5e12: "1.5 T"}
     assert {v: magnitude(v) for v in counts} == counts
+    assert decimals(3)(-1e-4) == "0.000" and signed(3)(-1e-4) == "+0.000"  # no minus before zero
+    assert decimals(3)(-1e-3) == signed(3)(-1e-3) == "\N{MINUS SIGN}0.001"
 
 
 class PageReader(HTMLParser):

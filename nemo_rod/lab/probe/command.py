@@ -117,7 +117,7 @@ def text(results: dict[str, Any]) -> str:
     loss, forgotten = results["adapt_loss"], results["forgetting_by_source"]
     share, whole = results["replay_share"], results["whole_run"]
     rows = [
-        (name, f"{value:+.4f}", f"{forgotten['rod'][name]:+.4f}")
+        (name, f"{value:+z.4f}", f"{forgotten['rod'][name]:+z.4f}")
         for name, value in sorted(forgotten["no_replay"].items(), key=lambda item: -item[1])
     ]
     cost = "" if whole["cost"] is None else f", which cost {whole['cost']:,.0f}"

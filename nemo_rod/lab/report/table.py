@@ -68,13 +68,13 @@ class Table:
 
 
 def decimals(places: int) -> Format:
-    """Returns a format with this number of decimals and a true minus sign."""
-    return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+    """Returns a format with this number of decimals and a true minus sign, not before a zero."""
+    return lambda value: f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(places: int) -> Format:
     """Returns a format with this number of decimals and an explicit sign."""
-    return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+    return lambda value: f"{value:+z.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def percent(value: float) -> str:

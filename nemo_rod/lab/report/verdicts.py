@@ -303,7 +303,7 @@ def format_checks(results: Results) -> str:
     """Returns the checks as a text table, with one column of measurements per run."""
     labels, rows, shown = run_labels(results), check_rows(results), []
     for row in rows:
-        values = ["-" if value is None else f"{value:.3f}" for value in row["measured"]]
+        values = ["-" if value is None else f"{value:z.3f}" for value in row["measured"]]
         values += [""] * (len(labels) - len(values))
         kind = "" if row["kind"] == "claim" else f" ({row['kind']})"
         shown.append([row["claim"], row["bound"], *values, row["verdict"] + kind])

@@ -54,7 +54,7 @@ def forgetting_profile(settings: Sequence[Shown]) -> Figure | None:
                 values["broken"] = profile["slope_without"]
                 if profile["slope"] is not None:
                     known_values = known(values).items()
-                    lines += [f"{word} {value:.2f}" for word, value in known_values]
+                    lines += [f"{word} {value:z.2f}" for word, value in known_values]
                 texts.append("\n".join(lines).replace("-", "\N{MINUS SIGN}"))
             shown.append((results, vulnerability, names, texts))
     if not shown:
@@ -208,10 +208,10 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
         profile = results["profile"]["rod"]
         r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
         theirs = paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
-        text = "r not defined" if r is None else f"r = {r:.2f}"
+        text = "r not defined" if r is None else f"r = {r:z.2f}"
         if r is not None:
             text += f" (paper {theirs:.2f})" if theirs is not None and not key else ""
-            text += "" if without is None else f"\n{without:.2f} without {profile['without']}"
+            text += "" if without is None else f"\n{without:z.2f} without {profile['without']}"
         axes.annotate(
             text.replace("-", "\N{MINUS SIGN}"), (0, 1), (6, -4), xycoords="axes fraction",
             textcoords="offset points", ha="left", va="top", color=light("rod"), fontweight="bold",
