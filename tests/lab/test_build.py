@@ -29,7 +29,15 @@ from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import light
-from nemo_rod.lab.report.table import arms_table, cheaper_table, decimals, magnitude, signed
+from nemo_rod.lab.report.table import (
+    Column,
+    Table,
+    arms_table,
+    cheaper_table,
+    decimals,
+    magnitude,
+    signed,
+)
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
@@ -448,6 +456,11 @@ def test_numbers_for_readers() -> None:
     assert {v: magnitude(v) for v in counts} == counts
     assert decimals(3)(-1e-4) == "0.000" and signed(3)(-1e-4) == "+0.000"  # no minus before zero
     assert decimals(3)(-1e-3) == signed(3)(-1e-3) == "\N{MINUS SIGN}0.001"
+
+
+def test_a_cell_of_a_markdown_table_is_one_cell() -> None:
+    table = Table("sources", (Column("source", "Source", is_text=True),), ({"source": "a|b\nc"},))
+    assert table.to_markdown().splitlines()[2:] == [r"| a\|b c |"]
 
 
 class PageReader(HTMLParser):

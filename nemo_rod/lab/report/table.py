@@ -64,7 +64,10 @@ class Table:
         rule = [":--" if column.is_text else "--:" for column in self.columns]
         lines = [[column.title for column in self.columns], rule]
         lines += [[column.cell(row) for column in self.columns] for row in self.rows]
-        return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+        escaped = (
+            [" ".join(cell.replace("|", r"\|").split()) for cell in cells] for cells in lines
+        )
+        return "".join("| " + " | ".join(cells) + " |\n" for cells in escaped)
 
 
 def decimals(places: int) -> Format:
