@@ -770,7 +770,9 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
     shutil.rmtree(other.folder / "blocks")
     shutil.rmtree(other.folder / "arms" / "base")
     (run.folder / "seed=9" / "arms" / "rod").mkdir(parents=True)
-    results = build_report(run.folder, replicates=sorted(run.folder.glob("seed=*")))
+    found = sorted(run.folder.glob("seed=*"))
+    again = [run.folder / "arms" / ".." / "seed=8", run.folder]  # counted once
+    results = build_report(run.folder, replicates=[*found, *again])
     (replicate,) = results["replicates"]
     assert replicate["seed"] == 8
     assert check(replicate, "chord_gap")["measured"] == pytest.approx(

@@ -75,7 +75,8 @@ def build_report(
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
     results = {"provenance": provenance_of(run_dir, results)} | results
-    for folder in map(Path, replicates):
+    folders = {Path(folder).resolve(): Path(folder) for folder in [run_dir, *replicates]}
+    for folder in [*folders.values()][1:]:  # each once, under whatever path, and not the run itself
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
