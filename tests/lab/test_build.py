@@ -39,7 +39,7 @@ from nemo_rod.lab.report.table import (
     signed,
 )
 from nemo_rod.lab.report.under_way import parts_of
-from nemo_rod.lab.report.verdicts import judge_across_seeds
+from nemo_rod.lab.report.verdicts import check_rows, judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
 
 K, S, STEPS = 4, 8, 23
@@ -762,6 +762,16 @@ def test_replicates_are_judged_each_and_together(tmp_path: Path) -> None:
     assert "seed 1" in text and "seed 3" in text
     row = next(line for line in text.splitlines() if "equal forgetting (nats)" in line)
     assert f"{gaps[0]:.3f}" in row and f"{gaps[2]:.3f}" in row and row.endswith("fails")
+
+
+def test_a_run_with_another_fixed_arm_says_what_its_numbers_are(tmp_path: Path) -> None:
+    pairs = [("fixed_32", 1), ("fixed_50", 2)]
+    first, second = (
+        judged(read_run(write_run(tmp_path / arm, arms=("base", arm, "rod"), seed=seed).folder))
+        for arm, seed in pairs
+    )
+    row, *_ = check_rows(first | {"replicates": [second], "checks_across_seeds": []})
+    assert row["notes"] == ["seed 2: RoD's forgetting F_val over that of fixed 50 %"]
 
 
 def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: Path) -> None:

@@ -270,7 +270,8 @@ def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
 def check_rows(results: Results) -> list[dict[str, Any]]:
     """Returns every check with its verdict over all runs, and the number and note of each run.
 
-    One failure fails a check, else one "holds" suffices. Equal notes of all runs appear once.
+    One failure fails a check, else one "holds" suffices. Equal notes of all runs appear once. A run
+    with another fixed arm than the first has its own claim as a note.
     """
     runs, labels = [results, *results["replicates"]], run_labels(results)
     groups = [*zip(*(run["checks"] for run in runs), strict=True)]
@@ -278,6 +279,8 @@ def check_rows(results: Results) -> list[dict[str, Any]]:
     rows = []
     for checks in groups:
         verdicts, notes = ([check[key] for check in checks] for key in ("verdict", "note"))
+        claims = ["" if c["claim"] == checks[0]["claim"] else c["claim"] for c in checks]
+        notes = ["; ".join(filter(None, pair)) for pair in zip(claims, notes, strict=True)]
         prefixes = [f"{label}: " for label in labels]
         if len(set(notes)) == 1:
             notes, prefixes = notes[:1], [""]
