@@ -774,6 +774,16 @@ def test_a_run_with_another_fixed_arm_says_what_its_numbers_are(tmp_path: Path) 
     assert row["notes"] == ["seed 2: RoD's forgetting F_val over that of fixed 50 %"]
 
 
+def test_claims_hold_in_the_runs_where_they_were_judged(tmp_path: Path) -> None:
+    whole, again, bare = (
+        judged(read_run(write_run(tmp_path / str(seed), arms=arms, seed=seed).folder))
+        for seed, arms in enumerate((("base", "rod"), ("base", "rod"), ("base", "fixed_32")))
+    )
+    for other, where in ((again, "each of 2 runs"), (bare, "each run where they were judged")):
+        shown = whole | {"recipe": "toy", "replicates": [other], "checks_across_seeds": []}
+        assert f" in {where}." in summarise(shown)
+
+
 def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_10", "fixed_32", "rod"))
     other = write_run(run.folder / "seed=8", arms=("base", "fixed_10", "fixed_32", "rod"), seed=8)

@@ -207,12 +207,15 @@ def summarise(results: Results) -> str:
 
 def _claims(results: Results) -> list[str]:
     """Returns sentences on the claims that hold, those that fail and those not judged."""
+    rows = [row for row in check_rows(results) if row["kind"] == "claim"]
     held, failed, open_ = (
-        [row["claim"] for row in check_rows(results) if (row["kind"], row["verdict"]) == key]
-        for key in (("claim", "holds"), ("claim", "fails"), ("claim", "not judged"))
+        [row["claim"] for row in rows if row["verdict"] == verdict]
+        for verdict in ("holds", "fails", "not judged")
     )
     judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
-    in_runs = f" in each of {num_runs} runs" if num_runs > 1 else ""
+    is_whole = all(None not in row["measured"] for row in rows if row["verdict"] == "holds")
+    where = f"each of {num_runs} runs" if is_whole else "each run where they were judged"
+    in_runs = f" in {where}" if num_runs > 1 else ""
     if not judged:
         return ["No claim could be judged."]
     if failed:
