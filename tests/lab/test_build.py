@@ -384,6 +384,8 @@ def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:
     assert any("fixed_10" in note for note in results["notes"])
     assert "not trained on equally many tokens" in check(results, "chord_gap")["note"]
     assert "did not use the same compute" in check(results, "compute_matched_gap")["note"]
+    outcome = summarise(results | {"replicates": [], "checks_across_seeds": []})
+    assert "RoD reaches" in outcome and "scoring makes each" not in outcome
 
 
 def test_budgets_and_costs_in_plain_steps(results: dict[str, Any]) -> None:

@@ -180,7 +180,8 @@ def summarise(results: Results) -> str:
             share += f"{100 * deciles[-1]:.0f} % in the last"
         text.append(share + ".")
 
-    if ratio := comparison.get("compute_ratio"):
+    ratio = comparison.get("compute_ratio")
+    if ratio and comparison["same_tokens"]:  # else some of it is for more or fewer updates
         text.append(f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much.")
     check, averages = checks["compute_matched_gap"], measured["averages_gap"]
     if check["measured"] is None:
