@@ -409,6 +409,15 @@ def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_p
     assert "fixed 50 %" in results["checks"][0]["claim"]
 
 
+def test_a_correlation_counts_the_sources_that_it_is_over(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "fixed_32", "rod"))
+    for arm in ("base", "no_replay", "fixed_32", "rod"):  # one source has no held-out block
+        loss = json.loads(run.file(arm).read_text())["loss"]
+        loss["replay"].pop("code")
+        edit(run.file(arm), loss=loss)
+    assert check(judged(read_run(run.folder)), "r_no_replay")["note"] == "over 3 sources"
+
+
 def test_a_first_pool_short_of_adaptation_is_noted(pair: FakeRun) -> None:
     read = read_run(pair.folder)
     assert read.arms["rod"].history is not None

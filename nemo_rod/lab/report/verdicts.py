@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from nemo_rod.commands.text import table
 from nemo_rod.lab.report.arm_names import parse_arm
-from nemo_rod.lab.report.results import Results
+from nemo_rod.lab.report.results import Results, known
 from nemo_rod.lab.report.run_files import Run
 
 Verdict = Literal["holds", "fails", "not judged"]
@@ -125,8 +125,9 @@ def _correlation(key: str) -> Callable[[View], Measurement]:
         value = view.results["profile"]["rod"][key]
         if value is None:
             raise NotJudged("needs three replay sources that differ in forgetting and in sampling")
-        sources = view.results["arms"]["rod"]["sampling_ratio_by_source"] or {}
-        return value, f"over {sum(v is not None for v in sources.values())} sources"
+        rod = view.results["arms"]["rod"]  # a source may lack candidates, or held-out blocks
+        both = {*known(rod["sampling_ratio_by_source"])} & {*(rod["forgetting_by_source"] or {})}
+        return value, f"over {len(both)} sources"
 
     return measure
 
