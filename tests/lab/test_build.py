@@ -673,6 +673,7 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert one["rod_averages"]["kept"] == one["rod"]["kept"] == 1  # a copy of RoD
     assert one["rod_shorter"]["kept"] is None  # it was trained on less
     assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
+    assert "extrapolated" not in cheaper_table(runs[0]).to_csv()
 
     both = cheaper_table(runs[0] | {"replicates": runs[1:]})
     rows = {row["arm"]: row for row in both.rows}
@@ -718,6 +719,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert read["transfer"]["rod_transfer"]["curriculum"] == "runs/small"
     assert float(read["capabilities"]["math"]["rod"]) == -0.25
     assert list(read["cheaper"]) == ["rod", "rod_quarter"]
+    assert read["cheaper"]["rod"]["extrapolated"] == "True"  # it forgets less than any fixed arm
     assert float(read["cheaper"]["rod_quarter"]["gap"]) == results["comparisons"]["rod"]["gap"]
     overall = sum(BASE[o] * n for o, n in COUNTS["replay"].items()) / 80
     assert float(read["base_loss"]["overall"]["loss"]) == pytest.approx(overall)

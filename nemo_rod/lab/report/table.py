@@ -41,6 +41,8 @@ class Column:
 
 
 ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
+# of a gap to the chord beyond its ends
+EXTRAPOLATED = Column("extrapolated", "Gap extrapolated", lambda _: "yes", is_text=True)
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ def intervals_table(results: Results) -> Table:
         values = {**results["arms"][name], **results["comparisons"][name]}
         row = {"arm": name} | {key: values[key] for key in ends}
         row |= {f"{key}_p5": low for key, (low, _) in ends.items()}
+        row |= {"extrapolated": True} if "gap" in ends and values["extrapolated"] else {}
         rows.append(row | {f"{key}_p95": high for key, (_, high) in ends.items()})
     columns = [
         Column(f"{key}{suffix}", f"{title}{more}", decimals(3))
@@ -185,6 +188,7 @@ def intervals_table(results: Results) -> Table:
         for suffix, more in (("", " (nats)"), ("_p5", ", 5 %"), ("_p95", ", 95 %"))
         if any(key in row for row in rows)
     ]
+    columns += [EXTRAPOLATED] * any("extrapolated" in row for row in rows)
     return Table("intervals", (ARM, *columns), tuple(rows))
 
 
@@ -417,6 +421,7 @@ def cheaper_table(results: Results) -> Table:
             keys = ("compute", "adapt_loss", "val_forgetting", "replay_share")
             row = {key: arm[key] for key in keys}
             row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
+            row["extrapolated"] = comparisons[name]["extrapolated"]
             if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
                 whole = comparisons["rod"]["gap"]
                 if whole is not None and whole < 0:  # None: RoD lies beyond the chord
@@ -426,6 +431,7 @@ def cheaper_table(results: Results) -> Table:
     for name in in_order(name for run in by_run for name in run):
         values = [run[name] for run in by_run if name in run]
         row = {"arm": name, "scored": values[0]["scored"], "compute": values[0]["compute"]}
+        row["extrapolated"] = any(value["extrapolated"] for value in values) or None
         for key in (column.key for column in _CHEAPER):
             row[key], row[f"{key}_range"] = mean_and_range(value.get(key) for value in values)
         rows.append(row)
@@ -442,6 +448,7 @@ def cheaper_table(results: Results) -> Table:
             is_detail = measure.key not in ("gap", "kept")
             unsigned = lambda value, show=measure.show: show(value).lstrip("+")  # noqa: E731
             columns.append(Column(spread, "Range", unsigned, is_detail=is_detail))
+    columns += [EXTRAPOLATED] * any(row["extrapolated"] for row in rows)
     return Table("cheaper", tuple(columns), tuple(rows))
 
 
