@@ -10,6 +10,7 @@ import pytest
 
 from nemo_rod.cli import path_parser
 from nemo_rod.hosts.job_record import JobRecord
+from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
@@ -165,6 +166,19 @@ def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_p
     options.main(options)
     page = (tmp_path / "rod" / "report" / "index.html").read_text()
     assert "no held-out loss of adaptation was measured" in page
+
+
+def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    old, other = '"validation/replay/old/loss"', '"validation/replay/other/loss": 2.0, '
+    for name in ("validation_start.json", "metrics.jsonl"):
+        file = tmp_path / name
+        file.write_text(file.read_text().replace(old, other + old))
+    results = build_job_report(tmp_path)
+    assert results is not None
+    assert results["sources"] == {"adaptation": {"new": 2}, "replay": {"old": 2}}
+    assert results["costs"]["rod"]["reference_losses"] == pytest.approx(4 / 2 / 3)
+    assert results["arms"]["rod"]["val_forgetting"] == pytest.approx(0.5)  # of 1 and 0, alike
 
 
 def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
             if "base" not in names:
                 continue
             mean_BA = np.maximum(0, mean_BA - mean_BA[:, [names.index("base")]])
-        counts = run.block_counts[role]
+        counts = run.weights[role]
         weight = counts[source] / sum(counts[s] for r, s, _ in sizes[names[0]] if r == role)
         total_BA[role] = total_BA.get(role, 0) + weight * mean_BA
     measures = {"adapt_loss": total_BA.get("adaptation"), "val_forgetting": total_BA.get("replay")}

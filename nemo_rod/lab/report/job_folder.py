@@ -111,7 +111,8 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         )
         for arm, loss in measured.items()
     }
-    run = Run(folder, title, arms, _weights(header, measured[name]), (), [])
+    counts = {role: {s.name: s.count for s in header.sources if s.role == role} for role in ROLES}
+    run = Run(folder, title, arms, counts, (), [], _weights(counts, measured[name]))
     results = judged(run) | {"replicates": [], "settings": []}
     results = {"provenance": provenance_of(folder, results)} | results
     results["provenance"]["data"] = [
@@ -157,15 +158,14 @@ def _facts(
 
 
 def _weights(
-    header: CurriculumHeader, losses: dict[str, dict[str, float]]
+    blocks: dict[str, dict[str, int]], losses: dict[str, dict[str, float]]
 ) -> dict[str, dict[str, int]]:
     """Returns the weights of the held-out sources: their samples to train on, by role and name.
 
     Sources that only the validation data has count equally.
     """
     weights: dict[str, dict[str, int]] = {}
-    for role in ROLES:
-        counts = {row.name: row.count for row in header.sources if row.role == role}
+    for role, counts in blocks.items():
         names = losses.get(role, {})
         is_known = names and set(names) <= set(counts) and any(counts[name] for name in names)
         weights[role] = counts if is_known else dict.fromkeys(names, 1)

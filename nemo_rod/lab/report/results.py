@@ -103,6 +103,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "intervals": intervals_of(run, on_chord),
         "costs": costs,
         "sources": run.block_counts,
+        "weights": run.weights,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
         "disagreements": run.disagreements,
         "notes": notes,
@@ -181,8 +182,8 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     lost = [max(0.0, -value) for value in (change or {}).values()]
     history = arm.history
     return {
-        "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.block_counts["adaptation"]),
-        "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
+        "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.weights["adaptation"]),
+        "val_forgetting": _weighted_mean(capped, run.weights["replay"]),
         "mean_adapt_loss": _weighted_mean(arm.loss["adaptation"], None),
         "mean_forgetting": _weighted_mean(capped, None),
         "task_forgetting": math.fsum(lost) / len(lost) if lost else None,

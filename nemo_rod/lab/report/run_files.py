@@ -104,6 +104,13 @@ class Run:
     block_counts: dict[str, dict[str, int]]  # training blocks by role and source
     left_out: tuple[str, ...]  # names of arms that have files but no evaluation
     disagreements: list[str]  # a sentence on each evaluated arm that cannot be compared
+    # weights of the held-out sources by role, where they are not their training blocks
+    own_weights: dict[str, dict[str, int]] | None = None
+
+    @property
+    def weights(self) -> dict[str, dict[str, int]]:
+        """Weights of the held-out sources by role and source."""
+        return self.block_counts if self.own_weights is None else self.own_weights
 
     @property
     def seed(self) -> int | None:

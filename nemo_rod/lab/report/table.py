@@ -163,7 +163,7 @@ def sources_table(results: Results) -> Table:
     rows = [
         {
             "source": source,
-            "blocks": results["sources"]["replay"][source],
+            "blocks": results["sources"]["replay"].get(source),
             "sampling_ratio": (ratio or {}).get(source),
             **{name: results["arms"][name]["forgetting_by_source"][source] for name in arms},
         }
@@ -370,7 +370,7 @@ def transfer_table(results: Results) -> Table:
 def base_loss_table(results: Results) -> Table:
     """Returns the base model's loss on replay data, by category or source, and overall."""
     loss = results["base_loss_by_source"] or {}
-    counts = results["sources"]["replay"]
+    counts = results["weights"]["replay"]
     groups: dict[str, list[str]] = {}
     for source in loss:
         groups.setdefault(category_of(source) or source, []).append(source)
