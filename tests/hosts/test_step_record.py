@@ -1,6 +1,7 @@
 """The files of a swapped-in job that resumes, and of one that begins again in the same folder."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,17 @@ def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path: Pat
     assert results["sources"] == {"adaptation": {"new": 2}, "replay": {"old": 2}}
     assert results["costs"]["rod"]["reference_losses"] == pytest.approx(4 / 2 / 3)
     assert results["arms"]["rod"]["val_forgetting"] == pytest.approx(0.5)  # of 1 and 0, alike
+
+
+def test_the_page_of_a_job_that_diverges_has_its_curves(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    file = tmp_path / "metrics.jsonl"
+    first, last = file.read_text().splitlines()
+    diverged = json.loads(last) | {"train/loss": math.nan, "validation/replay/old/loss": math.inf}
+    file.write_text(f"{first}\n{json.dumps(diverged)}\n")
+    assert build_job_report(tmp_path) is None
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert '"value":2.0' in page and "NaN" not in page.partition('id="charts"')[2][:9000]
 
 
 def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ reader's theme. The libraries are packed into the page, which then needs no netw
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -80,6 +81,7 @@ def _metric(parts: Sequence[Part], key: str, name: str) -> list[Row]:
     for part in parts:
         hours = _hours(part)
         known = [(t, i) for i, t in enumerate(part.rows) if t.get(key) is not None]
+        known = [(t, i) for t, i in known if math.isfinite(t[key])]  # JSON has no NaN
         for some in np.array_split(np.arange(len(known)), min(len(known), _MAX_POINTS) or 1):
             if len(some):
                 last, values = known[some[-1]], [float(known[i][0][key]) for i in some]
@@ -128,7 +130,7 @@ def _lines(
     facet: str = "",
 ) -> Chart | None:
     """Returns a chart of a line per arm; a smoothed one over the raw one, or one by `facet`."""
-    rows = [row for row in rows if x in row]
+    rows = [row for row in rows if x in row and math.isfinite(row["value"])]
     if not rows:
         return None
     arms = [arm for arm in colours if any(row["arm"] == arm for row in rows)]

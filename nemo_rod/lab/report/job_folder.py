@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import statistics
 from argparse import Namespace
+from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,9 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     explorers = write_explorers({name: file}, out, recipe=title, texts=None)
     losses = {"base": before, name: next((r for r in reversed(rows) if _loss(r)), {})}
     measured = {arm: loss for arm, row in losses.items() if (loss := _loss(row))}
+    values = (held_out_losses(row, role).values() for row in losses.values() for role in ROLES)
+    if not all(map(isfinite, chain.from_iterable(values))):
+        measured = {}  # the job diverges, as its curves show
     if name not in measured or not done:
         charts = charts_of(parts)
         page = render_page(title, None, {}, {}, charts, parts, explorers=explorers, provenance={})
