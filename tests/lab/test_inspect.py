@@ -12,6 +12,7 @@ import pytest
 from command_line import here
 from corpus_cases import S, run, source, texts, train_bpe, write
 from random_curriculum import write_curriculum
+from test_build import create
 
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, load_tokenizer
@@ -20,7 +21,7 @@ from nemo_rod.lab.block_text import END_OF_DOCUMENT, block_text, block_texts, fi
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.text import tenths
 from nemo_rod.run.processes.pythons import MEGATRON_WORKER
-from nemo_rod.selection import Curriculum, ReferenceWriter
+from nemo_rod.selection import Choice, Curriculum, Pool, ReferenceWriter, SourceRow
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -194,6 +195,18 @@ def test_curricula(run_dir: Path) -> None:
         assert ["replay", "web", "100", str(taken), f"{taken / 100:.3f}"] in shown
     shown = lines(inspect(run_dir / "arms" / "fixed_20" / "curriculum.rod"))
     assert ["from step", "steps", "replay"] in shown
+
+
+def test_means_of_a_curriculum_are_over_what_was_scored(tmp_path: Path) -> None:
+    """A score of -inf is of an excluded candidate; beside an estimated score there is no loss."""
+    path, pool = tmp_path / "curriculum.rod", Pool(0, np.arange(3), np.arange(3) > 1)
+    score = np.array([1, 2, -np.inf], np.float32)
+    sources = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 1))
+    for loss, mean in ((score + 1, ["2.5000", "1.5000"]), (score * np.nan, ["1.5000"])):
+        path.unlink(missing_ok=True)
+        with create(path, sources, 3, 1) as curriculum:
+            curriculum.append(Choice(pool, loss, score, np.array([1]), 2.0))
+        assert ["0", "1", "0.0%", "2.0000", *mean] in lines(inspect(path))
 
 
 def test_stages_and_runs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

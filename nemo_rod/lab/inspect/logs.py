@@ -9,6 +9,7 @@ import numpy as np
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.lab import curriculum_tools
+from nemo_rod.lab.report.history import finite_mean
 from nemo_rod.lab.text import facts, tenths
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.log import PADDING_ID
@@ -74,7 +75,8 @@ def describe_curriculum(path: Path) -> str:
             row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
             if header.scored:
                 means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
-                row += [f"{np.nanmean(values, dtype=np.float64):.4f}" for values in means]
+                found = [finite_mean(values, axis=0) for values in means]  # excluded ones are -inf
+                row += [f"{mean:z.4f}" if np.isfinite(mean) else None for mean in found]
             rows.append(row)
         step = f"{header.num_chosen} of {header.num_candidates} blocks"
         about = facts(
