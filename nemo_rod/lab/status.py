@@ -223,10 +223,12 @@ def time_left(config: Config) -> str:
 def hours_left(config: Config) -> dict[str, float]:
     """Returns the hours that each open stage of a run still takes; nothing if unknown.
 
-    They are its plan; where a model runs, times the pace of such stages that are done: their
-    working time over their plan. Stages that read text or copy files are no measure of that.
+    They are its plan, less the share of its steps that are done; where a model runs, times the pace
+    of such stages that are done: their working time over their plan. Stages that read text or copy
+    files are no measure of that.
     """
     from nemo_rod.lab.plan.command import make_plan
+    from nemo_rod.run.handover import partial
     from nemo_rod.run.stage_log import StageLog
     from nemo_rod.run.stages import Stages
 
@@ -244,6 +246,10 @@ def hours_left(config: Config) -> dict[str, float]:
         if stage.runs_model:
             models.add(stage.name)
         if not stage.is_there() or stage.name in config.rebuild:
+            begun = partial(stage.folder)
+            if (begun / "metrics.jsonl").exists() and stage.name not in config.rebuild:
+                done, steps = map(int, training_progress(begun)[0].split("/"))
+                hours *= max(0.0, 1 - done / steps)
             left[stage.name] = hours
         elif seconds and hours and stage.runs_model:
             worked, taken = worked + hours, taken + seconds / 3600

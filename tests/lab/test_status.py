@@ -196,6 +196,11 @@ def test_the_time_left_follows_the_pace_of_the_models_that_are_done(
         log.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     left = {s.name: hours.get(s.name, 0) * (100 if s.runs_model else 1) for s in stages[2:]}
     assert status.time_left(config) == wall(sum(left.values()))
+    begun = tmp_path / "arms" / "rod.partial"  # of whose steps a quarter is done
+    begun.mkdir(parents=True)
+    (begun / "job.json").write_text('{"config": {"train": {"steps": 4}}}')
+    (begun / "metrics.jsonl").write_text('{"step": 0, "timing/train/total": 1}\n')
+    assert status.hours_left(config)["rod"] == pytest.approx(0.75 * left["rod"])
 
 
 def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
