@@ -281,7 +281,7 @@ def costs_table(results: Results) -> Table:
         Column("scored_tokens", "Scored tokens", magnitude),
         Column("scoring", "Scoring them", decimals(0)),
         Column("specialist", "Once: the specialist", decimals(0)),
-        Column("reference_losses", "Once: reference losses", decimals(0)),
+        Column("reference_losses", "Once: reference losses, at most", decimals(0)),
     )
     rows = tuple({"arm": name, **costs} for name, costs in results["costs"].items())
     return Table("costs", columns, rows)
