@@ -418,6 +418,17 @@ def test_a_correlation_counts_the_sources_that_it_is_over(tmp_path: Path) -> Non
     assert check(judged(read_run(run.folder)), "r_no_replay")["note"] == "over 3 sources"
 
 
+def test_unknown_forgetting_has_its_reason(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    for arm in ("base", "rod"):  # replay is too small for held-out blocks
+        loss = json.loads(run.file(arm).read_text())["loss"]
+        edit(run.file(arm), loss=loss | {"replay": {}})
+    for reason in ("No held-out loss of replay was measured", "The base model was not evaluated"):
+        results = judged(read_run(run.folder)) | {"replicates": [], "checks_across_seeds": []}
+        assert summarise(results).startswith(f"{reason}, so the arms' forgetting is unknown.")
+        shutil.rmtree(run.folder / "arms" / "base", ignore_errors=True)
+
+
 def test_a_first_pool_short_of_adaptation_is_noted(pair: FakeRun) -> None:
     read = read_run(pair.folder)
     assert read.arms["rod"].history is not None

@@ -145,7 +145,10 @@ def summarise(results: Results) -> str:
     if rod is None:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
     elif rod["val_forgetting"] is None:
-        text = ["The base model was not evaluated, so the arms' forgetting is unknown."]
+        why = "The base model was not evaluated"
+        if "base" in results["arms"]:
+            why = "No held-out loss of replay was measured"
+        text = [f"{why}, so the arms' forgetting is unknown."]
     elif rod["adapt_loss"] is None:  # a job whose validation split has no new data
         text = [
             f"RoD's forgetting F_val is {rod['val_forgetting']:.3f} nats per token; no held-out "
