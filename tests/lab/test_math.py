@@ -273,3 +273,6 @@ def test_exposures_by_counting(tmp_path: Path) -> None:
     assert (
         exposures(history, history.chosen_TO, 7) == exposures(history, history.chosen_TO, 0) == []
     )
+    (tmp_path / "more").mkdir()
+    longer = history_of(tmp_path / "more", 3 * steps)  # of 18 passes over a single block, every 5th
+    assert exposures(longer, longer.chosen_TO, 1) == [(5, 3), (10, 8), (15, 11)]

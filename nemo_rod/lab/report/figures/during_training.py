@@ -5,6 +5,7 @@ Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 _MAX_BINS, _MIN_BINS = 80, 20
 _BLOCKS_PER_BIN = 256  # enough for a stable share
+_MAX_PASSES = 8  # that are marked
 
 
 def replay_share(shown: Sequence[Shown]) -> Figure | None:
@@ -105,16 +107,21 @@ def mark_phases(axes: Axes, run: Run, *, arm: str = "rod") -> None:
 
 
 def exposures(history: History, count_TO: Counts, num_adaptation: int) -> list[tuple[int, int]]:
-    """Returns the multiples of the adaptation corpus, each with the first step that reached it.
+    """Returns multiples of the adaptation corpus, each with the first step that reached it.
 
+    All of them, or every second, fifth, tenth, ... where the figure has no room for so many.
     Counted are the blocks in `count_TO`, by step and source: those drawn, or those trained on.
     """
     if num_adaptation <= 0:
         return []
     total_T = count_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
     whole = int(total_T[-1]) // num_adaptation
-    reached = [int(np.searchsorted(total_T, n * num_adaptation)) for n in range(1, whole + 1)]
-    return [(n, int(history.step_T[i])) for n, i in enumerate(reached, start=1)]
+    rounds = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    every = next(number for number in rounds if whole // number <= _MAX_PASSES)
+    reached = {
+        n: np.searchsorted(total_T, n * num_adaptation) for n in range(every, whole + 1, every)
+    }
+    return [(n, int(history.step_T[i])) for n, i in reached.items()]
 
 
 def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
