@@ -32,8 +32,8 @@ _TEXT = """---
 | trained tokens | {tokens} |
 | seed | {seed} |
 
-Losses are of held-out blocks of {block_size} tokens; F_val is the mean rise of the replay sources
-above the base, an improvement counting as zero.
+Losses are of held-out blocks of {block_size} tokens; F_val is the rise of the replay sources above
+the base, an improvement counting as zero. Both are means weighted by the blocks of the sources.
 
 ## Data
 
