@@ -262,6 +262,7 @@ def _merge(
     base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
 ) -> None:
     from huggingface_hub import split_state_dict_into_shards_factory
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     def num_bytes(name: tuple[str]) -> int:
@@ -286,7 +287,13 @@ def _merge(
                 for name in names
             }
             # transformers refuses files whose metadata does not name the framework
-            save_file(tensors, out_dir / file_name, {"format": "pt"})
+            try:
+                save_file(tensors, out_dir / file_name, {"format": "pt"})
+            except SafetensorError as error:  # not of an input
+                raise OSError(
+                    f"{out_dir / file_name} cannot be written ({error}): make room, or name "
+                    "another place"
+                ) from error
             total_size += sum(tensor.nbytes for tensor in tensors.values())
             del tensors
     if split.is_sharded:

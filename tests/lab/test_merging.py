@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from command_line import nemo_rod
+from mishaps import largest_file
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -193,6 +194,13 @@ def test_an_interrupted_merge_starts_again(tmp_path: Path) -> None:
     (rest / "model-00001-of-00009.safetensors").write_bytes(b"half")
     assert_equal(merged(tmp_path, tensors_of(0), tensors_of(1), 1.0), tensors_of(1))
     assert not rest.exists()
+
+
+def test_a_full_disk_is_no_fault_of_the_inputs(tmp_path: Path) -> None:
+    sides = [write(tmp_path / name, tensors_of(n)) for n, name in enumerate(("base", "adapted"))]
+    sentence = r"model\.safetensors cannot be written .*: make room"
+    with largest_file(200), pytest.raises(OSError, match=sentence):
+        merge_checkpoints(*sides, tmp_path / "out", 0.5)
 
 
 @pytest.mark.parametrize(
