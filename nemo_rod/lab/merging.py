@@ -83,7 +83,7 @@ def merge_checkpoints(
             `out_dir` is not empty, the configurations or tokenizers differ, or tensors are missing,
             unknown, quantised, of another shape, or differ without a floating dtype.
     """
-    base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir)
+    base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir).absolute()
     if not 0.0 <= lam <= 1.0:
         raise ValueError(f"merge weight lambda is {lam}, expected a number from 0 to 1")
     is_free = not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir()))

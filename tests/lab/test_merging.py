@@ -203,6 +203,17 @@ def test_a_full_disk_is_no_fault_of_the_inputs(tmp_path: Path) -> None:
         merge_checkpoints(*sides, tmp_path / "out", 0.5)
 
 
+def test_the_working_folder_may_be_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("base", 0), ("adapted", 1)):
+        write(tmp_path / name, tensors_of(number))
+    (out := tmp_path / "out").mkdir()
+    monkeypatch.chdir(out)
+    merge_checkpoints("../base", "../adapted", ".", 1.0)
+    assert_equal(read(out), tensors_of(1))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
