@@ -349,6 +349,8 @@ def test_lookups_without_a_store(tmp_path):
     assert np.array_equal(references.losses(ids), losses_of(ids)[:, 0])
     with pytest.raises(ValueError, match="opened without a block store"):
         references[[5]]
+    for one in (tmp_path / "a", str(tmp_path / "a")):  # not in a list
+        assert References.open(one).digest == References.open([one]).digest
 
 
 def test_the_manifest_of_a_role_covers_its_blocks():

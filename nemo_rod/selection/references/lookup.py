@@ -47,7 +47,7 @@ class References:
     @classmethod
     def open(
         cls,
-        paths: Iterable[str | Path],
+        paths: Iterable[str | Path] | str | Path,
         store: Blocks | None = None,
         *,
         length: int | None = None,
@@ -57,7 +57,7 @@ class References:
         """Opens one or more complete folders.
 
         Args:
-            paths: the folders, in any order.
+            paths: the folders, in any order, or one folder.
             store: the block store that they must belong to and cover; None allows `losses`
                 only.
             length: scored tokens of a block; None for whole blocks.
@@ -68,6 +68,7 @@ class References:
             ValueError: a folder is missing, incomplete, damaged, or of another store,
                 tokenizer or precision; or folders overlap or leave a range of the store uncovered.
         """
+        paths = [paths] if isinstance(paths, str | Path) else paths
         opened = [Folder.open(Path(path), verified=verified) for path in paths]
         folders = sorted(opened, key=lambda folder: folder.manifest.start)
         if not folders:
