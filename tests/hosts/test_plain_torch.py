@@ -471,6 +471,24 @@ def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) ->
     assert metric(tmp_path, "step") == [0, 1]
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_step_that_is_left_in_the_middle_is_done_again(
+    taken: int, runs: Runs, tmp_path: Path
+) -> None:
+    """As by a loop that looks at the first batch, or breaks, and goes on with the same object."""
+    references = References.open(runs.tiny.references, runs.tiny.store)
+    batches = RoDBatches(
+        model("llama", vocab_size=256), runs.tiny.store, references, steps=3, batch_size=8,
+        micro_batch_size=4, out=tmp_path,
+    )  # fmt: skip
+    for _ in zip(range(taken), batches, strict=False):
+        pass
+    assert len(list(batches)) == 6 - taken // 2 * 2
+    assert metric(tmp_path, "step") == [0, 1, 2]
+    records = Curriculum.open(tmp_path / "curriculum.rod", read_only=True)
+    assert [record.step for record in records] == [0, 1, 2]
+
+
 def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
     runs: Runs, tmp_path: Path
 ) -> None:

@@ -238,6 +238,7 @@ class RoDBatches:
                     yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}
             except BaseException:  # perhaps of this rank alone
                 self.end_step(measures=False)
+                self._is_open = self.next_step > step  # else the step is recorded anew
                 raise
             self.end_step()
 
