@@ -384,6 +384,7 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"batch_size": 9, "micro_batch_size": 2}, "batch_size is 9, expected a multiple of micr"),
         ({"model": torch.nn.Linear(1, 1)}, "Linear has no config or no get_output_embeddings()"),
         ({"micro_batch_size": 0}, "batch_size is 8, expected a multiple of micro_batch_size=0 x 1"),
+        ({"steps": -1}, "steps is -1, expected at least 1 optimizer step"),
         ({"scoring_micro_batch_size": 0}, "scoring_micro_batch_size is 0, expected at least 1"),
         ({"validation_every": -1}, "validation_every is -1, expected a number of steps"),
         ({"on_nonfinite": "exclud"}, "on_nonfinite is 'exclud', expected 'refuse' or 'exclude'"),

@@ -118,6 +118,7 @@ class RoDBatches:
             (own < 1 or batch_size % (own * replicas),
              f"batch_size is {batch_size}, expected a multiple of micro_batch_size={own} x "
              f"{replicas} replicas: change one of the three."),
+            (steps < 1, f"steps is {steps}, expected at least 1 optimizer step."),
             (size < 1, f"scoring_micro_batch_size is {size}, expected at least 1 block."),
             (validation_every < 0,
              f"validation_every is {validation_every}, expected a number of steps, 0 for none."),
