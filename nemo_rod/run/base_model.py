@@ -10,13 +10,15 @@ from typing import Any
 
 from nemo_rod import parts
 from nemo_rod.config import Domain, Model
-from nemo_rod.files import digest_files
+from nemo_rod.files import digest_files, interpreting, read_json
 from nemo_rod.trust import explain_own_code, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
 # Published names of input embeddings; suffixes, since some models are nested in others.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte)\.weight$")
+# after an interrupted copy, or a clone without Git LFS
+_FETCH = "fetch or copy the whole checkpoint again"
 
 
 def initialise_base(
@@ -91,18 +93,24 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
 
 
 def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
-    """Refuses a base as `check_tokenizer` does, and warns of one never trained on the blocks' EOD.
+    """Refuses a base as `check_tokenizer` does, or without all its weights.
 
-    The embedding of such a token is all zeros.
+    Warns of one never trained on the blocks' EOD: the embedding of such a token is all zeros.
     """
     from safetensors import safe_open
 
     from nemo_rod.corpus import BlockStore
 
     check_tokenizer(checkpoint, blocks, model, domain)
-    eod = BlockStore(blocks).eod_id
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
+    eod, index = BlockStore(blocks).eod_id, checkpoint / "model.safetensors.index.json"
+    files = {*checkpoint.glob("*.safetensors")}
+    if index.is_file() and checkpoint / "model.safetensors" not in files:
+        with interpreting(index, cure=_FETCH):
+            files |= {checkpoint / name for name in read_json(index)["weight_map"].values()}
+    for file in sorted(files, key=lambda file: (file.is_file(), file)):
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: {_FETCH}")
+        with interpreting(file, cure=_FETCH), safe_open(file, framework="pt") as tensors:
             for name in filter(_EMBEDDING.search, tensors.keys()):
                 if not tensors.get_slice(name)[eod : eod + 1].any():
                     warning = (

@@ -103,6 +103,36 @@ def test_an_end_that_the_base_never_met_is_said(
     assert "set domain.eod" in warning
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda one, _: one.unlink(), r"model-1\.safetensors is missing: "),
+        (lambda one, _: one.write_text("version https"), r"1\.safetensors is damaged .*: "),
+        (lambda _, index: index.write_text("{}"), r"index\.json is damaged .*'weight_map'.*: "),
+    ],
+)
+def test_a_base_without_all_its_weights_is_refused(
+    change: Any, sentence: str, blocks: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    base, names = checkpoint(tmp_path / "base", 256, multimodal=False), ("a", "b")
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(names)}
+    for name, file in files.items():
+        save_file({name: torch.ones(2)}, base / file)
+    index = base / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    options = (blocks, Model(hf=str(base)), Domain(tokenizer="byte"))
+    check_base(base, *options)
+    change(base / "model-1.safetensors", index)
+    with pytest.raises(ValueError, match=f"{sentence}fetch or copy the whole checkpoint again"):
+        check_base(base, *options)
+    save_file({"a": torch.ones(2)}, base / "model.safetensors")  # read before the index
+    (base / "model-1.safetensors").unlink(missing_ok=True)
+    check_base(base, *options)
+
+
 def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "NemotronHConfig"):
