@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import check_name
+from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import Inputs, outputs
 
 
@@ -24,8 +25,22 @@ class RunFolder:
         return self.path / "arms" / name
 
     def checkpoint(self, name: str) -> Path:
-        """Returns the Hugging Face checkpoint of an arm."""
-        return (self.base if name == "base" else self.arm(name)) / "hf"
+        """Returns the Hugging Face checkpoint of an arm.
+
+        Raises:
+            ValueError: that of the base is a link, to weights that were replaced since.
+        """
+        manifest = self.base / "manifest.json"
+        folder = (self.base if name == "base" else self.arm(name)) / "hf"
+        if name == "base" and folder.is_symlink() and manifest.exists():
+            made, files = manifest.stat().st_mtime, folder.glob("*.safetensors")
+            is_newer = any(file.stat().st_ctime > made for file in files)
+            if is_newer and checkpoint_digest(folder) != self.weights(name):
+                raise ValueError(
+                    f"{folder.resolve()} has other weights than when {self.base} was made of it: "
+                    "restore them, add rebuild=[base], or choose another run_dir"
+                )
+        return folder
 
     def reference(self, name: str) -> Path:
         """Returns the folder of a reference, named as in `REFERENCES`."""

@@ -1,6 +1,8 @@
 """A base is made under the published names, and checked against the blocks that it is to read."""
 
 import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from nemo_rod.hosts.nemo_rl.inputs import refuse_own_code
 from nemo_rod.run.base_model import (
     check_base,
     check_tokenizer,
+    checkpoint_digest,
     commit_of,
     initialise_base,
     resolve_base,
 )
+from nemo_rod.run.run_folder import RunFolder
 
 RECIPE = (Model(), Domain())
 
@@ -131,6 +135,24 @@ def test_a_base_without_all_its_weights_is_refused(
     save_file({"a": torch.ones(2)}, base / "model.safetensors")  # read before the index
     (base / "model-1.safetensors").unlink(missing_ok=True)
     check_base(base, *options)
+
+
+def test_a_base_whose_weights_were_replaced_is_refused(tmp_path: Path) -> None:
+    """It is a link to a folder of the user's; what is as old as the run is not read again."""
+    run, own = RunFolder(tmp_path / "run", "toy"), tmp_path / "own"
+    own.mkdir()
+    run.base.mkdir(parents=True)
+    (weights := own / "model.safetensors").write_bytes(b"one")
+    resolve_base(str(own), run.base / "hf")
+    manifest = run.base / "manifest.json"
+    manifest.write_text(json.dumps({"outputs": {"weights": checkpoint_digest(own)}}))
+    for content in (b"one", b"two"):
+        (own / "new").write_bytes(content)
+        (own / "new").rename(weights)
+        os.utime(manifest, (0, 0))
+        refused = pytest.raises(ValueError, match=r"own has other weights than when .*base was ma")
+        with nullcontext() if content == b"one" else refused:
+            assert run.checkpoint("base") == run.base / "hf"
 
 
 def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
