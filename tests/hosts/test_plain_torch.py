@@ -375,7 +375,12 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         assert scorer.precision == precision
         tokens = torch.zeros(1, 8, dtype=torch.long)
         scored(input_ids=tokens, labels=tokens).loss.backward()  # casts have gradients again
+        for parameter in scored.parameters():
+            parameter.data.mul_(3)  # an optimizer's step
+        actual = scorer.losses(np.arange(4))
     assert all(parameter.grad is not None for parameter in scored.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        np.testing.assert_array_equal(actual, scorer.losses(np.arange(4)))
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,8 @@ class TorchScorer:
         padded = np.resize(block_ids, (self.replicas, passes, size))
         in_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
+        # Where autocast encloses the loop, it still has casts from before the optimizer's step.
+        torch.clear_autocast_cache()
         try:
             with torch.no_grad():
                 if not self.precision:
