@@ -11,7 +11,7 @@ from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import read_json
+from nemo_rod.files import interpreting, read_json
 from nemo_rod.progress import Progress
 
 
@@ -65,13 +65,17 @@ def refuse_other_files(domain: Domain, blocks: Path) -> None:
     Raises:
         ValueError: a file was added, removed or changed; the message names it and its source.
     """
-    for spec in domain.specs:
-        path = blocks / spec.role / spec.name / "manifest.json"
+    listing = blocks / "store.json"
+    with interpreting(listing):
+        listed = read_json(listing, "sources")["sources"] if listing.exists() else []
+        paths = [blocks / row["role"] / row["name"] / "manifest.json" for row in listed]
+    for path in paths:
         if not path.exists():
             raise ValueError(f"{path} is missing: add rebuild=[prepare] to make the blocks again")
+    for spec in domain.specs:
         try:
             inputs = open_inputs(spec)
-            manifest = read_json(path, "files")
+            manifest = read_json(blocks / spec.role / spec.name / "manifest.json", "files")
         except (ValueError, OSError, ImportError):
             continue
         if not all(Path(item.place).exists() for item in inputs):  # of a toy, or remote
