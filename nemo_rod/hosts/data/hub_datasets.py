@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,14 @@ class HuggingFaceDataset(Input):
                     f"datasets takes the name {file!r} in {path} for a pattern, and would read "
                     "other files: rename it"
                 )
-        for folder in sorted({Path(path, name).parent for name, _ in files}):
-            for shard in _shards(folder) or ():
+        saved = _saved(os.path.join(path, name) for name, _ in files)
+        for folder, shards in saved.items():
+            for shard in shards:
                 if not (folder / shard).is_file():
                     raise ValueError(
                         f"{folder / shard} is missing, of the files in state.json: copy it again"
                     )
-        self.parts = [(name, size) for name, size in files if _is_data(os.path.join(path, name))]
+        self.parts = [file for file in files if _is_data(os.path.join(path, file[0]), saved)]
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None  # of this reading
@@ -106,7 +107,9 @@ class HuggingFaceDataset(Input):
             unique: dict[str, str] = {}  # by their own paths: each file is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
                 unique.setdefault(file if "://" in file else os.path.realpath(file), file)
-            self._files = spread([*filter(_is_data, unique.values())], spec.max_files)
+            saved = _saved(unique.values())
+            data = [file for file in unique.values() if _is_data(file, saved)]
+            self._files = spread(data, spec.max_files)
             if self._files and self._files != list(all_files.get(spec.split, ())):
                 # their origins are part of the key of a cache, which streaming does not use
                 files = DataFilesList(self._files, [("",)] * len(self._files))
@@ -166,17 +169,21 @@ def _refuse_damage() -> None:
             register_compression(system.compression, opened, [], force=True)
 
 
-def _shards(folder: Path) -> list[str] | None:
-    """Returns the names of the files of a dataset that was saved in a folder; None if none was."""
-    state = folder / "state.json"
-    files = read_json(state).get("_data_files") if state.is_file() else None
-    return None if files is None else [file["filename"] for file in files]
+def _saved(files: Iterable[str]) -> dict[Path, list[str]]:
+    """Returns the names of the files of the datasets that were saved in the files' folders."""
+    saved: dict[Path, list[str]] = {}
+    for folder in sorted({Path(file).parent for file in files}):
+        state = folder / "state.json"
+        listed = read_json(state).get("_data_files") if state.is_file() else None
+        if listed is not None:
+            saved[folder] = [file["filename"] for file in listed]
+    return saved
 
 
-def _is_data(file: str) -> bool:
+def _is_data(file: str, saved: dict[Path, list[str]]) -> bool:
     """Returns whether a file is more than a cache, or a former shard, beside a saved dataset's."""
-    shards = _shards(Path(file).parent) if file.endswith(".arrow") else None
-    return shards is None or Path(file).name in shards
+    shards = saved.get(Path(file).parent)
+    return shards is None or not file.endswith(".arrow") or Path(file).name in shards
 
 
 def _format(name: str) -> str:
