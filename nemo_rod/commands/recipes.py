@@ -82,10 +82,10 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:  # those of the task have ended there
-        leave(composition_error(error))
+        leave(_composition_error(error))
 
 
-def composition_error(error: Exception) -> str:
+def _composition_error(error: Exception) -> str:
     """Returns the reason that Hydra cannot compose a configuration, with the options it lists."""
     if former := former_key(blamed_key(error)):
         return former
