@@ -47,7 +47,7 @@ FEW = ["base", "no_replay", "rod"]
 ON_RAY = {
     "toy": ["base", "no_replay", "fixed_32", "merge_0.6", "rod"],
     **{f"toy_{name}": FEW for name in ("long_blocks", "paper", "generated", "sizes", "budgets")},
-    **{f"german_smollm2_135m{name}": FEW for name in ("", "_debian", "_debian_long")},
+    **{f"german_smollm2_135m{name}": FEW for name in ("", "_debian", "_laws")},
 }
 
 
