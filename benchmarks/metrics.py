@@ -26,7 +26,7 @@ from _rows import Measurement, Row, Setting, run, under
 from omegaconf import OmegaConf
 
 from nemo_rod.config import config_folder
-from nemo_rod.hosts.logger_runs import write_scalars
+from nemo_rod.loggers import write_scalars
 from nemo_rod.selection import Choice, Joint, Pool, choose, selection_metrics
 
 NUM_CANDIDATES, NUM_SOURCES, NUM_ADAPTATION = 2048, 23, 9

@@ -25,6 +25,13 @@ Part = TypeVar("Part")
 # of a scoring pass: multiples that its products need, of tokens and rows of weights, and of columns
 LOW_PRECISIONS = {"fp8": (8, 16), "mxfp8": (32, 32)}
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
+# dense peak TFLOP/s by `cluster.gpu` and `model.precision`, of NVIDIA's data sheets (H100 and H200:
+# SXM; B200: DGX)
+PEAK_TFLOPS = {
+    "H100": {"bf16": 989.0, "fp32": 67.0},
+    "H200": {"bf16": 989.0, "fp32": 67.0},
+    "B200": {"bf16": 2250.0, "fp32": 75.0},
+}
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(

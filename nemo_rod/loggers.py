@@ -1,19 +1,47 @@
 """Loggers of metrics in addition to `metrics.jsonl`: TensorBoard, W&B, MLflow, registered ones.
 
-The hosts' own loggers write; `hosts/logger_runs.py` makes a resumed run one curve. W&B and MLflow
-read accounts and addresses from the environment; neither is ever written to a file.
+The hosts' own loggers write. Metrics have other names there, and an interrupted run continues as
+one curve: the ids of a run are recorded in `loggers.json` of its folder, and restarts are marked
+for TensorBoard. Accounts and addresses are read from the environment and never written to a file.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import netrc
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from nemo_rod import parts
+from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.selection.held_out import START_FILE
 
 LOGGERS = tuple(parts.OURS["loggers"])  # the hosts' own; packages register others
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+# the most important metrics form a group that loggers, which sort by name, show first
+_AT_A_GLANCE = {
+    "validation/adaptation_loss": "adaptation_loss",
+    "validation/forgetting": "forgetting",
+    "rod/replay_share": "replay_share",
+    "train/loss": "training_loss",
+    "throughput/tokens_per_second": "tokens_per_second",
+}
+# beginning of a metric's name -> the same in loggers
+_GROUPS = {
+    **dict.fromkeys(("train/", "throughput/", "memory/"), "host/"),
+    "timing/train/": "rod/seconds_",
+    "validation/": "rod_by_source/",
+    **{f"rod/{of}/": f"rod_by_source/{of}/" for of in ("rho", "candidates", "chosen", "share")},
+}
+
+PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
 
 
 def logger_names(value: Any) -> tuple[str, ...]:
@@ -43,3 +71,175 @@ def check_installed(names: Sequence[str]) -> None:
                 f"logger={name} is set, but the package {name} is not installed: pip install "
                 f"'nemo-rod[{name}]', or leave the logger out."
             )
+
+
+class Prepared(ExitStack):
+    """The changes that `prepare_runs` has made in this process; they stay until `end`."""
+
+    def end(self, *, failed: bool = False) -> None:
+        """Ends the runs of W&B and MLflow, and undoes the changes for later runs of the process."""
+        if wandb := sys.modules.get("wandb"):
+            wandb.finish(exit_code=int(failed))
+            wandb.teardown()  # it reads the environment once; a later run would get this run's id
+        if mlflow := sys.modules.get("mlflow"):
+            mlflow.end_run("FAILED" if failed else "FINISHED")
+        self.close()
+
+    def set(self, name: str, value: str) -> None:
+        """Sets an environment variable until `end`."""
+        self.callback(_restore, name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def _restore(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+
+
+def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
+    """Makes the loggers of this process continue the runs in the folder's `loggers.json`.
+
+    Must be called before the host starts its loggers, in the process that logs. Without an account,
+    W&B writes to files, which `wandb sync` uploads later.
+
+    Returns:
+        The changes in this process; to be ended before it begins another run.
+    """
+    runs, prepared = known_runs(folder), Prepared()
+    if "wandb" in names:
+        run_id = runs.get("wandb") or uuid.uuid4().hex[:16]
+        keep_run(folder, "wandb", run_id)
+        prepared.set("WANDB_RUN_ID", run_id)
+        prepared.set("WANDB_RESUME", "allow")
+        if "WANDB_MODE" not in os.environ and not _has_account():
+            prepared.set("WANDB_MODE", "offline")
+            print(
+                "nemo-rod: W&B has no account here (set WANDB_API_KEY, or `wandb login`): the run "
+                f"is logged to files in {folder}, which `wandb sync` uploads.",
+                file=sys.stderr,
+                flush=True,
+            )
+    if "mlflow" in names:
+        if "MLFLOW_TRACKING_URI" not in os.environ:  # MLflow refuses plain files since 3.7
+            prepared.set("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
+        if "mlflow" in runs:
+            import mlflow
+
+            prepared.set("MLFLOW_RUN_ID", runs["mlflow"])
+            # the hosts log their configuration again, and MLflow refuses a different one
+            prepared.callback(setattr, mlflow, "log_params", mlflow.log_params)
+            mlflow.log_params = lambda params: None
+    return prepared
+
+
+def known_runs(folder: Path) -> Mapping[str, str]:
+    """Returns the ids of the folder's runs, by logger."""
+    path = folder / "loggers.json"
+    return read_json(path) if path.exists() else {}
+
+
+def keep_run(folder: Path, name: str, run_id: str) -> None:
+    """Records the id of a logger's run."""
+    write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
+
+
+def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the recorded metrics of a run, for a logger that lost some of them in a kill.
+
+    W&B holds the newest metrics in memory; after a resume they are logged again from here.
+
+    Yields:
+        The number of steps done, from `first` to `last`, and metrics by name.
+    """
+    start, steps = folder / START_FILE, folder / "metrics.jsonl"
+    if start.exists() and first <= 0:
+        yield 0, known_metrics(read_json(start))
+    for row in read_lines(steps) if steps.exists() else []:
+        if first <= row["step"] + 1 <= last:
+            yield row["step"] + 1, known_metrics(row)
+
+
+def continue_runs(
+    folder: Path, step: int, *, writer: Any = None, wandb_run: Any = None, mlflow: Any = None
+) -> None:
+    """Makes started loggers continue the curves of earlier attempts, of those that are given.
+
+    Args:
+        folder: folder of the run.
+        step: step at which it starts or resumes; at 0, what is there is of a run that is made
+            again.
+        writer: TensorBoard's SummaryWriter.
+        wandb_run: W&B's run, to which what it lost of earlier steps in a kill is logged again.
+        mlflow: MLflow's module, whose run is kept for the next attempt.
+    """
+    if writer:
+        mark_restart(writer, step + 1 if step else 0)
+    if wandb_run and step:
+        for done, metrics in recorded(folder, first=wandb_run.step, last=step):
+            wandb_run.log(metrics, done)
+    if mlflow:
+        keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
+
+
+def mark_restart(writer: Any, step: int) -> None:
+    """Drops the values of this and later steps that a killed run wrote, from a SummaryWriter."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    # as torch does for `purge_step`, an option that no host passes on
+    start = SessionLog(status=SessionLog.START)
+    writer.file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
+    writer.file_writer.add_event(Event(step=step, session_log=start))
+
+
+def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics of a row that have a value, as loggers name them, without the step."""
+    return {shown_name(name): v for name, v in row.items() if v is not None and name != "step"}
+
+
+def shown_name(name: str) -> str:
+    """Returns the name of a metric in loggers: there it has a group, by who measures it."""
+    if name in _AT_A_GLANCE:
+        return f"at_a_glance/{_AT_A_GLANCE[name]}"
+    start = next((start for start in _GROUPS if name.startswith(start)), "")
+    return _GROUPS.get(start, "") + name.removeprefix(start)
+
+
+def show(state: Any, done: int, known: Mapping[str, float]) -> None:
+    """Shows `known_metrics` after `done` steps in every logger of Bridge's GlobalState `state`."""
+    if writer := state.tensorboard_logger:
+        write_scalars(writer, known, done)
+    if wandb := state.wandb_logger:
+        wandb.log(known, done)
+    for name in ("mlflow_logger", "comet_logger"):  # Comet's since 0.6
+        if logger := getattr(state, name, None):
+            logger.log_metrics(known, step=done)
+
+
+def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
+    """Writes all metrics of a step to TensorBoard at once, ten times as fast as one by one."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+    writer.file_writer.add_summary(Summary(value=values), step)
+    writer.flush()  # to the operating system, where it survives a kill
+
+
+def project(variable: str) -> str:
+    """Returns W&B's project, or MLflow's experiment, from its environment variable."""
+    return os.environ.get(variable) or PROJECT
+
+
+def _has_account() -> bool:
+    """Returns whether W&B would find a key; its own function for this would freeze its settings."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    custom = os.environ.get("NETRC")
+    for path in [Path(custom)] if custom else [Path.home() / name for name in (".netrc", "_netrc")]:
+        try:
+            if host and netrc.netrc(path).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

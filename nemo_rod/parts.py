@@ -26,19 +26,12 @@ OURS: dict[str, dict[str, str]] = {
     "readers": {
         "text": "nemo_rod.corpus.formats:read_text",
         "jsonl": "nemo_rod.corpus.formats:read_jsonl",
-        "parquet": "nemo_rod.hosts.data.parquet_tables:read_parquet",
-        "huggingface": "nemo_rod.hosts.data.hub_datasets:read_dataset",
-        "megatron": "nemo_rod.hosts.data.indexed_datasets:read_indexed",
+        "parquet": "nemo_rod.corpus.adapters.parquet_tables:read_parquet",
+        "huggingface": "nemo_rod.corpus.adapters.hub_datasets:read_dataset",
+        "megatron": "nemo_rod.corpus.adapters.indexed_datasets:read_indexed",
         "debian": "nemo_rod.lab.toy.debian:read_packages",
-        "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
+        "synthetic": "nemo_rod.corpus.adapters.synthetic:read_generators",
         "generated": "nemo_rod.lab.generated.reader:read_generated",
-    },
-    # results of corpus.shards.token_reader for blocks in files of a kind of source
-    "in_place": {"megatron": "nemo_rod.hosts.data.indexed_datasets:TokensInPlace"},
-    # with the arguments of corpus.tokenizer.load_tokenizer; "*": any other name
-    "tokenizers": {
-        "byte": "nemo_rod.lab.toy.byte_tokenizer:ByteTokenizer",
-        "*": "nemo_rod.hosts.data.hub_tokenizer:HuggingFaceTokenizer",
     },
     # subclasses of run.launch.local.Local
     "launchers": {
@@ -47,10 +40,8 @@ OURS: dict[str, dict[str, str]] = {
         "ray": "nemo_rod.hosts.ray.launcher:RayOnSlurm",
         "nemo_rl": "nemo_rod.hosts.nemo_rl.launcher:NemoRL",
     },
-    # (folder, run_name) -> hosts.show_metrics.Logger; None: one of the trainer's own
+    # (folder, run_name) -> megatron.callbacks.show_metrics.Logger; None: one of the trainer's own
     "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
-    # modules by which loggers resume a run, and get metrics; the house uses no others
-    "logger_runs": {"own": "nemo_rod.hosts.logger_runs", "shown": "nemo_rod.hosts.show_metrics"},
     # modules with install(...) and reference(...); see hosts.swap_in
     "hosts": {
         "megatron_bridge": "nemo_rod.hosts.megatron_bridge",
@@ -63,7 +54,7 @@ OURS: dict[str, dict[str, str]] = {
     # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
     "stages": {
         "merge": "nemo_rod.lab.merge:merge_stages",
-        "evaluate": "nemo_rod.lab.evaluate:evaluate_stages",
+        "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
         "report": "nemo_rod.lab.report.stage:report_stages",
     },
     # (run.stages.Stages) -> list[run.handover.Stage]: those of a command on one saved step
@@ -71,18 +62,14 @@ OURS: dict[str, dict[str, str]] = {
         "export": "nemo_rod.lab.exports:export_stages",
         "evaluate": "nemo_rod.lab.exports:evaluate_stages",
     },
-    # modules with FILE, PARTIAL, wanted, check, missing and measure; see lab.evaluate
-    "measurements": {"losses": "nemo_rod.lab.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
+    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate
+    "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
     "estimates": {"plan": "nemo_rod.lab.status:time_left"},
-    # (Config) -> float | None: dense peak TFLOP/s of a GPU of the cluster, if it is known
-    "peaks": {"plan": "nemo_rod.lab.plan.speed:known_peak"},
     # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
     "screens": {"live": "nemo_rod.lab.live:live"},
     # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
-    # (BlockStore, its Tokenizer, that of a model) -> None: refuses a model, by model.special_tokens
-    "tokenizer_checks": {"renamed": "nemo_rod.lab.renamed_tokens:check_renamed"},
     # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
     "recipe_commands": {
         "run": "nemo_rod.commands.run_stages:run",

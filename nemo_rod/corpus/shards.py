@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod import parts
 from nemo_rod.files import sync, write_json
 
 SCHEMA = 1
@@ -61,7 +60,9 @@ def token_reader(folder: Path, manifest: Mapping[str, Any]) -> Any:
     """
     if "in_place" not in manifest:
         return np.asarray
-    return parts.load("in_place", manifest["reading"]["kind"])(folder, manifest)
+    from nemo_rod.corpus.adapters.indexed_datasets import TokensInPlace
+
+    return TokensInPlace(folder, manifest)
 
 
 def index_bytes(num_blocks: int, block_size: int) -> bytes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod import parts
-
+BYTE = "byte"  # the name of the tokenizer whose ids are bytes
 PROBES = (
     "The quick brown fox jumps over the lazy dog. It's 12,345.67 miles; isn't it?",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich, § 433 Abs. 1 BGB.",
@@ -73,9 +72,13 @@ def load_tokenizer(
         ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
             document, or comes with code that may not run.
     """
-    kind = name if name in parts.OURS["tokenizers"] else "*"
-    make: Callable[..., Tokenizer] = parts.load("tokenizers", kind)
-    return make(name, eod=eod, trust_remote_code=trust_remote_code)
+    if name == BYTE:
+        from nemo_rod.corpus.adapters.byte_tokenizer import ByteTokenizer
+
+        return ByteTokenizer(eod)
+    from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(name, eod=eod, trust_remote_code=trust_remote_code)
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:

@@ -20,9 +20,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from nemo_rod.files import interpreting
-from nemo_rod.hosts.logger_runs import show
 from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
+from nemo_rod.loggers import show
 from nemo_rod.upstream.changes import operation_counters
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from nemo_rod.hosts.logger_runs import write_scalars
 from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
+from nemo_rod.loggers import write_scalars
 
 
 def install(**options: Any) -> Installed:

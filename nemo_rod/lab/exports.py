@@ -15,9 +15,9 @@ from typing import Any
 from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ExportJob
-from nemo_rod.lab.held_out_losses import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, read_record
+from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.files import interpreting, read_json, share
-from nemo_rod.published import published_names
+from nemo_rod.run.published import published_names
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,9 @@ from megatron.bridge.training.config import (
 )
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-from nemo_rod import parts
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron.callbacks.show_metrics import logger_config
 from nemo_rod.megatron.identity import ChosenBlocks, versions
 
 
@@ -73,7 +73,7 @@ def bridge_config(
             num_workers=0,
             pin_memory=on_gpu,
         ),
-        logger=parts.load("logger_runs", "shown").logger_config(job),
+        logger=logger_config(job),
         # the selector reads the tokens; the trainer only needs the vocabulary size
         tokenizer=TokenizerConfig(
             tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1

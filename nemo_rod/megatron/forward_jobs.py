@@ -19,9 +19,9 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.progress import Progress
-from nemo_rod.ranks import from_all_ranks, is_recorder
-from nemo_rod.reference_pass import write_references
+from nemo_rod.ranks import from_all_ranks, from_recorder, is_recorder
 from nemo_rod.selection.references.folder import holds, role_manifest
+from nemo_rod.selection.references.reference_pass import write_references
 
 
 def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
@@ -43,7 +43,14 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     if holds(Path(job.out), manifest, required):
         return  # an earlier run was interrupted only during the hand-over
     scorer = _scorer(job, job.start, store, heartbeat, job.config.scoring.precision)
-    write_references(scorer, Path(job.out), manifest=manifest, name=job.name, required=required)
+    write_references(
+        scorer,
+        Path(job.out),
+        manifest=manifest,
+        name=job.name,
+        agree=from_recorder,
+        required=required,
+    )
 
 
 def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:

@@ -17,7 +17,8 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from nemo_rod import loggers, parts
+from nemo_rod import loggers
+from nemo_rod.config import PEAK_TFLOPS
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
@@ -28,6 +29,7 @@ from nemo_rod.megatron.bridge_config import (
     shares_optimizer,
 )
 from nemo_rod.megatron.callbacks.recorder import Recorder, ResumedAverages
+from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
@@ -115,7 +117,7 @@ def train(
         drawn = partial(job.arm.candidates.drawn, job.config.train.steps)
         from_recorder(lambda: references.refuse_missing(drawn()))
     if is_recorder():
-        parts.load("logger_runs", "own").prepare_runs(job.loggers, out)
+        loggers.prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)
 
 
@@ -132,13 +134,13 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     )
     tokens = job.arm.batch_size * selector.store.block_size
     progress = Progress(job.name, steps, tokens=tokens)
-    peak_tflops = next((peak(job.config) for peak in parts.load_all("peaks")), None)
+    peaks = PEAK_TFLOPS.get(job.config.cluster.gpu or "", {})
+    peak_tflops = peaks.get(job.config.model.precision)
     recorder = Recorder(out, selector, validation, header, progress, peak_tflops)
     selector.on_choice, selector.on_step = recorder.on_choice, recorder.on_step
     every: list[Callback] = [validation, recorder]
     if job.loggers:
-        show = parts.load("logger_runs", "shown").Loggers
-        every.append(show(recorder, validation, job.loggers, job.run_name))
+        every.append(Loggers(recorder, validation, job.loggers, job.run_name))
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nemo_rod import parts
 from nemo_rod.config import Domain, Model
 from nemo_rod.files import digest_files, interpreting, read_json
+from nemo_rod.run.renamed_tokens import check_renamed
 from nemo_rod.trust import explain_own_code, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
@@ -47,7 +47,7 @@ def initialise_base(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from nemo_rod.corpus.tokenizer import load_tokenizer
-    from nemo_rod.published import save_published
+    from nemo_rod.run.published import save_published
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
@@ -80,8 +80,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
     if model.special_tokens == "same":
         store.check_tokenizer(tokenizer)
     else:
-        check = parts.load("tokenizer_checks", model.special_tokens)
-        check(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
+        check_renamed(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
     with explain_own_code(f"The checkpoint {checkpoint}"):
         described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
     vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part

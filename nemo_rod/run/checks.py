@@ -24,6 +24,7 @@ from nemo_rod.config import (
     config_folder,
 )
 from nemo_rod.corpus.sources import ROLES
+from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
@@ -93,9 +94,9 @@ def check(config: Config) -> None:
     domain, parallel = config.domain, config.parallel
     check_parallel(parallel, ())
     roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
-    known = (name := domain.tokenizer) in parts.names("tokenizers") or Path(name).exists()
-    if not known and parts.did_you_mean(name, ["byte"]):
-        raise ValueError(f"domain.tokenizer={name} is no tokenizer: did you mean byte?")
+    known = (name := domain.tokenizer) == BYTE or Path(name).exists()
+    if not known and parts.did_you_mean(name, [BYTE]):
+        raise ValueError(f"domain.tokenizer={name} is no tokenizer: did you mean {BYTE}?")
     if not (domain.holdout_fraction or domain.holdout_floor):
         raise ValueError(
             "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "

@@ -27,7 +27,7 @@ from typing import Any
 from nemo_rod import parts
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
-from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.policies import FixedShare, Policy, Score, TakeAll, Within
@@ -160,16 +160,13 @@ def curriculum_header(
     arm: Arm, store: Blocks, references: References | None, *, config: str
 ) -> CurriculumHeader:
     """Returns the provenance of an arm's curriculum; see `CurriculumHeader` for `config`."""
-    return CurriculumHeader(
+    return CurriculumHeader.of(
+        store,
+        references,
         num_candidates=arm.num_candidates,
         num_chosen=arm.batch_size,
-        block_size=store.block_size,
-        store=store.digest,
-        tokenizer=store.tokenizer_fingerprint,
-        references=references.digest if references else "",
         config=config,
         seed=arm.seed,
-        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
         scored=arm.policy().needs_scores,
         score=arm.score_name,
     )

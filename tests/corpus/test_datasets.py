@@ -14,8 +14,8 @@ import pytest
 from corpus_cases import interrupted, read_documents, refuse, run, tree, web, write_parquet
 
 from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.adapters.hub_datasets import HuggingFaceDataset
 from nemo_rod.corpus.formats import ReadError
-from nemo_rod.hosts.data.hub_datasets import HuggingFaceDataset
 
 datasets = pytest.importorskip("datasets")
 

@@ -24,9 +24,9 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from nemo_rod.corpus import BlockStore, formats, load_tokenizer
+from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
 from nemo_rod.corpus.encode import encode, pieces
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.hosts.data.hub_tokenizer import HuggingFaceTokenizer
 
 pytest.importorskip("transformers")
 WORDS = ["the cat", "sat", "mat;", "don't", "1234567", "Zwölf", "你好，世界", "🙂", "<|end|>",

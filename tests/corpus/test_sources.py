@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from nemo_rod import parts
 from nemo_rod.config import Domain
 from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.adapters.text_list import TextList
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import takes
-from nemo_rod.lab.toy.text_list import TextList
 
 QUOTE = "; YAML reads {} as {}: quote it"
 BOOLEAN, NUMBER, TEXT = "a boolean (true or false)", "a whole number", "a text"

@@ -29,13 +29,13 @@ from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.lab import curricula as curriculum_command
-from nemo_rod.lab import held_out_losses
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.status import training_progress
+from nemo_rod.run import held_out_losses
 from nemo_rod.run.launch import queue
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages

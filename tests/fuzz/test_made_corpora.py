@@ -23,7 +23,7 @@ from corpus_cases import BYTE, S, manifest, run, source, train_bpe, write_parque
 
 from nemo_rod import corpus
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
-from nemo_rod.hosts.data import parquet_tables
+from nemo_rod.corpus.adapters import parquet_tables
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")

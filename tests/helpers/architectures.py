@@ -12,7 +12,7 @@ import torch
 
 from nemo_rod.corpus import load_tokenizer
 from nemo_rod.lab.rehearsal import forms
-from nemo_rod.published import save_published
+from nemo_rod.run.published import save_published
 
 COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.hosts.logger_runs import recorded
+from nemo_rod.loggers import recorded
 
 Curves = dict[str, dict[int, float]]  # name -> step -> value
 

@@ -23,7 +23,7 @@ from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nemo_rod.hosts.logger_runs import shown_name
+from nemo_rod.loggers import shown_name
 from nemo_rod.selection import References
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all

@@ -8,7 +8,7 @@ import pytest
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, Jobs, answers
 
-from nemo_rod.hosts.logger_runs import known_metrics
+from nemo_rod.loggers import known_metrics
 
 pytestmark = pytest.mark.nemo2
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_build import BASE, BASE_ADAPTATION, COUNTS, write_run
 
-from nemo_rod.lab.held_out_losses import BLOCK_LOSSES
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.intervals import SEED, intervals_of
 from nemo_rod.lab.report.results import chord_of, results_of
 from nemo_rod.lab.report.run_files import Run, read_run
+from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 
 SIZES = {"adaptation": dict.fromkeys(BASE_ADAPTATION, 5), "replay": dict.fromkeys(BASE, 4)}

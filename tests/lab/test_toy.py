@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.adapters.synthetic import ALPHABET, synthetic_documents, synthetic_input
 from nemo_rod.lab.toy.debian import PYTHON, debian_input, fetch_debian_texts
 from nemo_rod.lab.toy.roff import strip_roff
-from nemo_rod.lab.toy.synthetic import ALPHABET, synthetic_documents, synthetic_input
 
 PAGE = r"""'\" t
 .\" a comment

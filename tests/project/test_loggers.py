@@ -13,14 +13,15 @@ import pytest
 from command_line import composed
 from test_metrics_page import documented
 
-from nemo_rod.hosts.logger_runs import (
+from nemo_rod.loggers import (
+    check_installed,
     keep_run,
     known_metrics,
     known_runs,
+    logger_names,
     prepare_runs,
     show,
 )
-from nemo_rod.loggers import check_installed, logger_names
 
 ENVIRONMENT = (
     *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"),
@@ -149,7 +150,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import wandb
 from torch.utils.tensorboard import SummaryWriter
-from nemo_rod.hosts.logger_runs import (
+from nemo_rod.loggers import (
     continue_runs, known_metrics, prepare_runs, show
 )
 
@@ -222,7 +223,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from nemo_rod.hosts.logger_runs import known_runs
+from nemo_rod.loggers import known_runs
 from nemo_rod.hosts.nemo_rl.algorithm import continued_logger
 
 name = sys.argv[2]

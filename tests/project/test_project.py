@@ -23,13 +23,16 @@ PACKAGE = ROOT / "nemo_rod"
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
     *("files", "parts", "progress", "signals", "trust", "upstream"),
-    *("bounds", "published", "loggers", "corpus", "selection", "ranks", "reference_pass"),
+    *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
 # The data's rooms know nobody but these.
-ALONE = {"corpus": {"bounds", "files", "parts", "trust"}, "selection": {"files", "parts"}}
-MOST_LINES = 15_000  # of the house
+ALONE = {
+    "corpus": {"bounds", "files", "parts", "trust"},
+    "selection": {"files", "parts", "progress"},
+}
+MOST_LINES = 16_300  # of the house
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"
 HEAVY = {
@@ -38,10 +41,11 @@ HEAVY = {
 }
 
 
-def imports(file: Path) -> Iterator[tuple[str, int]]:
-    """Full dotted name and line of everything that a module imports, anywhere in it."""
+def imports(file: Path, *, on_import: bool = False) -> Iterator[tuple[str, int]]:
+    """Full dotted name and line of everything that a module imports, anywhere or at once."""
     package = [*file.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in tree.body if on_import else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -86,12 +90,12 @@ def test_import_arrows_run_one_way() -> None:
 
 
 def test_data_needs_no_heavy_library_and_selection_numpy_alone() -> None:
-    """Other people's forms of data and tokenizers are parts beside the house."""
+    """Adapters of other people's formats import their libraries when they are used."""
     allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy"}
     wrong = [
         f"{file.relative_to(ROOT)}:{line}: {name}"
         for file in modules(*ALONE)
-        for name, line in imports(file)
+        for name, line in imports(file, on_import="adapters" in file.parts)
         if (top := name.split(".")[0]) in HEAVY
         or (room(file) == "selection" and top not in allowed)
     ]

@@ -19,8 +19,8 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import EvaluateJob
-from nemo_rod.lab.evaluate import evaluate_stages
 from nemo_rod.lab.merge import merge_stages
+from nemo_rod.run.evaluate import evaluate_stages
 from nemo_rod.run.handover import Stage, partial
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages

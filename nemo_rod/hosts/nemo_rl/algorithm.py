@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import write_json
-from nemo_rod.hosts.logger_runs import continue_runs, known_metrics, prepare_runs
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
 from nemo_rod.hosts.nemo_rl.policy import (
@@ -27,7 +26,7 @@ from nemo_rod.hosts.nemo_rl.policy import (
     started,
 )
 from nemo_rod.hosts.nemo_rl.reference_losses import write_reference
-from nemo_rod.loggers import LOGGERS, check_installed
+from nemo_rod.loggers import LOGGERS, check_installed, continue_runs, known_metrics, prepare_runs
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
@@ -177,7 +176,7 @@ def continued_logger(
 ) -> Iterator[Any]:
     """Makes NeMo-RL's logger and ends it, so that the next arm of this process has its own runs.
 
-    Its backends continue the runs of an earlier attempt (`logger_runs.py`).
+    Its backends continue the runs of an earlier attempt (`loggers.py`).
 
     Args:
         make: makes NeMo-RL's `Logger` of the section.

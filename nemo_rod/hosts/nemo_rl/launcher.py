@@ -10,11 +10,10 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import DTYPES, Config, config_folder
 from nemo_rod.files import read_json
-from nemo_rod.hosts.logger_runs import project
 from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.layout import check_nodes
-from nemo_rod.loggers import LOGGERS, logger_names
+from nemo_rod.loggers import LOGGERS, logger_names, project
 from nemo_rod.run.handover import Inputs, flatten
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.render import escaped

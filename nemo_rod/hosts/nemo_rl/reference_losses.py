@@ -11,8 +11,8 @@ import numpy as np
 from nemo_rod.config import Scoring
 from nemo_rod.hosts.nemo_rl.inputs import open_store
 from nemo_rod.hosts.nemo_rl.policy import started
-from nemo_rod.reference_pass import write_references
 from nemo_rod.selection.references.folder import holds, precision_name, role_manifest
+from nemo_rod.selection.references.reference_pass import write_references
 
 
 def write_reference(config: dict[str, Any]) -> None:

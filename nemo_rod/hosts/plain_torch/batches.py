@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import (
@@ -27,6 +26,7 @@ from nemo_rod.selection import (
     Selector,
 )
 from nemo_rod.selection.candidates import Pools
+from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from nemo_rod import reference_pass
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.selection.references import reference_pass
 from nemo_rod.selection.references.folder import role_manifest
 
 

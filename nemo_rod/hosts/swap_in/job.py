@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, get_args
 
 from megatron.core.utils import get_model_config
 
-from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
-from nemo_rod.hosts.logger_runs import known_metrics
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -31,11 +29,13 @@ from nemo_rod.hosts.swap_in.job_data import (
     refuse_other_order,
 )
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Joint, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.competition import number
+from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.held_out import is_due
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check

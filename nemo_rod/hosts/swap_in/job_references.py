@@ -14,8 +14,9 @@ from megatron.core.utils import unwrap_model
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in.job import Job, precision_of
-from nemo_rod.reference_pass import write_references
+from nemo_rod.ranks import from_recorder
 from nemo_rod.selection.references.folder import holds, role_manifest
+from nemo_rod.selection.references.reference_pass import write_references
 
 # of a manifest: references of a block store have other targets
 LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
@@ -98,7 +99,13 @@ class HostReferenceJob(Job):
         manifest = replace(manifest, loss=LOSS_DEFINITION)
         if not holds(self.out, manifest):
             scorer = self.data.scorer(model, groups, **call)
-            write_references(scorer, self.out, manifest=manifest, name=f"{self.role} references")
+            write_references(
+                scorer,
+                self.out,
+                manifest=manifest,
+                name=f"{self.role} references",
+                agree=from_recorder,
+            )
 
 
 def model_digest(model: list, groups: Any) -> str:

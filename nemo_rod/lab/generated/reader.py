@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.corpus.adapters.text_list import TextList
 from nemo_rod.corpus.formats import Input, JsonLines
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
@@ -35,7 +36,6 @@ from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import digest, digest_files, move_whole, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.toy.debian import default_cache_dir
-from nemo_rod.lab.toy.text_list import TextList
 from nemo_rod.progress import Progress
 
 SHORTEST = 16

@@ -5,9 +5,10 @@ Every number here is an assumption with a source, and a key of `plan` overrides 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from nemo_rod.config import Config, section
+from nemo_rod.config import PEAK_TFLOPS, Config, section
 from nemo_rod.lab.plan.section import Plan
 
 
@@ -38,22 +39,17 @@ _SCORING = (
 )
 
 
-def _gpu(
-    name: str, peak_tflops: float, precision: str, sheet: str, fp32_tflops: float | None = None
-) -> Processor:
+def _gpu(name: str, peaks: Mapping[str, float], precision: str, sheet: str) -> Processor:
     source = f"peak as in {sheet}; {_BRIDGE}; {_SCORING}"
+    fp32 = peaks.get("fp32")
     return Processor(
-        name, peak_tflops, precision, 0.35, 0.16, 2.0, 0.76, source, fp32_tflops=fp32_tflops
+        name, peaks[precision], precision, 0.35, 0.16, 2.0, 0.76, source, fp32_tflops=fp32
     )
 
 
 PROCESSORS = {
-    gpu.name: gpu
-    for gpu in (
-        _gpu("H100", 989.0, "bf16", "NVIDIA's H100 SXM data sheet", 67.0),
-        _gpu("H200", 989.0, "bf16", "NVIDIA's H200 SXM data sheet", 67.0),
-        _gpu("B200", 2250.0, "bf16", "NVIDIA's DGX B200 data sheet", 75.0),
-    )
+    name: _gpu(name, PEAK_TFLOPS[name], "bf16", f"NVIDIA's {sheet} data sheet")
+    for name, sheet in (("H100", "H100 SXM"), ("H200", "H200 SXM"), ("B200", "DGX B200"))
 }
 CPU = Processor(
     *("CPU", 0.08, "fp32", 0.35, 0.35, 1.5, 1.0),
@@ -80,7 +76,8 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
             "plan.peak_tflops to the peak in its data sheet, without sparsity."
         )
     else:
-        profile = _gpu(name, plan.peak_tflops, config.model.precision, "plan.peak_tflops")
+        precision = config.model.precision
+        profile = _gpu(name, {precision: plan.peak_tflops}, precision, "plan.peak_tflops")
     if config.model.precision == "fp32" and profile.fp32_tflops is not None:
         profile = replace(profile, peak_tflops=profile.fp32_tflops, precision="fp32")
     if config.model.precision != profile.precision and plan.peak_tflops is None:
@@ -99,14 +96,3 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
         startup_seconds=profile.startup_seconds if startup is None else startup,
         scoring=plan.scoring or profile.scoring,
     )
-
-
-def known_peak(config: Config) -> float | None:
-    """Returns the dense peak TFLOP/s of a GPU of the recipe's cluster, if both are known.
-
-    A job's configuration has no section `plan`, whose `peak_tflops` is not taken into account.
-    """
-    gpu = PROCESSORS.get(config.cluster.gpu or "")
-    if gpu is None:
-        return None
-    return {gpu.precision: gpu.peak_tflops, "fp32": gpu.fp32_tflops}.get(config.model.precision)

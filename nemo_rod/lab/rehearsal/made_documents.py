@@ -17,10 +17,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.corpus.adapters.synthetic import synthetic_documents
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.rehearsal.hub_layouts import layout_for
-from nemo_rod.lab.toy.synthetic import synthetic_documents
 
 # Blocks of a source: enough for held-out ones, and enough replay for an arm with a large share
 BLOCKS = {"adaptation": 48, "replay": 72}
@@ -124,7 +124,7 @@ def _write_dataset(
     spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, str]]]:
     """Writes one configuration of a dataset; returns its entries in the dataset's card."""
-    from nemo_rod.hosts.data.hub_datasets import ALL_SPLITS
+    from nemo_rod.corpus.adapters.hub_datasets import ALL_SPLITS
 
     layout, subset = layout_for(spec), spec.subset or "default"
     splits = _SPLITS if spec.split == ALL_SPLITS else (spec.split,)

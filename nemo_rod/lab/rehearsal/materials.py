@@ -48,10 +48,10 @@ def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
 
 def make_materials(folder: Path) -> None:
     """Makes documents, tokenizers, tasks and the base checkpoint of a described rehearsal."""
+    from nemo_rod.corpus.adapters.synthetic import synthetic_documents
     from nemo_rod.lab.rehearsal.made_documents import write_sources
     from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
     from nemo_rod.lab.tasks.held_out_questions import write_task
-    from nemo_rod.lab.toy.synthetic import synthetic_documents
 
     places = Places(folder.absolute())
     keys = ("model", "sources", "tasks", "tokenizers", "precision")

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_rod.corpus.adapters.byte_tokenizer import write_byte_level
 from nemo_rod.files import read_json
-from nemo_rod.lab.toy.byte_tokenizer import write_byte_level
 from nemo_rod.trust import name_and_revision
 
 NUM_LOW = 64  # ids reserved for special tokens that precede the text's tokens

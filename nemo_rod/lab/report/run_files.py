@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import interpreting, read_json, read_lines
-from nemo_rod.lab.held_out_losses import BLOCK_LOSSES
 from nemo_rod.lab.report.arm_names import ArmName, parse_arm
 from nemo_rod.lab.report.history import History, read_history
+from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 
 Losses = npt.NDArray[np.float64]
 

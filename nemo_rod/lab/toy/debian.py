@@ -26,10 +26,10 @@ from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
+from nemo_rod.corpus.adapters.text_list import TextList
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.lab.toy.roff import strip_roff
-from nemo_rod.lab.toy.text_list import TextList
 
 PYTHON = "python-stdlib"
 _INSTEAD = "use recipe=toy_synthetic, which needs no packages"

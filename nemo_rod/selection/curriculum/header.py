@@ -53,6 +53,24 @@ class CurriculumHeader:
         )
         object.__setattr__(self, "sources", rows)
 
+    @classmethod
+    def of(cls, blocks: Blocks, references: Any, **choosing: Any) -> CurriculumHeader:
+        """Returns the header of choices among blocks; `choosing` has all other fields.
+
+        Args:
+            blocks: what is chosen from.
+            references: has a `digest`; None if the choices need none.
+            choosing: the fields that describe how.
+        """
+        return cls(
+            block_size=blocks.block_size,
+            store=blocks.digest,
+            tokenizer=blocks.tokenizer_fingerprint,
+            references=references.digest if references else "",
+            sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in blocks.sources),
+            **choosing,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as a file has them: `score` only if it is not the default."""
         values = asdict(self)

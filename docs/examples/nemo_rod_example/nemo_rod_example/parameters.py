@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nemo_rod.config import Config, section
 from nemo_rod.files import write_json
-from nemo_rod.lab.held_out_losses import is_measured
+from nemo_rod.run.held_out_losses import is_measured
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod_example.section import Example
 

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod.corpus.adapters.text_list import TextList
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.lab.toy.text_list import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_LETTERS = 48  # of the alphabet that a chain uses

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.progress import Progress
-from nemo_rod.ranks import from_recorder
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter
 from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.dealing import scored_blocks
@@ -25,8 +24,8 @@ def write_references(
     *,
     manifest: ReferenceManifest,
     name: str,
+    agree: Callable[[Callable[[], Any]], Any],
     required: Mask | None = None,
-    agree: Callable[[Callable[[], Any]], Any] = from_recorder,
 ) -> None:
     """Scores the blocks that are missing in a folder and writes their losses. Collective.
 
@@ -35,8 +34,8 @@ def write_references(
         out: folder of the references; it and the next are as those of `ReferenceWriter`.
         manifest: provenance of the losses.
         name: title of the progress line.
-        required: blocks of the range that must have a reference; None for all.
         agree: calls a function on the rank that writes and returns its result on every rank.
+        required: blocks of the range that must have a reference; None for all.
 
     Raises:
         ValueError: as `ReferenceWriter`, or a loss is not finite.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from nemo_rod.cli import path_parser
-from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
+from nemo_rod.selection.curriculum.job_record import JobRecord
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
 HEADER = CurriculumHeader(

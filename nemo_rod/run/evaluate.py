@@ -6,8 +6,8 @@ from typing import Protocol
 
 from nemo_rod import parts
 from nemo_rod.config import Config
-from nemo_rod.lab.held_out_losses import partial_folder
 from nemo_rod.run.handover import Stage
+from nemo_rod.run.held_out_losses import partial_folder
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages, measured_files
 

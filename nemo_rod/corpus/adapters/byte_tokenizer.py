@@ -18,9 +18,7 @@ class ByteTokenizer:
     exported Hugging Face tokenizer yields the same ids.
     """
 
-    def __init__(
-        self, name: str = "byte", *, eod: int | None = None, trust_remote_code: bool = False
-    ) -> None:
+    def __init__(self, eod: int | None = None) -> None:
         self.vocab_size = 256
         self.eod_id = 0
         if eod not in (None, self.eod_id):

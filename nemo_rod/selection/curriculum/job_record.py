@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import interpreting, read_json, sync, write_json
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, SourceRow
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector
 from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
@@ -46,20 +46,17 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
 
     Args:
         selector: the selector.
-        data: blocks with `sources`, which have `name`, `role`, `start` and `count`.
+        data: the blocks.
         decided_by: everything else that affects the choices, by its repr; see `refuse_nameless`.
         seed: of the candidate stream.
     """
-    return CurriculumHeader(
+    return CurriculumHeader.of(
+        data,
+        selector.references,
         num_candidates=selector.pools.size,
         num_chosen=selector.batch_size,
-        block_size=data.block_size,
-        store=data.digest,
-        tokenizer=data.tokenizer_fingerprint,
-        references=selector.references.digest if selector.references else "",
         config=repr(decided_by),
         seed=seed,
-        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in data.sources),
         scored=selector.policy.needs_scores,
     )
 

@@ -11,9 +11,8 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod import parts
-from nemo_rod.hosts.logger_runs import continue_runs, known_metrics, project, show
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import LOGGERS
+from nemo_rod.loggers import LOGGERS, continue_runs, known_metrics, project, show
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.ranks import is_recorder

@@ -10,7 +10,7 @@ import pytest
 from corpus_cases import run, source, texts, train_bpe, write
 
 from nemo_rod.corpus import BlockStore, load_tokenizer
-from nemo_rod.lab.renamed_tokens import check_renamed
+from nemo_rod.run.renamed_tokens import check_renamed
 
 pytest.importorskip("transformers")
 NAMES = ["</s>", "<SPECIAL_10>", "<SPECIAL_11>"]

@@ -81,7 +81,7 @@ def _backend(name: str, trust_remote_code: bool) -> tuple[Any, int | None]:
     if not trust_remote_code and "torch" not in sys.modules:
         paths = os.pathsep.join(path for path in sys.path if path)
         alone = subprocess.run(
-            [sys.executable, "-P", "-m", "nemo_rod.hosts.data.hub_tokenizer", name],
+            [sys.executable, "-P", "-m", "nemo_rod.corpus.adapters.hub_tokenizer", name],
             env=os.environ | {"PYTHONPATH": paths, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
             stdout=subprocess.PIPE,
         )
