@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.sources import ROLES
+from nemo_rod.roles import ROLES
 from nemo_rod.selection import ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 

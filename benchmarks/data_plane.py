@@ -231,11 +231,11 @@ def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
     )
     pool = source.pool(0)
     loss_C = np.random.default_rng(0).random(NUM_CANDIDATES, dtype=np.float32)
-    chosen = Joint().select(loss_C, pool.is_replay, header.num_chosen)
+    chosen = Joint().select(pool, loss_C, header.num_chosen)
     tau = float(loss_C[chosen].min())
     path = setting.folder / "curriculum.rod"
     with Curriculum.create(path, header) as curriculum:
-        pools_n = [type(pool)(n, pool.block_ids, pool.is_replay) for n in range(220)]
+        pools_n = [type(pool)(n, pool.block_ids, pool.is_replay_C) for n in range(220)]
         before = path.stat().st_size
 
         def append(number: int) -> None:

@@ -176,7 +176,7 @@ class Study:
                     for name in ROUNDINGS
                 }
                 compared.append({n: fidelity(choice, s, policy) for n, s in others.items()})
-            shares.append(float(pool.is_replay[choice.chosen].mean()))
+            shares.append(float(pool.is_replay_C[choice.chosen].mean()))
             training.plain(choice.block_ids)
         self.end = [
             float(self.losses(training, ids, None).mean()) for ids in (self.adaptation, self.replay)

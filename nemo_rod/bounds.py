@@ -35,16 +35,27 @@ class Bound:
     names: Sequence[str] = ()  # suggestions for a mistyped one
 
 
-def key(default: Any, bound: str | Bound) -> Any:
+def key(default: Any, bound: str | Bound, **about: Any) -> Any:
     """Returns a field of a dataclass that accepts only some values; a text is for `numbers`."""
     bound = numbers(bound) if isinstance(bound, str) else bound
-    return dataclasses.field(default=default, metadata={"bound": bound})
+    return dataclasses.field(default=default, metadata={"bound": bound, **about})
 
 
-def same(section: type, name: str) -> Any:
-    """Returns a field of a dataclass with the default and the bound of another section's key."""
-    known = next(field for field in dataclasses.fields(section) if field.name == name)
-    return dataclasses.field(default=known.default, metadata=known.metadata)
+def same(section: Any, name: str, **about: Any) -> Any:
+    """Returns a field of a dataclass with the default and the bound of another one's."""
+    known = section.__dataclass_fields__[name]
+    return dataclasses.field(default=known.default, metadata={**known.metadata, **about})
+
+
+def check_value(section: Any, name: str, value: Any) -> None:
+    """Refuses a value that a dataclass would not accept in one of its fields.
+
+    Raises:
+        ValueError: the value is of another type, or out of bounds.
+    """
+    bound = section.__dataclass_fields__[name].metadata["bound"]
+    if not isinstance(value, int | float) or not bound.accepts(value):
+        raise ValueError(f"{name}={value!r} is not valid: expected a number {bound.expected}.")
 
 
 def numbers(text: str) -> Bound:
@@ -58,20 +69,25 @@ def numbers(text: str) -> Bound:
     return Bound(text, lambda value: above(value, low) and below(value, high))  # NaN is neither
 
 
-def one_of(default: str | None, *others: str) -> Any:
+def one_of(default: str | None, *others: str, **about: Any) -> Any:
     """Returns a field of a dataclass with a few possible values, of which the first is default."""
     names = [name for name in (default, *others) if name is not None]
     *others_names, last = names
     expected = f"{', '.join(others_names)} or {last}" if others_names else last
     words = [name for name in names if name[:1].isalpha()]  # numbers are never suggested
-    return key(default, Bound(expected, names.__contains__, words))
+    return key(default, Bound(expected, names.__contains__, words), **about)
 
 
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
     names = parts.names(kind)
-    expected = f"{', '.join(names)}, or a name that a package registers"
-    return Bound(expected, lambda value: value in parts.names(kind), names)
+    from_file = " or FILE.py:NAME" if kind in parts.FROM_FILES else ""
+    expected = f"{', '.join(names)}, or a name that a package registers{from_file}"
+
+    def accepts(value: str) -> bool:
+        return value in parts.names(kind) or bool(from_file and parts.file_of(value))
+
+    return Bound(expected, accepts, names)
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:

@@ -10,16 +10,16 @@ import functools
 import re
 from dataclasses import dataclass, field, fields, make_dataclass
 from fnmatch import fnmatch
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import MISSING
 
 from nemo_rod import parts
-from nemo_rod.bounds import Bound, key, one_of, registered
+from nemo_rod.bounds import Bound, key, one_of, registered, same
 from nemo_rod.corpus.sources import SourceSpec, parse_sources
 from nemo_rod.loggers import are_loggers
+from nemo_rod.selection.arms import Arm
 
 Part = TypeVar("Part")
 # of a scoring pass: multiples that its products need, of tokens and rows of weights, and of columns
@@ -130,31 +130,13 @@ class Optimisation:
 class Selection:
     """How the batch is chosen from the candidate pool."""
 
-    multiplier: float = key(2.0, "in [1, 1024]")  # candidates per trained block (m)
+    multiplier: float = same(Arm, "multiplier")  # candidates per trained block (m)
     balance: str = one_of("expected", "exact")  # halves of a pool: in the mean (paper), or exactly
     kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
-    policy: str = key("joint", POLICY)  # turns scores into the batch
+    policy: str = key(Arm.policy_name, POLICY)  # chooses the batch; also FILE.py:NAME
     policy_options: dict[str, Any] = field(default_factory=dict)  # arguments of another policy
-    score: str = key("reducible_loss", SCORE)  # from losses and reference losses to scores
+    score: str = key(Arm.score_name, SCORE)  # from losses and reference losses to scores
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
-
-    def arm_values(self, scoring: Scoring) -> dict[str, Any]:
-        """Returns the attributes of `selection.arms.Arm` that only rod has."""
-        return {
-            "multiplier": self.multiplier,
-            "balance": self.balance,
-            "kappa": self.kappa,
-            "policy_name": self.policy,
-            "policy_options": self.policy_options or None,
-            "score_name": self.score,
-            "prefix": scoring.prefix,
-            "scored_every": None if scoring.every == 1 else scoring.every,
-        }
-
-    def scored(self, scoring: Scoring) -> float:
-        """Returns the candidates scored per trained block; a prefix counts as its share of one."""
-        share = scoring.part / scoring.every if scoring.every else 0.0
-        return self.multiplier * share
 
 
 @dataclass
@@ -187,16 +169,11 @@ class Scoring:
     """The forward-only pass over candidates, and over whole corpora."""
 
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
-    prefix: str = one_of("1", "1/2", "1/4", "1/8")  # scored share of a candidate, from its start
-    every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
+    prefix: str = same(Arm, "prefix")  # scored share of a candidate, from its start
+    every: int = same(Arm, "scored_every")  # score every n-th step (0: the first); else estimate
     precision: str | None = one_of(
         None, *LOW_PRECISIONS
     )  # of that pass and of references; null: the model's
-
-    @property
-    def part(self) -> float:
-        """Scored share of a candidate, as a number."""
-        return float(Fraction(self.prefix))
 
 
 @dataclass

@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
+
+FROM_FILES = ("policies", "scores")  # kinds that may also be named FILE.py:NAME
 
 # kind -> name -> "module" or "module:attribute"
 OURS: dict[str, dict[str, str]] = {
     # (**options) -> selection.policies.Policy
-    "policies": {"joint": "nemo_rod.selection.policies:Joint"},
+    "policies": {
+        "joint": "nemo_rod.selection.policies:Joint",
+        "fixed_share": "nemo_rod.selection.policies:FixedShare",
+        "schedule": "nemo_rod.selection.schedule:Schedule",
+        "odm": "nemo_rod.selection.odm:ODM",
+    },
     # (loss_C, reference_C) -> score_C, float32 in nats per token
     "scores": {"reducible_loss": "nemo_rod.selection.policies:reducible_loss"},
     # (SourceSpec) -> list[corpus.formats.Input]
@@ -123,6 +133,8 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     Raises:
         ValueError: no part has the name, or the package that registered it cannot provide it.
     """
+    if file := file_of(name):
+        return _from_file(file, name.partition(":")[2], kind, key)
     if name in OURS[kind]:
         home, _, attribute = OURS[kind][name].partition(":")
         module = importlib.import_module(home)
@@ -142,6 +154,32 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
             f"{where} is registered as {others[name].value}, which cannot be imported ({error}): "
             "correct or remove the package that registers it."
         ) from error
+
+
+def file_of(name: str) -> Path | None:
+    """Returns the file of a part that is named FILE.py:NAME; None for a registered name."""
+    file, sign, attribute = name.rpartition(":")
+    return Path(file) if sign and attribute and file.endswith(".py") else None
+
+
+@functools.cache
+def _from_file(file: Path, attribute: str, kind: str, key: str) -> Any:
+    """Imports FILE.py once a process and returns what it calls NAME."""
+    where = f"{key}={file}:{attribute}"
+    if kind not in FROM_FILES:
+        raise ValueError(f"{where} names a file, but {kind} are named by what packages register.")
+    if not file.is_file():
+        raise ValueError(f"{where} names a file that is not there: correct the path.")
+    name = f"nemo_rod_file_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # for its dataclasses
+    try:
+        spec.loader.exec_module(module)
+        return getattr(module, attribute)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{where} cannot be imported ({reason}): correct the file.") from error
 
 
 def load_all(kind: str) -> list[Any]:

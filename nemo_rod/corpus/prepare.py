@@ -29,10 +29,11 @@ from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.resplit import RAISED, further_held_out, raise_holdout, thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
-from nemo_rod.corpus.sources import ROLES, SourceSpec, check_sources
+from nemo_rod.corpus.sources import SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL, flat, lock, read_json, sync, write_json
+from nemo_rod.roles import ROLES
 
 
 def prepare(

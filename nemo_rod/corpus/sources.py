@@ -11,9 +11,9 @@ from nemo_rod import parts
 from nemo_rod.bounds import TYPE_NAMES, Bound, as_yaml, check_bounds, check_types, key, registered
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
+from nemo_rod.roles import ROLES
 
 T = TypeVar("T")
-ROLES = ("adaptation", "replay")
 _ROLE = Bound(" or ".join(ROLES), ROLES.__contains__, ROLES)
 _TEXT = Bound("a text that is not empty", bool)
 _TAKEN = "nemo_rod_takes"  # attribute of a reader that `takes` sets

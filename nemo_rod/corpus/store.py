@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import SCHEMA
-from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, interpreting, read_json
+from nemo_rod.roles import ROLES, SourceRow
 
 _Array = tuple[Any, Callable[[Any], NDArray[Any]]]  # a memory map, and the decoder of its rows
 SPLITS = ("train", "holdout")
@@ -38,16 +37,6 @@ _TEXTS = ("tokenizer", "source", "role", "split", "digest")
 _CHUNK_TOKENS = 1 << 20
 _MOST = 1 << 48  # of blocks, tokens or anything else
 _AGAIN = "remove its folder and prepare it again"
-
-
-@dataclass(frozen=True)
-class StoreSource:
-    """A source's place in the store: ids [start, start + count)."""
-
-    name: str
-    role: str
-    start: int
-    count: int
 
 
 class BlockStore:
@@ -120,7 +109,7 @@ class BlockStore:
         self.digest = digest("\n".join(lines).encode())
         self._starts = np.cumsum([0, *(manifest["count"] for manifest in manifests)])
         self.sources = tuple(
-            StoreSource(manifest["source"], manifest["role"], int(start), manifest["count"])
+            SourceRow(manifest["source"], manifest["role"], int(start), manifest["count"])
             for manifest, start in zip(manifests, self._starts[:-1], strict=True)
         )
         self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from nemo_rod.commands.arguments import Key
 from nemo_rod.hosts import swap_in
-from nemo_rod.hosts.swap_in.roles import ROLES
+from nemo_rod.roles import ROLES
 
 _FORWARD_STEP = "megatron.bridge.training.gpt_step:forward_step"
 

@@ -25,6 +25,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.text import say_briefly
+from nemo_rod.roles import ROLES
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
 from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
@@ -198,7 +199,7 @@ def _store() -> str:
             SourceSpec(
                 name=role, role=role, kind="synthetic", files=[f"markov:{i}"], max_bytes=9999
             )
-            for i, role in enumerate(("adaptation", "replay"))
+            for i, role in enumerate(ROLES)
         ]
         store = prepare(
             folder, sources, tokenizer=load_tokenizer("byte"), block_size=64, holdout_fraction=0.1

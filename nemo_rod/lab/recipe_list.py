@@ -13,6 +13,7 @@ from nemo_rod.lab.composing import composed
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import count, hours, wall
 from nemo_rod.lab.text import say_briefly
+from nemo_rod.roles import ROLES
 
 _DESCRIPTION = """\
 Lists every recipe with its model, its corpus and its planned time: of one stage after the other,
@@ -48,7 +49,7 @@ def main(options: Namespace) -> None:
             rows.append((name, *[""] * 6))
             notes.append(f"{name}: {' '.join(str(error).split())}")
             continue
-        corpus = [plan.corpus[f"{role}_tokens"] for role in ("adaptation", "replay")]
+        corpus = [plan.corpus[f"{role}_tokens"] for role in ROLES]
         gpu = plan.layout["gpu"]
         rows.append(
             (

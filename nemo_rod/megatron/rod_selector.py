@@ -145,7 +145,7 @@ class ChosenStep:
     def __init__(self, rod: RoDSelector, schedule: Callable, step: int, groups: Any) -> None:
         self._rod, self._schedule, self._step, self._groups = rod, schedule, step, groups
         self._choice: Choice | None = None
-        # gathers the losses of the blocks that were trained on, chosen by estimated scores
+        # gathers the losses of the blocks that were trained on, if the policy waits for them
         self._losses: Callable[[], np.ndarray] | None = None
 
     def __call__(self, **options: Any) -> Any:
@@ -163,15 +163,15 @@ class ChosenStep:
         read = batches_of(rod.store)(shares[replica.rank()], micro_batch_size, checked=True)
         batches = for_each(read, len(model))
         options["data_iterator"] = batches if len(batches) > 1 else batches[0]
-        if not rod.selector.policy.needs_scores:
-            return schedule(**options)
-        if self._choice.is_estimated:
+        if self._choice.is_pending:
             capture_losses = TrainingLosses(options["forward_step_func"], groups)
             result = schedule(**{**options, "forward_step_func": capture_losses.forward_step})
             if self._losses is None:  # not in a rerun of the same step
                 num_blocks = len(self._choice.block_ids)
                 self._losses = partial(capture_losses.gathered, num_blocks, micro_batch_size)
             return result
+        if self._choice.loss is None:
+            return schedule(**options)
         # scoring has gathered every parameter; the buffer may have been zeroed since
         with replaced(get_model_config(model[0]), "param_sync_func", None):
             return schedule(**options)
@@ -179,9 +179,10 @@ class ChosenStep:
     def ended(self) -> Choice | None:
         """Returns the choice after the update; None if the trainer has not run the schedule.
 
-        If it was made by estimated scores, it then has the losses of its blocks. Fetching them
-        waits for the backward pass: the optimizer's work comes first.
+        The policy has then observed its losses. Fetching those of the update waits for the backward
+        pass: the optimizer's work comes first.
         """
-        if self._choice is not None and self._losses is not None:
-            return self._rod.selector.learn(self._choice, self._losses())
-        return self._choice
+        if self._choice is None:
+            return None
+        losses = None if self._losses is None else self._losses()
+        return self._rod.selector.learn(self._choice, losses)

@@ -28,7 +28,7 @@ from nemo_rod.megatron.bridge_config import (
     refuse_optimizer,
     shares_optimizer,
 )
-from nemo_rod.megatron.callbacks.recorder import Recorder, ResumedAverages
+from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
@@ -106,9 +106,9 @@ def train(
         provider,
         scoring=scoring.micro_batch_size,
         training=job.config.train.micro_batch_size,
-        is_prefix=job.arm.scored_part < 1,
+        is_prefix=job.arm.scored_prefix < 1,
     )
-    if chooser.averages is not None:
+    if hasattr(chooser.policy, "estimate"):
         refuse_dropout(provider)
     if references is not None:
         # the files of all lookups once on every node, before its ranks read them at random
@@ -123,7 +123,7 @@ def train(
 
 def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
     """Returns the callbacks that measure, record and show a run, in their order of dependence."""
-    out, steps, chooser = Path(job.out), job.config.train.steps, selector.selector
+    out, steps = Path(job.out), job.config.train.steps
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
         out,
@@ -141,8 +141,6 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     every: list[Callback] = [validation, recorder]
     if job.loggers:
         every.append(Loggers(recorder, validation, job.loggers, job.run_name))
-    if chooser.averages is not None and chooser.references is not None:
-        every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:
         every.append(UntilConverged(job.convergence, validation, BlockStore(job.blocks), steps))
     return every

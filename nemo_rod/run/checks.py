@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from fractions import Fraction
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -23,13 +24,13 @@ from nemo_rod.config import (
     config_class,
     config_folder,
 )
-from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
+from nemo_rod.roles import ROLES
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, arm_settings, trained_arms
-from nemo_rod.selection.arms import registered_policy
+from nemo_rod.selection.policies import check_policy
 
 _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
     "num_hidden_layers": "pipeline",
@@ -182,10 +183,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
-    if arm.scores and arm.variant.share is None:
-        chosen = arm.selection
-        registered_policy(chosen.policy, chosen.policy_options, kappa=chosen.kappa)
-        parts.load("scores", chosen.score, key="selection.score")
+    check_policy(arm.planned.policy())
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."
@@ -203,7 +201,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
         * parallel.context
         * (parallel.tensor if parallel.sequence else 1)
     )
-    tokens = int(config.domain.block_size * scoring.part)
+    tokens = arm.planned.scored_length(config.domain.block_size)
     if tokens % multiple:
         raise ValueError(
             f"scoring.precision={scoring.precision} needs a multiple of {multiple} scored tokens "
@@ -243,10 +241,10 @@ def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:
     if scoring.every != 1 and scoring.prefix != "1":
         raise ValueError(
             f"{where} sets every={scoring.every} and prefix={scoring.prefix}: set one of them, "
-            "since averages by source are of whole blocks."
+            "since estimates come from losses of whole blocks."
         )
     parallel, block_size = config.parallel, config.domain.block_size
-    length, shares = int(block_size * scoring.part), sequence_shares(parallel)
+    length, shares = int(block_size * Fraction(scoring.prefix)), sequence_shares(parallel)
     if length % shares:
         raise ValueError(
             f"{where}.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="

@@ -16,21 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import read_json, share, write_json
+from nemo_rod.selection.arms import TYPED
 
 Inputs = dict[str, Any]
 _NONE: Mapping[str, type] = {}
 # inputs of an arm -> the keys that users set
-_TYPED = {
-    "arm.seed": "seed",
-    "arm.batch_size": "train.batch_size",
-    "arm.balance": "selection.balance",
-    "arm.multiplier": "selection.multiplier",
-    "arm.kappa": "selection.kappa",
-    "arm.policy_name": "selection.policy",
-    "arm.score_name": "selection.score",
-    "arm.prefix": "scoring.prefix",
-    "arm.scored_every": "scoring.every",
-}
+_USER_KEYS = {f"arm.{name}": typed for name, typed in TYPED.items() if typed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,10 +236,11 @@ def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -
         return text if len(text) <= 60 else text[:57] + "..."
 
     changed: dict[str, str] = {}
-    for key in sorted({*recorded, *current}, key=lambda key: _TYPED.get(key, key)):
+    named = {key: _USER_KEYS.get(key, key) for key in {*recorded, *current}}
+    for key in sorted(named, key=named.__getitem__):
         old, new = recorded.get(key), current.get(key)
         if old != new:
-            changed.setdefault(_TYPED.get(key, key), f"={short(old)}, but now it is {short(new)}")
+            changed.setdefault(named[key], f"={short(old)}, but now it is {short(new)}")
     if changed:
         (first, values), *others = changed.items()
         also = f" ({', '.join(name for name, _ in others)} changed, too)" if others else ""

@@ -19,7 +19,7 @@ from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection import Candidates, Curriculum, replay_share
-from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.arms import Arm, costs
 from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.held_out import Rule
 
@@ -62,45 +62,32 @@ class ModelJobs:
             ValueError: a curriculum that it needs is missing or does not fit.
         """
         settings, counted = self.settings(name), blocks or self.results.block_counts()
-        variant = settings.variant
-        arm = make_arm(
-            settings.of,
-            num_adaptation=counted["num_adaptation"],
-            num_replay=counted["num_replay"],
-            batch_size=settings.train.batch_size,
-            seed=self.config.seed,
-            **settings.selection.arm_values(settings.scoring),
-        )
-        changed: dict[str, Any] = {"name": name}
-        if variant.retention is not None:
-            changed["retention"] = variant.retention
-        if (share := variant.share) is not None:
-            if isinstance(share, str):
-                if blocks is None:
-                    made_by = f"{self.results.command('train')} arm={share}"
-                    outputs(folder := self.results.arm(share), made_by=made_by)
-                    with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
-                        share = replay_share(curriculum)
-                else:
-                    share = 0.5
-            ways = {"adaptation": variant.adaptation, "replay": variant.replay}
-            changed |= {"kappa": None, "share": share, **{k: v for k, v in ways.items() if v}}
+        found: dict[str, Any] = {}
+        if isinstance(of := settings.variant.share, str) and blocks is None:
+            made_by = f"{self.results.command('train')} arm={of}"
+            outputs(folder := self.results.arm(of), made_by=made_by)
+            with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
+                found["share"] = replay_share(curriculum)
         elif (file := self.recorded(settings)) is not None:
             if blocks is None:
                 _refuse_unfit(file, settings, counted["digest"])
-            by = {None: "role", "block": None}.get(variant.follow_by, variant.follow_by)
-            changed |= {"kappa": None, "recorded": str(file), "follow_by": variant.follow and by}
-        return dataclasses.replace(arm, **changed)
+            found["recorded"] = str(file)
+        return settings.arm(
+            num_adaptation=counted["num_adaptation"],
+            num_replay=counted["num_replay"],
+            seed=self.config.seed,
+            **found,
+        )
 
     def drawn(self, blocks: dict[str, Any] | None = None) -> Mask:
-        """Returns a mask of the blocks that arms with scoring can draw, bool [blocks of the store].
+        """Returns a mask of the blocks that need references, bool [blocks of the store].
 
         The blocks are those of the store, or planned counts.
         """
         counted = blocks or self.results.block_counts()
         steps: dict[Candidates, int] = {}
         for settings in trained_arms(self.config):
-            if settings.scores:
+            if settings.own_references:
                 # by its candidates alone: recorded shares and curricula do not matter
                 pools = self.arm(settings.name, counted).candidates
                 steps[pools] = max(steps.get(pools, 0), settings.train.steps)
@@ -109,7 +96,7 @@ class ModelJobs:
     def references(self, arm: ArmSettings) -> list[Path]:
         """Returns the folders of the losses that an arm scores with: its run's, or another's."""
         folders = [self.results.reference(name) for name in arm.own_references]
-        if arm.scores and arm.variant.reference is not None:
+        if folders and arm.variant.reference is not None:
             other = RunFolder(Path(arm.variant.reference), self.results.recipe)
             folders.append(other.reference("specialist"))
         return folders
@@ -144,7 +131,7 @@ class ModelJobs:
         scoring = settings.scoring
         if not settings.scores:  # its precision is that of a pass
             scoring = dataclasses.replace(scoring, precision=None)
-        decides = {"arm": batch_inputs(arm), "train": schedule_inputs(optimisation)}
+        decides = {"arm": arm.inputs(), "train": schedule_inputs(optimisation)}
         if rule is not None:
             decides["convergence"] = dataclasses.asdict(rule)
         job = self.job(
@@ -166,37 +153,26 @@ class ModelJobs:
     def describe(self, folder: Path, arm: Arm) -> None:
         """Writes `arm.json`: the arm, what its variant names, and its cost, for the report."""
         settings, rule = self.settings(arm.name), self.convergence(arm)
-        variant = settings.variant
         rows = read_lines(folder / "metrics.jsonl")
         steps, block_size = len(rows), self.config.domain.block_size
+        scored_tokens = arm.scored_blocks * block_size
         description = {
             **dataclasses.asdict(arm),
             "kind": "trained",
-            "of": settings.of,
-            "steps": steps,
             "budget": steps / self.config.train.steps,
-            "block_size": block_size,
             "convergence": dataclasses.asdict(rule) if rule else None,
-            "share_of": variant.share if isinstance(variant.share, str) else None,
-            "follow": variant.follow,
-            "curriculum": variant.curriculum,
-            "references": [variant.reference or "specialist"] if settings.scores else [],
+            "references": [arm.reference or "specialist"] if settings.own_references else [],
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
             "train": dataclasses.asdict(settings.train),
-            "trained_tokens": steps * arm.batch_size * block_size,
-            "scored_tokens": round(steps * arm.scored_blocks * block_size),
-            "compute": arm.compute(steps),
+            **costs(
+                steps=steps,
+                batch_size=arm.batch_size,
+                block_size=block_size,
+                scored_tokens=scored_tokens,
+            ),
             "wall_seconds": sum(row["timing/train/total"] for row in rows),
         }
         write_json(folder / "arm.json", description)
-
-
-def batch_inputs(arm: Arm) -> dict[str, Any]:
-    """Returns the values that determine an arm's batches; a curriculum by its content."""
-    values = arm.as_digested()
-    if arm.recorded is not None:
-        values["recorded"] = digest(Path(arm.recorded).read_bytes())
-    return values
 
 
 def schedule_inputs(optimisation: Optimisation) -> dict[str, Any]:

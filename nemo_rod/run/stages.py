@@ -24,7 +24,7 @@ from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.model_jobs import ModelJobs, batch_inputs, schedule_inputs
+from nemo_rod.run.model_jobs import ModelJobs, schedule_inputs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import REFERENCES, SPECIALIST, scored_lengths, trained_arms
 from nemo_rod.selection.references.folder import Folder
@@ -219,7 +219,7 @@ class Stages:
                 "base": self.results.weights("base"),
             }
             arm = self.jobs.arm(name)
-            made_of |= flatten("arm", batch_inputs(arm))
+            made_of |= flatten("arm", arm.inputs())
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))

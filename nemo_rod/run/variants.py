@@ -6,14 +6,14 @@
 A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
 `selection` and `scoring` are overridden one by one.
 
-`ArmSettings` follow from the configuration alone, before any stage has run. `selection.arms.Arm`,
-made from them by `ModelJobs.arm`, also knows the store's block counts and the curriculum that it
-follows; its fields are compared when a run resumes, so every added one invalidates finished arms.
+`ArmSettings` follow from the configuration alone, before any stage has run; `ArmSettings.arm` makes
+the `selection.arms.Arm` from them and what stages have found out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from nemo_rod.config import (
     former_key,
 )
 from nemo_rod.files import check_name
-from nemo_rod.selection.arms import arm_kind
+from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
 
@@ -71,18 +71,62 @@ class ArmSettings:
         """Origin of the model: "base", "trained" or "merged"."""
         return arm_kind(self.of)
 
+    def arm(
+        self,
+        *,
+        num_adaptation: int,
+        num_replay: int,
+        seed: int,
+        share: float = 0.5,
+        recorded: str = "",
+    ) -> Arm:
+        """Returns the arm over a number of blocks.
+
+        Args:
+            num_adaptation: adaptation blocks in the store.
+            num_replay: replay blocks in the store.
+            seed: of the candidate stream.
+            share: mean replay share of the arm whose share this one has. While it is unknown, a
+                half has the same cost.
+            recorded: file of the curriculum that it follows; "" while it is unknown.
+
+        Raises:
+            ValueError: the store cannot serve the arm.
+        """
+        variant, sections = self.variant, {"selection": self.selection, "scoring": self.scoring}
+        arm = make_arm(
+            self.of,
+            num_adaptation=num_adaptation,
+            num_replay=num_replay,
+            batch_size=self.train.batch_size,
+            seed=seed,
+            **typed_values(sections),
+        )
+        names = ("retention", "adaptation", "replay", "follow", "curriculum", "reference")
+        changed = {name: getattr(variant, name) for name in names if getattr(variant, name)}
+        if isinstance(variant.share, str):
+            changed |= {"kappa": None, "share": share, "share_of": variant.share}
+        elif variant.share is not None:
+            changed |= {"kappa": None, "share": variant.share}
+        elif variant.follow or variant.curriculum:
+            by = {None: "role", "block": None}.get(variant.follow_by, variant.follow_by)
+            changed |= {"kappa": None, "recorded": recorded, "follow_by": variant.follow and by}
+        return dataclasses.replace(arm, name=self.name, **changed)
+
+    @functools.cached_property
+    def planned(self) -> Arm:
+        """The arm over one block of each role: its policy and costs do not depend on the blocks."""
+        return self.arm(num_adaptation=1, num_replay=1, seed=0)
+
     @property
     def scores(self) -> bool:
         """Whether training scores candidates."""
-        variant = self.variant
-        if variant.share is not None:
-            return "rho" in (variant.adaptation, variant.replay)
-        return self.of == "rod" and not (variant.follow or variant.curriculum)
+        return "losses" in self.planned.needs
 
     @property
     def own_references(self) -> list[str]:
-        """The keys of `REFERENCES` that the arm's own run computes; none without scoring."""
-        if not self.scores:
+        """The keys of `REFERENCES` that the arm's own run computes, as its policy needs them."""
+        if "references" not in self.planned.needs:
             return []
         return ["base", "specialist"] if self.variant.reference is None else ["base"]
 
@@ -160,8 +204,8 @@ def trained_arms(config: Config) -> list[ArmSettings]:
 def scored_lengths(config: Config) -> list[int]:
     """Returns the scored tokens of a block for which the arms need references, descending."""
     size = config.domain.block_size
-    parts = {1.0} | {arm.scoring.part for arm in trained_arms(config) if arm.scores}
-    return sorted((int(size * part) for part in parts), reverse=True)
+    arms = [arm.planned for arm in trained_arms(config) if arm.own_references]
+    return sorted({size, *(arm.scored_length(size) for arm in arms)}, reverse=True)
 
 
 def _set_keys(variant: Variant) -> list[str]:
@@ -202,9 +246,8 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
     steps = float(train.steps)
     if variant.steps is not None:
         steps = variant.steps
-    elif variant.compute is not None:  # a forward pass costs a third of an update
-        scored = settings.selection.scored(settings.scoring) if settings.scores else 0.0
-        steps *= variant.compute / (1 + scored / 3)
+    elif variant.compute is not None:
+        steps *= variant.compute / settings.planned.compute(1)
     elif variant.budget is not None:
         steps *= variant.budget
     longer = dataclasses.replace(train, steps=max(1, round(steps)))

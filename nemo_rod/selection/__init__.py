@@ -11,6 +11,7 @@ The algorithm, one module per line (numpy and the standard library only):
 metrics; `dealing.py` assigns the chosen blocks to replicas.
 """
 
+from nemo_rod.roles import SourceRow as SourceRow
 from nemo_rod.selection.candidates import Candidates as Candidates
 from nemo_rod.selection.candidates import Pool as Pool
 from nemo_rod.selection.choice import Choice as Choice
@@ -18,7 +19,6 @@ from nemo_rod.selection.choice import OnNonfinite as OnNonfinite
 from nemo_rod.selection.choice import choose as choose
 from nemo_rod.selection.competition import selection_metrics as selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader as CurriculumHeader
-from nemo_rod.selection.curriculum.header import SourceRow as SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum as Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import replay_share as replay_share
 from nemo_rod.selection.policies import Joint as Joint

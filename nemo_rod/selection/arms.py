@@ -9,56 +9,93 @@
 
 Alternatives for a variant of `rod`:
 
+    another policy       balanced                                 a registered one, or FILE.py:NAME
     at a constant share  balanced                                 FixedShare
     following an arm     same counts per role or source           TakeAll
     on its curriculum    the batches that it recorded             TakeAll
 
 `merge_<lambda>` combines the weights of two other arms without training (paper, appendix B.4).
+
+An arm is described once, by `Arm`. What others say of a field stands beside it: the key that users
+type, the bound, and whether the field is only a note, which changes no batch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from nemo_rod import parts
+from nemo_rod.bounds import key, one_of, same
+from nemo_rod.files import digest
+from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
+from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
-from nemo_rod.selection.policies import FixedShare, Policy, Score, TakeAll, Within
+from nemo_rod.selection.estimated_scores import EstimatedScores
+from nemo_rod.selection.policies import (
+    FixedShare,
+    Joint,
+    Policy,
+    Score,
+    TakeAll,
+    Within,
+    check_policy,
+    has_scores,
+    needs_of,
+    scored_steps,
+)
 from nemo_rod.selection.references import References
+
+
+def _field(default: Any = dataclasses.MISSING, *, typed: str = "", note: bool = False) -> Any:
+    """Returns a field of `Arm` with the key that users type for it.
+
+    A note says where a value comes from; without an effect of its own, it is no input of an arm.
+    """
+    return dataclasses.field(default=default, metadata={"typed": typed, "note": note})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One training run as plain, serializable values."""
 
-    name: str  # as users type it
+    name: str = _field(note=True)  # as users type it
+    of: str = _field("", note=True)  # the arm of the paper that it varies
     num_adaptation: int  # adaptation blocks in the store
     num_replay: int  # replay blocks in the store
-    batch_size: int  # blocks trained on in one step (k)
-    seed: int  # of the candidate stream
-    balance: Balance  # how the roles are mixed in the pools; see `Candidates`, as for the next two
-    multiplier: float = 1.0  # candidates per trained block (m)
-    retention: float = 1.0  # fraction of the replay blocks in use
-    kappa: float | None = None  # weight of replay scores; None trains on the whole pool
-    policy_name: str = "joint"  # registered policy that chooses from the scores (`nemo_rod.parts`)
-    policy_options: dict[str, Any] | None = None  # arguments of a registered policy
-    score_name: str = "reducible_loss"  # registered score, of losses and reference losses
-    prefix: str = "1"  # scored share of every candidate, from its start, such as "1/4"
-    # Steps between two scoring passes, 0 for none after the first: at other steps, scores are
-    # estimated from averages by source. None scores at every step.
-    scored_every: int | None = None
-    share: float | None = None  # constant share of replay in every batch
-    adaptation: Within = "random"  # how adaptation blocks are chosen under a constant share
-    replay: Within = "random"  # how replay blocks are chosen under a constant share
-    recorded: str | None = None  # file of the curriculum of another arm, which this one follows
-    follow_by: GroupedBy | None = None  # match its counts per "role" or "source"; None: its blocks
+    batch_size: int = _field(typed="train.batch_size")  # blocks trained on in one step (k)
+    seed: int = _field(typed="seed")  # of the candidate stream
+    # how the roles are mixed in the pools; see `Candidates`, as for the next two
+    balance: Balance = _field(typed="selection.balance")
+    multiplier: float = same(Candidates, "multiplier", typed="selection.multiplier", label="m")
+    retention: float = _field(1.0)  # fraction of the replay blocks in use
+    # weight of the replay scores against the adaptation scores; None trains on the whole pool
+    kappa: float | None = key(None, ">= 0", typed="selection.kappa", label="\u03ba")
+    policy_name: str = _field("joint", typed="selection.policy")  # registered, or FILE.py:NAME
+    policy_options: dict[str, Any] | None = _field(None, typed="selection.policy_options")
+    score_name: str = _field("reducible_loss", typed="selection.score")  # likewise
+    # scored share of every candidate, from its start
+    prefix: str = one_of("1", "1/2", "1/4", "1/8", typed="scoring.prefix")
+    # steps between two scoring passes, 0 for none after the first; estimates in between
+    scored_every: int = key(1, ">= 0", typed="scoring.every")
+    share: float | None = _field(None)  # constant share of replay in every batch
+    share_of: str | None = _field(None, note=True)  # the arm whose mean share that is
+    adaptation: Within = _field("random")  # how adaptation blocks are chosen at a constant share
+    replay: Within = _field("random")  # how replay blocks are chosen at a constant share
+    recorded: str | None = _field(None)  # file of the curriculum of another arm, which it follows
+    follow: str | None = _field(None, note=True)  # that arm, of this run
+    follow_by: GroupedBy | None = _field(None)  # counts per "role" or "source"; None: its blocks
+    curriculum: str | None = _field(None, note=True)  # folder of another run, which has that arm
+    reference: str | None = _field(None, note=True)  # run of its specialist; None: its own
 
     def pools(self, store: Blocks | None = None) -> Pools:
         """Returns the candidates of every step.
@@ -74,57 +111,72 @@ class Arm:
         return FollowedPools(self.candidates, curriculum, by=self.follow_by, store=store)
 
     def policy(self) -> Policy:
-        """Returns the rule that chooses the batch from a pool."""
+        """Returns the rule that chooses the batch from a pool.
+
+        Raises:
+            ValueError: no policy has this name, or it does not take the options.
+        """
         if self.recorded is None and self.share is not None:
             return FixedShare(self.share, self.adaptation, self.replay)
-        if self.recorded is None and self.kappa is not None:
-            return registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
-        return TakeAll()
+        if self.recorded is not None or self.kappa is None:
+            return TakeAll()
+        policy = registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
+        if self.scored_every == 1 or "losses" not in policy.needs:
+            return policy
+        return EstimatedScores(policy, self.scored_every, self.score())
 
     def score(self) -> Score:
         """Returns the function from losses and reference losses to scores."""
         score: Score = parts.load("scores", self.score_name, key="selection.score")
         return score
 
-    def as_digested(self) -> dict[str, Any]:
-        """Returns the values that enter digests: no defaults, so that a new field changes none."""
-        defaults = {item.name: item.default for item in fields(self)}
-        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its policy and its score need; see `policies.Policy.needs`."""
+        return needs_of(self.policy(), self.score())
+
+    def inputs(self) -> dict[str, Any]:
+        """Returns the values that determine its batches; files by their content.
+
+        Values that have their default are left out, so that a new field changes none.
+        """
+        values = {
+            item.name: value
+            for item in fields(self)
+            if not item.metadata.get("note") and (value := getattr(self, item.name)) != item.default
+        }
+        if self.recorded is not None:
+            values["recorded"] = digest(Path(self.recorded).read_bytes())
+        for name in ("policy_name", "score_name"):
+            if file := parts.file_of(getattr(self, name)):
+                values[f"{name}.file"] = digest(file.read_bytes())
+        for name, value in (self.policy_options or {}).items():
+            if isinstance(value, str) and Path(value).is_file():
+                values[f"policy_options.{name}.file"] = digest(Path(value).read_bytes())
+        return values
 
     @property
     def num_candidates(self) -> int:
         """Candidates per step (C); does not require a recorded curriculum to exist yet."""
         return self.batch_size if self.recorded is not None else self.candidates.size
 
-    def compute(self, steps: int) -> float:
-        """Returns the cost of a run in plain steps, of which a forward pass of a batch is 1/3.
-
-        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements);
-        scoring only their prefixes costs proportionally less.
-        """
-        return steps * (1 + self.scored_blocks / self.batch_size / 3)
-
     @property
     def scored_blocks(self) -> float:
         """Candidates scored per step, on average; a prefix counts as its fraction of one."""
-        if not self.policy().needs_scores:
-            return 0.0
-        return self.num_candidates * self.scored_part * self.scored_share
-
-    def scored_length(self, block_size: int) -> int:
-        """Returns the scored tokens of a candidate, from its start."""
-        return int(block_size * self.scored_part)
+        return self.num_candidates * self.scored_prefix * scored_steps(self.policy())
 
     @property
-    def scored_part(self) -> float:
+    def scored_prefix(self) -> float:
         """Scored share of every candidate."""
         return float(Fraction(self.prefix))
 
-    @property
-    def scored_share(self) -> float:
-        """Fraction of the steps, not counting the first, that have a scoring pass."""
-        every = 1 if self.scored_every is None else self.scored_every
-        return 1 / every if every else 0.0
+    def scored_length(self, block_size: int) -> int:
+        """Returns the scored tokens of a candidate, from its start."""
+        return int(block_size * self.scored_prefix)
+
+    def compute(self, steps: float) -> float:
+        """Returns the cost of a run in plain steps; see `costs`."""
+        return steps * (1 + FORWARD * self.scored_blocks / self.batch_size)
 
     @property
     def candidates(self) -> Candidates:
@@ -133,8 +185,51 @@ class Arm:
         return Candidates(**{name: getattr(self, name) for name in names})
 
 
-def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float) -> Policy:
-    """Returns a policy by its registered name; only "joint" has a `kappa`.
+TYPED = {item.name: item.metadata.get("typed", "") for item in fields(Arm)}  # keys, by attribute
+# attributes that tell the designs of two arms of one run apart
+DESIGN = tuple(
+    item.name
+    for item in fields(Arm)
+    if item.name not in ("name", "num_adaptation", "num_replay", "batch_size", "seed", "recorded")
+)
+
+
+def typed_values(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of `Arm` that users type in sections of the configuration.
+
+    `sections` are those of `selection` and `scoring`, by name.
+    """
+    typed = ((name, *where.partition(".")[::2]) for name, where in TYPED.items())
+    values = {name: getattr(sections[s], own) for name, s, own in typed if s in sections}
+    return {name: value if value != {} else None for name, value in values.items()}
+
+
+def costs(*, steps: int, batch_size: int, block_size: int, scored_tokens: float) -> dict[str, Any]:
+    """Returns what an arm of some steps has cost, as `arm.json` has it.
+
+    Compute is in plain steps, of which a forward pass of a batch is a third: scoring m*k
+    candidates costs m/3 of a step, and prefixes proportionally less (paper, appendix on
+    computational requirements).
+
+    Args:
+        steps: its updates.
+        batch_size: blocks of a step.
+        block_size: tokens of a block.
+        scored_tokens: scored tokens of a step, on average.
+    """
+    tokens = batch_size * block_size
+    return {
+        "steps": steps,
+        "batch_size": batch_size,
+        "block_size": block_size,
+        "trained_tokens": steps * tokens,
+        "scored_tokens": round(steps * scored_tokens),
+        "compute": steps * (1 + FORWARD * scored_tokens / tokens),
+    }
+
+
+def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float = 1.0) -> Policy:
+    """Returns a policy by its registered name, or FILE.py:NAME; only "joint" has a `kappa`.
 
     Raises:
         ValueError: no policy has this name, or it does not take the options.
@@ -156,6 +251,17 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
     return policy
 
 
+def as_policy(policy: Policy | str | None) -> Policy:
+    """Returns the policy of a job: one that is given, registered or in FILE.py:NAME, or `Joint()`.
+
+    Raises:
+        ValueError: it is no policy.
+    """
+    if policy is None:
+        return Joint()
+    return check_policy(registered_policy(policy, None) if isinstance(policy, str) else policy)
+
+
 def curriculum_header(
     arm: Arm, store: Blocks, references: References | None, *, config: str
 ) -> CurriculumHeader:
@@ -167,7 +273,7 @@ def curriculum_header(
         num_chosen=arm.batch_size,
         config=config,
         seed=arm.seed,
-        scored=arm.policy().needs_scores,
+        scored=has_scores(arm.policy()),
         score=arm.score_name,
     )
 
@@ -178,18 +284,15 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
     `variants` are other names that a user may have meant.
 
     Raises:
-        ValueError: no arm has this name.
+        ValueError: no arm of the paper has this name.
     """
-    if name == "base":
-        return "base"
-    if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
-        return "merged"
-    share: Any = _fixed_share(name)
-    if name in ("no_replay", "max_replay", "rod") or (share or 0) >= 0.01:
-        return "trained"
+    trained = dict.fromkeys(("no_replay", "fixed", "max_replay", "rod"), "trained")
+    kinds: dict[str, str] = {"base": "base", "merge": "merged", **trained}
+    if kind := kinds.get(parse_arm(name).kind):
+        return kind
     # fixed_<percent> and merge_<lambda> are easily mixed up
-    if share:
-        meant = f" (did you mean fixed_{share * 1e4:g}? It is a percentage, of 1 or more)"
+    if share := re.fullmatch(r"fixed_(0\.\d+)", name):
+        meant = f" (did you mean fixed_{float(share[1]) * 100:g}? It is a percentage, of 1 or more)"
     elif re.fullmatch(r"merge_[1-9]\d?", name):
         meant = f" (did you mean merge_{int(name[6:]) / 100:g}? It is a weight from 0 to 1)"
     elif share := re.fullmatch(r"fi?x?e?d[_-]?([1-9]\d?)%?", name.lower()):
@@ -207,32 +310,28 @@ def make_arm(
 ) -> Arm:
     """Builds one of the paper's trained arms from its name.
 
-    The arguments are attributes of `Arm`; `selecting` has those of rod alone, such as
-    its multiplier and kappa.
+    The arguments are attributes of `Arm`; `selecting` has those of rod alone, such as its kappa
+    and its policy.
 
     Raises:
         ValueError: the store cannot serve the arm.
     """
+    parsed = parse_arm(name)
     if name == "rod":
         assert "kappa" in selecting  # without kappa, an arm trains on its whole pools
     elif name == "base":
-        selecting = {"balance": "replay"}
+        selecting = {"balance": "replay", "multiplier": 1.0}
     else:
-        share = 0.0 if name == "no_replay" else _fixed_share(name)
         retention = 1.0
-        if share is not None:
-            retention = retention_for_share(share, num_adaptation, num_replay)
-        selecting = {"balance": "corpus", "retention": retention}
+        if parsed.kind in ("no_replay", "fixed"):
+            retention = retention_for_share(parsed.value / 100, num_adaptation, num_replay)
+        selecting = {"balance": "corpus", "multiplier": 1.0, "retention": retention}
     return Arm(
         name=name,
+        of=name,
         num_adaptation=num_adaptation,
         num_replay=num_replay,
         batch_size=batch_size,
         seed=seed,
         **selecting,
     )
-
-
-def _fixed_share(name: str) -> float | None:
-    match = re.fullmatch(r"fixed_(\d{1,2}(\.\d+)?)", name)
-    return float(match[1]) / 100 if match else None

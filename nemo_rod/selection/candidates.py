@@ -23,30 +23,53 @@ Shape suffixes: C = candidates, K = chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from nemo_rod.bounds import check_bounds, key
+from nemo_rod.roles import ROLES, SourceRow
 from nemo_rod.selection.arrays import Ids, Mask
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.permutation import derive_key, permute
 
 Balance = Literal["exact", "expected", "corpus", "replay"]
+
+
+def _unknown() -> Ids:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Pool:
     """The candidate blocks of one step.
 
+    Without a store (`of`), the sources are unknown, and each role counts as one.
+
     Example:
-        >>> Pool(step=0, block_ids=np.array([3, 8]), is_replay=np.array([False, True])).block_ids
-        array([3, 8])
+        >>> Pool(step=0, block_ids=np.array([3, 8]), is_replay_C=np.array([False, True])).source_C
+        array([0, 1])
     """
 
     step: int  # optimizer step, from 0
     block_ids: Ids  # int64 [C]
-    is_replay: Mask  # bool [C]
+    is_replay_C: Mask  # bool [C]
+    source_C: Ids = field(default_factory=_unknown)  # index in `sources`, int64 [C]
+    sources: Sequence[Any] = ()  # each with `name` and `role`
+    seed: int = 0  # of the arm, for policies that draw at random
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            object.__setattr__(self, "source_C", np.asarray(self.is_replay_C, dtype=np.int64))
+            roles = [SourceRow(role, role, 0, 0) for role in ROLES]
+            object.__setattr__(self, "sources", roles)
+
+    def of(self, store: Blocks, seed: int) -> Pool:
+        """Returns the pool with the sources of its blocks in a store."""
+        source_C = store.source_index(self.block_ids)
+        return replace(self, source_C=source_C, sources=store.sources, seed=seed)
 
 
 class Pools(Protocol):
@@ -66,7 +89,7 @@ class Candidates:
 
     Example:
         >>> candidates = Candidates(num_adaptation=6, num_replay=4, batch_size=2, balance="exact")
-        >>> candidates.pool(step=0).is_replay.sum(), candidates.size
+        >>> candidates.pool(step=0).is_replay_C.sum(), candidates.size
         (np.int64(2), 4)
 
     Raises:
@@ -76,7 +99,7 @@ class Candidates:
     num_adaptation: int  # adaptation blocks in the store
     num_replay: int  # replay blocks in the store
     batch_size: int  # blocks trained on per step (k)
-    multiplier: float = 2.0  # candidates per trained block (m), any real number >= 1
+    multiplier: float = key(2.0, "in [1, 1024]")  # candidates per trained block (m), also broken
     balance: Balance = "expected"
     # Replay blocks in an epoch, as a fraction of the store's; only for balance "corpus". The blocks
     # at one retention are a subset of those at any larger one; above 1, blocks recur.
@@ -84,14 +107,12 @@ class Candidates:
     seed: int = 42  # of every permutation
 
     def __post_init__(self) -> None:
+        check_bounds(self, "selection.")
         balance, retention, adaptation = self.balance, self.retention, self.num_adaptation
         replay = self.num_replay
         for is_broken, problem in (
             (self.batch_size < 1,
              f"batch_size is {self.batch_size}, expected at least 1 block per step"),
-            (not (math.isfinite(self.multiplier) and self.multiplier >= 1),
-             f"selection.multiplier is {self.multiplier}, expected a number >= 1 (candidates per "
-             "trained block)"),
             (balance not in get_args(Balance),
              f"selection.balance is {balance!r}, expected one of exact, expected, corpus"),
             (not (math.isfinite(retention) and retention >= 0),
@@ -140,7 +161,7 @@ class Candidates:
             ids = self._roles(step, 1)[order]
         else:
             ids = self._stream(step * self.size, self.size)
-        return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
+        return Pool(step=step, block_ids=ids, is_replay_C=ids >= self.num_adaptation)
 
     def drawn(self, steps: int) -> Mask:
         """Returns a mask of the candidates of the first steps, bool [blocks of the store]."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.policies import Policy, Score, reducible_loss
+from nemo_rod.selection.policies import Policy, Score, reducible_loss, weigh
 
 OnNonfinite = Literal["refuse", "exclude"]
 
@@ -24,20 +24,20 @@ class Choice:
     """The blocks chosen at a step, with the reasons."""
 
     pool: Pool
-    # Nats, float32 `[C]`; None if the policy needs no scores. If scores were estimated, NaN except
-    # for the blocks that were trained on.
+    # Nats per token, float32 `[C]`; None without a scoring pass. Once the policy has observed the
+    # update, it has the losses of the blocks that were trained on, and NaN for the others.
     loss: Nats | None
-    score: Nats | None  # float32 `[C]`; None if the policy needs no scores
+    score: Nats | None  # float32 `[C]`; None if the policy chooses without scores
     chosen: Ids  # int64 `[K]`, positions in the pool, ascending
     threshold: float = math.nan  # tau, the smallest chosen score
     # Time spent in "scoring" and "selection", and, under a `Selector`, in "lookup": the remaining
     # wait for the pool and its references.
     seconds: dict[str, float] = field(default_factory=dict)
-    is_estimated: bool = False  # without a model (`estimates.py`)
+    is_estimated: bool = False  # whether the scores are the policy's own, not a model's
     excluded: int = 0  # number of candidates whose score was not finite
-    reference: Nats | None = None  # float32 `[C]`; None without a scoring pass
-    # Metrics of the choices that cheaper scores would have made (`fidelity`).
-    compared: dict[str, float | None] = field(default_factory=dict)
+    reference: Nats | None = None  # float32 `[C]`; None if the policy needs none
+    is_pending: bool = False  # whether its losses are still to come, from the update
+    metrics: dict[str, float | None] = field(default_factory=dict)  # the policy's own
 
     @property
     def block_ids(self) -> Ids:
@@ -54,16 +54,17 @@ def choose(
     on_nonfinite: OnNonfinite = "refuse",
     score: Score = reducible_loss,
 ) -> Choice:
-    """Selects from a pool, by reducible loss if the policy needs scores.
+    """Selects from a pool: by its losses, or by what the policy has without any.
 
     Args:
         pool: the candidates.
-        policy: turns scores into the chosen blocks.
+        policy: chooses the blocks.
         batch_size: number of blocks to choose (K).
-        loss_C: losses under the current weights, float32 `[C]`, nats per token; None for a policy
-            that needs no scores. A loss of -inf marks padding, which is never chosen: no model has
-            such a loss.
-        reference_C: reference losses, of the same shape, dtype and unit.
+        loss_C: losses under the current weights, float32 `[C]`, nats per token; None without a
+            scoring pass. A loss of -inf marks padding, which is never chosen: no model has such a
+            loss.
+        reference_C: reference losses, of the same shape, dtype and unit; None for a policy that
+            needs none.
         on_nonfinite: "refuse" a pool with another non-finite score, or "exclude" such candidates
             as if they were padding, and count them.
         score: turns losses into scores.
@@ -71,12 +72,18 @@ def choose(
     Raises:
         ValueError: a score is not finite and not excluded, or too few candidates remain.
     """
-    if not policy.needs_scores:
-        chosen, tau = _selected(policy, None, pool, batch_size)
-        return Choice(pool, None, None, chosen, tau, seconds={"scoring": 0.0, "selection": 0.0})
-    assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
-    score_C = np.array(score(loss_C, reference_C), dtype=np.float32)  # perhaps loss_C itself
+    if loss_C is None:
+        estimate = getattr(policy, "estimate", None)
+        estimate_C = None if estimate is None else estimate(pool)
+        chosen, tau = _selected(policy, estimate_C, pool, batch_size)
+        seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
+        is_estimated = estimate is not None
+        return Choice(
+            pool, None, estimate_C, chosen, tau, seconds, is_estimated, reference=reference_C
+        )
+    compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
+    score_C = np.array(score(loss_C, compared_C), dtype=np.float32)  # perhaps loss_C itself
     score_C[np.isneginf(loss_C)] = -np.inf
     bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
     if bad_C.any():  # a NaN would sort to an arbitrary place
@@ -101,22 +108,13 @@ def choose(
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, False, num_bad, reference_C)
 
 
-def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:
-    """Selects by estimated, finite scores, float32 `[C]`, nats; see `choose`."""
-    start = time.perf_counter()
-    chosen, tau = _selected(policy, score_C, pool, batch_size)
-    unknown_C = np.full(len(score_C), np.nan, dtype=np.float32)
-    seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
-    return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
-
-
 def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
     """Returns the choice of a policy and tau; checks it, as other packages may register policies.
 
     Tau is the smallest chosen score as the policy weighs it (paper, Appendix: the price of a
     training slot), in nats; NaN without scores.
     """
-    chosen: Ids = np.asarray(policy.select(score_C, pool.is_replay, k))
+    chosen: Ids = np.asarray(policy.select(pool, score_C, k))
     ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())
     if not (len(chosen) == k and ascends and chosen[-1] < len(pool.block_ids)):
         raise ValueError(
@@ -125,4 +123,4 @@ def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple
         )
     if score_C is None:
         return chosen, math.nan
-    return chosen, float(np.min(policy.weigh(score_C, pool.is_replay)[chosen]))
+    return chosen, float(np.min(weigh(policy, pool, score_C)[chosen]))

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.arrays import Floats, Ids
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-ROLES = ("adaptation", "replay")
-
 FORWARD = 1 / 3  # of the operations of training: a backward pass costs two forward ones
 
 Metrics = dict[str, float | None]
@@ -38,7 +37,7 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         source_C: index in `names` of the source of every candidate, int64 `[C]`; -1 for padding.
         names: names of the sources.
     """
-    is_replay_C = choice.pool.is_replay
+    is_replay_C = choice.pool.is_replay_C
     drawn = np.bincount(source_C[source_C >= 0], minlength=len(names)).tolist()
     chosen = np.bincount(source_C[choice.chosen], minlength=len(names)).tolist()
     metrics: Metrics = {
@@ -76,7 +75,7 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
             metrics |= {f"rod/rho_{role}_{quantile}": group[quantile] for quantile in QUANTILES}
         for name, group in zip(names, groups[len(ROLES) :], strict=True):
             metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in group.items()}
-    metrics |= choice.compared
+    metrics |= choice.metrics
     metrics |= {f"rod/candidates/{name}": n for name, n in zip(names, drawn, strict=True)}
     metrics |= {f"rod/chosen/{name}": n for name, n in zip(names, chosen, strict=True)}
     share = {name: n / len(choice.chosen) for name, n in zip(names, chosen, strict=True)}
@@ -97,9 +96,9 @@ def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> dict[str, float
         Spearman's, over all candidates, NaN if either score is constant.
     """
     assert choice.score is not None
-    is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
+    is_replay_C, padding_C = choice.pool.is_replay_C, np.isneginf(choice.score)
     score_C = np.where(padding_C, -np.inf, score_C)
-    chosen = policy.select(score_C, is_replay_C, len(choice.chosen))
+    chosen = policy.select(choice.pool, score_C, len(choice.chosen))
     shared = len(np.intersect1d(chosen, choice.chosen))
     return {
         "overlap": shared / len(chosen),
@@ -120,17 +119,17 @@ def rank_correlation(a_N: Floats, b_N: Floats) -> float:
     return float(a @ b) / scale if scale else math.nan
 
 
-def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share: float) -> float:
+def model_tflops(choice: Choice, update: float, seconds: float, *, prefix: float) -> float:
     """Returns the model's TFLOP/s over a step, scoring included, of all GPUs together.
 
     Args:
         choice: the choice of the step.
         update: operations of training on the chosen blocks, forward and backward.
         seconds: duration of the step.
-        scored_share: share of every candidate that was scored, in [0, 1].
+        prefix: share of every candidate that was scored, in [0, 1].
     """
     num_scored = 0 if choice.score is None or choice.is_estimated else len(choice.pool.block_ids)
-    work = 1 + FORWARD * scored_share * num_scored / len(choice.chosen)
+    work = 1 + FORWARD * prefix * num_scored / len(choice.chosen)
     return update * work / seconds / 1e12
 
 

@@ -37,7 +37,7 @@ def scoring_passes(
     replicas: int,
     pipeline: int = 1,
     chunks: int = 1,
-    share: float = 1.0,
+    prefix: float = 1.0,
 ) -> tuple[int, int]:
     """Splits blocks into forward passes.
 
@@ -53,7 +53,7 @@ def scoring_passes(
         replicas: data-parallel size.
         pipeline: pipeline stages.
         chunks: model chunks of a stage.
-        share: scored share of every block.
+        prefix: scored prefix of every block.
 
     Returns:
         Blocks in one pass of one replica, and passes of each replica. Together they may exceed
@@ -61,7 +61,7 @@ def scoring_passes(
     """
     per_replica, size = -(-num_blocks // replicas), micro_batch_size
     if pipeline == 1:
-        size = int(size / share)
+        size = int(size / prefix)
     if passes := -(-per_replica // size):
         size = -(-per_replica // passes)
     unit = pipeline if chunks > 1 else 1

@@ -1,15 +1,18 @@
-"""Policies, which turn scores into the chosen blocks.
+"""Policies, which choose the blocks of a step from its pool.
 
     policy                chooses                                           paper
     Joint(kappa)          the k highest scores, regardless of role          Eq. "joint selection"
     FixedShare(share)     a fixed number of each role, at random or by rho  ablation of components
     TakeAll()             the whole pool                                    plain training
 
+Others have a file each: `Schedule`, `ODM`, `EstimatedScores`. What an arm needs, such as scoring
+passes, a specialist and references, follows from `needs` alone.
+
 Every policy returns ascending candidate positions and breaks ties in favor of the earlier
 candidate. A score of -inf marks padding, which is never chosen; `choose` refuses or excludes any
 other non-finite score beforehand.
 
-Shape suffixes: C = candidates, K = chosen.
+Shape suffixes: C = candidates, K = chosen, G = groups of candidates.
 """
 
 from __future__ import annotations
@@ -17,33 +20,54 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
+from nemo_rod.selection.candidates import Pool
 
 Within = Literal["random", "rho"]
+NOTHING: frozenset[str] = frozenset()
+LOSSES = frozenset({"losses"})  # a scoring pass
+SCORES = frozenset({"losses", "references"})  # a scoring pass, and reference losses for it
 
 
 class Policy(Protocol):
-    """Turns the scores of a pool into the chosen blocks."""
+    """Chooses the blocks of a step from its pool.
+
+    Two members are required. A policy may also have any of these, which are found by name:
+
+        every: int                    steps between two scoring passes, 1 by default; 0: the first
+                                      step has the only one. Costs are counted by it
+        is_due(step) -> bool          whether a step has a scoring pass
+        estimate(pool) -> score_C     scores for a step without one, recorded as that step's
+        weigh(pool, score_C)          the scores as the policy compares them, for tau
+        observe(choice, loss_K)       called after every update with the losses of the blocks that
+                                      were trained on, nats per token, float32 [K]: from the scoring
+                                      pass if there was one, else from the update itself
+        state: dict[str, ndarray]     the values that `observe` changes, and nothing else does
+        metrics(choice)               values that are logged with the step, before `observe`
+
+    A resumed run repeats `observe` from the record of the choices, once, and gives the resulting
+    state to all ranks: the state needs no file, and survives a kill at any step and a change of the
+    layout.
+    """
 
     @property
-    def needs_scores(self) -> bool:
-        """Whether `select` uses scores; if not, they may be None and no scoring is needed."""
+    def needs(self) -> frozenset[str]:
+        """What it chooses by: "losses" of a scoring pass, "references" to compare them with."""
 
-    def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
-        """Returns the scores as the policy compares them, for tau."""
-        return score_C
-
-    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns the chosen candidate positions, int64 [K], ascending.
 
+        It may be called more than once for a step, and on every rank, so it changes nothing.
+
         Args:
-            score_C: scores in nats [C], finite except for padding, which is -inf.
-            is_replay_C: bool [C].
+            pool: the candidates, with their roles and sources.
+            score_C: scores in nats [C], finite except for padding, which is -inf: loss less
+                reference loss, or the loss without references; None if the step has no scores.
             k: number of blocks to choose.
 
         Raises:
@@ -52,7 +76,8 @@ class Policy(Protocol):
         """
 
 
-# Returns scores, float32 [C], from losses and reference losses, nats per token [C].
+# Returns scores, float32 [C], from losses and reference losses, nats per token [C]. An attribute
+# `needs` of LOSSES says that it ignores the references, which are then zero.
 Score = Callable[[Floats, Floats], Nats]
 
 
@@ -77,29 +102,30 @@ class Joint(Policy):
     """Chooses the k highest scores: adaptation and replay compete for the same slots.
 
     Example:
-        >>> Joint(kappa=1.0).select(np.array([0.1, 0.4, 0.3]), np.array([False, False, True]), 2)
+        >>> pool = Pool(0, np.arange(3), np.array([False, False, True]))
+        >>> Joint(kappa=1.0).select(pool, np.array([0.1, 0.4, 0.3]), 2)
         array([1, 2])
     """
 
     kappa: float = 1.0  # value of one nat of forgetting in nats of learning; scales replay scores
-    needs_scores = True
+    needs = SCORES
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(f"selection.kappa is {self.kappa}, expected a finite number >= 0")
 
-    def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
+    def weigh(self, pool: Pool, score_C: Floats) -> Floats:
         """Returns the scores [C], those of replay multiplied by kappa; padding stays -inf."""
         weighted_C = np.asarray(score_C, dtype=np.float64).copy()
-        scaled_C = np.asarray(is_replay_C, dtype=bool) & np.isfinite(weighted_C)
+        scaled_C = np.asarray(pool.is_replay_C, dtype=bool) & np.isfinite(weighted_C)
         weighted_C[scaled_C] *= self.kappa
         return weighted_C
 
-    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns the positions of the k highest weighted scores; see `Policy.select`."""
         assert score_C is not None, "joint selection without scores"
-        positions = np.flatnonzero(~_padding(score_C, is_replay_C))
-        return _highest(self.weigh(score_C, is_replay_C), positions, k, "any role")
+        positions = np.flatnonzero(~padding(pool, score_C))
+        return _highest(self.weigh(pool, score_C), positions, k, "any role")
 
 
 @dataclass(frozen=True)
@@ -110,7 +136,8 @@ class FixedShare(Policy):
     the highest scores.
 
     Example:
-        >>> FixedShare(0.5).select(None, np.array([False, False, True, True]), 2)
+        >>> pool = Pool(0, np.arange(4), np.array([False, False, True, True]))
+        >>> FixedShare(0.5).select(pool, None, 2)
         array([0, 2])
     """
 
@@ -128,16 +155,16 @@ class FixedShare(Policy):
                 )
 
     @property
-    def needs_scores(self) -> bool:
-        """Whether a role is chosen by score."""
-        return "rho" in (self.adaptation, self.replay)
+    def needs(self) -> frozenset[str]:
+        """Scores, if they choose within a role."""
+        return SCORES if "rho" in (self.adaptation, self.replay) else NOTHING
 
-    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns k positions with the fixed share of replay; see `Policy.select`."""
-        assert score_C is not None or not self.needs_scores, "selection by score without scores"
-        real_C = ~_padding(score_C, is_replay_C)
+        assert score_C is not None or not self.needs, "selection by score without scores"
+        real_C = ~padding(pool, score_C)
         num_replay = round(self.share * k)
-        is_replay_C = np.asarray(is_replay_C, dtype=bool)
+        is_replay_C = np.asarray(pool.is_replay_C, dtype=bool)
         parts = []
         for role, within, in_role_C, count in (
             ("adaptation", self.adaptation, ~is_replay_C, k - num_replay),
@@ -154,39 +181,124 @@ class TakeAll(Policy):
     """Takes the whole pool: plain training on a corpus stream or on a recorded curriculum.
 
     Example:
-        >>> TakeAll().select(None, np.array([False, True]), 2)
+        >>> TakeAll().select(Pool(0, np.arange(2), np.array([False, True])), None, 2)
         array([0, 1])
     """
 
-    needs_scores = False
+    needs = NOTHING
 
-    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns every position that is not padding; see `Policy.select`."""
-        positions = np.flatnonzero(~_padding(score_C, is_replay_C))
+        positions = np.flatnonzero(~padding(pool, score_C))
         if len(positions) != k:
             raise ValueError(
                 f"TakeAll trains on the whole pool, but the pool holds {len(positions)} blocks and "
-                f"the batch {k}: set selection.multiplier=1, or the batch size of the recorded "
-                "curriculum"
+                f"the batch {k}: draw as many candidates as are trained on, or take the batch size "
+                "of the recorded curriculum"
             )
         return positions
 
 
-def _padding(score_C: Floats | None, is_replay_C: Mask) -> Mask:
+def needs_of(policy: Policy, score: Score) -> frozenset[str]:
+    """Returns what a policy and the score that it chooses by need together."""
+    return (
+        policy.needs
+        if "losses" not in policy.needs
+        else policy.needs & getattr(score, "needs", SCORES)
+    )
+
+
+def has_scores(policy: Policy) -> bool:
+    """Returns whether a policy chooses by scores: of a scoring pass, or its own estimates."""
+    return "losses" in policy.needs or hasattr(policy, "estimate")
+
+
+def observes(policy: Policy) -> bool:
+    """Returns whether a policy learns from the losses of the blocks that were trained on."""
+    return hasattr(policy, "observe")
+
+
+def waits_for_update(policy: Policy) -> bool:
+    """Returns whether a policy observes losses that only an update can tell, at some steps."""
+    return observes(policy) and scored_steps(policy) < 1
+
+
+def weigh(policy: Policy, pool: Pool, score_C: Floats) -> Floats:
+    """Returns the scores [C] as a policy compares them."""
+    own = getattr(policy, "weigh", None)
+    return score_C if own is None else own(pool, score_C)
+
+
+def scored_steps(policy: Policy) -> float:
+    """Returns the fraction of the steps, not counting the first, that have a scoring pass."""
+    every: int = getattr(policy, "every", 1)
+    return 1 / every if every and "losses" in policy.needs else 0.0
+
+
+def check_policy(policy: Any) -> Policy:
+    """Refuses an object that is no policy.
+
+    Raises:
+        ValueError: it lacks a member, or has other needs than the known ones.
+    """
+    name, needs = type(policy).__name__, getattr(policy, "needs", None)
+    if not callable(getattr(policy, "select", None)):
+        raise ValueError(f"{name} is no policy: expected a method select(pool, score_C, k).")
+    if not isinstance(needs, frozenset | set) or not needs <= SCORES:
+        raise ValueError(
+            f"{name} has needs={needs!r}, expected a frozenset of 'losses', 'references' or both."
+        )
+    checked: Policy = policy
+    return checked
+
+
+def padding(pool: Pool, score_C: Floats | None) -> Mask:
     """Returns which candidates are padding, bool [C]."""
     if score_C is None:
-        return np.zeros(len(is_replay_C), dtype=bool)
-    shape, expected = np.shape(score_C), np.shape(is_replay_C)
+        return np.zeros(len(pool.is_replay_C), dtype=bool)
+    shape, expected = np.shape(score_C), np.shape(pool.is_replay_C)
     assert shape == expected, f"{shape} scores, {expected} roles"
     return np.isneginf(score_C)
+
+
+def apportion(share_G: Floats, k: int, step: int) -> Ids:
+    """Divides k blocks among groups by their shares, int64 [G].
+
+    Each count is share * k rounded up or down. Where a count would be rounded up at some steps and
+    down at others follows the golden ratio, so that after any number of steps the counts add up to
+    the shares, within a few blocks, without a memory of earlier steps.
+    """
+    end_G = np.cumsum(share_G, dtype=np.float64)
+    offset = (0.5 + step * 0.6180339887498949) % 1.0
+    last_G = np.floor(end_G / end_G[-1] * k + offset)
+    last_G[-1] = k  # rounding errors of the sum must not lose a block
+    return np.diff(np.minimum(last_G, k), prepend=0.0).astype(np.int64)
+
+
+def first_of_groups(group_C: Ids, count_G: Ids, k: int) -> Ids:
+    """Returns the first candidates of each group, as many as counted, int64 [K], ascending.
+
+    Pools are shuffled, so these are random samples. What a group lacks is taken from the first
+    candidates that are left.
+    """
+    taken_C = np.zeros(len(group_C), dtype=bool)
+    for group, count in enumerate(count_G.tolist()):
+        taken_C[np.flatnonzero(group_C == group)[:count]] = True
+    missing = k - int(taken_C.sum())
+    if missing > len(group_C) - (k - missing):
+        raise ValueError(
+            f"{k} blocks are to be chosen but the pool holds {len(group_C)}: draw more candidates."
+        )
+    taken_C[np.flatnonzero(~taken_C)[:missing]] = True
+    return np.flatnonzero(taken_C)
 
 
 def _highest(score_C: Floats, positions: npt.NDArray[np.intp], k: int, role: str) -> Ids:
     """Returns the k highest-scoring positions, ascending."""
     if len(positions) < k:
         raise ValueError(
-            f"{k} blocks of {role} are to be chosen but the pool holds {len(positions)}: raise "
-            "selection.multiplier, or set selection.balance=exact"
+            f"{k} blocks of {role} are to be chosen but the pool holds {len(positions)}: draw more "
+            "candidates for each, or as many of each role (in a recipe, selection.balance=exact)"
         )
     scores = np.asarray(score_C)[positions]
     assert np.isfinite(scores).all(), f"scores of {role} are not finite: {scores}"

@@ -2,8 +2,7 @@
 
     pool -> block losses -> scores -> top-k
 
-If scores are estimated between scoring passes (`estimates.py`), `learn` updates the estimates with
-the losses of the blocks that were trained on.
+After the update, `learn` hands the losses of the blocks to a policy that observes them.
 
 Shapes: C candidates, K chosen blocks (global).
 """
@@ -11,9 +10,11 @@ Shapes: C candidates, K chosen blocks (global).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +22,16 @@ from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
-from nemo_rod.selection.competition import fidelity, number
-from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.policies import Policy, Score, reducible_loss
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose
+from nemo_rod.selection.curriculum.log import Curriculum, StepRecord
+from nemo_rod.selection.policies import (
+    Policy,
+    Score,
+    check_policy,
+    needs_of,
+    observes,
+    reducible_loss,
+)
 from nemo_rod.selection.references import References
 
 
@@ -43,22 +50,23 @@ class Selector:
     """Chooses the blocks that each step trains on.
 
     Raises:
-        ValueError: the policy needs scores, but there are no references.
+        ValueError: the policy is none, or needs references and there are none.
     """
 
     pools: Pools
     policy: Policy
+    store: Blocks  # of the candidates; it knows their sources
     batch_size: int  # blocks trained on in one step (K)
     references: References | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
-    averages: SourceAverages | None = None  # estimates scores between scoring passes
     score: Score = reducible_loss
+    seed: int = 0  # of policies that draw at random
 
     def __post_init__(self) -> None:
-        if self.policy.needs_scores and self.references is None:
+        check_policy(self.policy)
+        if "references" in needs_of(self.policy, self.score) and self.references is None:
             raise ValueError(
-                f"{type(self.policy).__name__} chooses by reducible loss: give the reference "
-                "losses."
+                f"{type(self.policy).__name__} compares losses with reference losses: give them."
             )
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._ahead: dict[int, Future[tuple[Pool, Nats | None]]] = {}  # the step that is next
@@ -77,29 +85,21 @@ class Selector:
             ValueError: the recorded curriculum is missing or of another store, or the references
                 are missing.
         """
-        averages = None
-        if arm.scored_every is not None:
-            averages = SourceAverages(
-                store.source_index,
-                len(store.sources),
-                every=arm.scored_every,
-                seed=arm.seed,
-                score=arm.score(),
-            )
         return cls(
             pools=arm.pools(store),
             policy=arm.policy(),
+            store=store,
             batch_size=arm.batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            averages=averages,
             score=arm.score(),
+            seed=arm.seed,
         )
 
     @property
     def length(self) -> int | None:
-        """Scored tokens of a candidate: those of its reference loss; None if none is scored."""
-        return self.references.length if self.references and self.policy.needs_scores else None
+        """Scored tokens of a candidate: those of its reference loss; None for all."""
+        return self.references.length if self.references and self.policy.needs else None
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update.
@@ -113,49 +113,85 @@ class Selector:
         drawn = self._ahead.get(step)
         pool, reference_C = self._draw(step) if drawn is None else drawn.result()
         self._ahead = {step + 1: self._thread.submit(self._draw, step + 1)}  # may never run
-        if not self.policy.needs_scores:
-            return choose(pool, self.policy, self.batch_size)
-        if self.averages is not None and not self.averages.is_due(step):
-            estimate_C = self.averages.estimate(pool)
-            return choose_by_estimates(estimate_C, pool, self.policy, self.batch_size)
-        looked_up = time.perf_counter()
-        loss_C = scorer.losses(pool.block_ids)
-        scored = time.perf_counter()
-        given = (loss_C, reference_C, self.on_nonfinite, self.score)
-        choice = choose(pool, self.policy, self.batch_size, *given)
-        compared: dict[str, float | None] = {}
-        if self.averages is not None and choice.score is not None:
-            if self.averages.has_seen:  # not before the first update
-                estimate_C = self.averages.estimate(pool)
-                values = fidelity(choice, estimate_C, self.policy)
-                compared = {f"rod/averages/{name}": number(n) for name, n in values.items()}
-            self.averages.observe(step, pool.block_ids, choice.score)
-        seconds = {"lookup": looked_up - start, "scoring": scored - looked_up, **choice.seconds}
-        return replace(choice, seconds=seconds, compared=compared)
+        is_due = getattr(self.policy, "is_due", lambda step: True)
+        if "losses" in self.policy.needs and is_due(step):
+            looked_up = time.perf_counter()
+            loss_C = scorer.losses(pool.block_ids)
+            scored = time.perf_counter()
+            given = (loss_C, reference_C, self.on_nonfinite, self.score)
+            choice = choose(pool, self.policy, self.batch_size, *given)
+            seconds = {"lookup": looked_up - start, "scoring": scored - looked_up}
+            choice = replace(choice, seconds=seconds | choice.seconds)
+        else:
+            choice = choose(pool, self.policy, self.batch_size, reference_C=reference_C)
+            choice = replace(choice, is_pending=observes(self.policy))
+        metrics = getattr(self.policy, "metrics", None)
+        return choice if metrics is None else replace(choice, metrics=metrics(choice))
 
-    def learn(self, choice: Choice, loss_K: Nats) -> Choice:
-        """Updates the averages with the training losses of a step chosen by estimated scores.
+    def learn(self, choice: Choice, loss_K: Nats | None = None) -> Choice:
+        """Hands the losses of a step that has been trained on to its policy, if that observes them.
 
         Args:
             choice: the choice of that step.
             loss_K: losses of the chosen blocks, from the forward pass of the update, nats per
-                token, float32 [K].
+                token, float32 [K]; needed if the choice is pending.
 
         Returns:
-            The choice with these losses; NaN for candidates that were not chosen.
+            The choice, with these losses if it was pending; NaN for candidates not chosen.
         """
-        assert self.averages is not None and self.references is not None
-        score_K = self.score(loss_K, self.references[choice.block_ids])
-        self.averages.observe(choice.pool.step, choice.block_ids, score_K)
-        loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
-        loss_C[choice.chosen] = loss_K
-        return replace(choice, loss=loss_C)
+        if choice.is_pending:
+            assert loss_K is not None, "a pending choice without losses"
+            loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
+            loss_C[choice.chosen] = loss_K
+            choice = replace(choice, loss=loss_C, is_pending=False)
+        if observes(self.policy):
+            assert choice.loss is not None
+            self.policy.observe(choice, choice.loss[choice.chosen])  # type: ignore[attr-defined]
+        return choice
+
+    def resume(self, file: Path, shared: Callable[[Callable[[], Any]], Any]) -> None:
+        """Brings the policy to its state after the recorded steps, on every rank.
+
+        Args:
+            file: the curriculum, if it has begun.
+            shared: calls a function on the rank that can read the file, and returns its result on
+                all. Collective.
+        """
+        policy: Any = self.policy
+        if not observes(policy):
+            return
+
+        def recorded() -> Any:
+            if file.exists():
+                with Curriculum.open(file, read_only=True) as curriculum:
+                    for record in curriculum:
+                        self.learn(self._recorded(record))
+            return policy.state
+
+        policy.state = shared(recorded)
+
+    def _recorded(self, record: StepRecord) -> Choice:
+        """Returns the choice that a record is of."""
+        ids, store = record.block_ids, self.store
+        is_replay_C = np.array([row.role == "replay" for row in store.sources])
+        pool = Pool(record.step, ids, is_replay_C[store.source_index(ids)]).of(store, self.seed)
+        has_scores = not np.isnan(record.threshold)
+        return Choice(
+            pool,
+            record.loss,
+            record.score if has_scores else None,
+            record.chosen,
+            record.threshold,
+            is_estimated=has_scores and bool(np.isnan(record.loss).any()),
+            reference=self._references_of(ids),
+        )
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
-        """Returns the pool of a step, and its reference losses [C] if it will be scored."""
-        pool = self.pools.pool(step)
-        # a step that is not due for a scoring pass one step ahead never becomes due
-        is_scored = self.averages is None or self.averages.is_due(step)
-        if not (self.policy.needs_scores and is_scored and self.references is not None):
-            return pool, None
-        return pool, self.references[pool.block_ids]
+        """Returns the pool of a step, and its reference losses [C] if the policy needs any."""
+        pool = self.pools.pool(step).of(self.store, self.seed)
+        return pool, self._references_of(pool.block_ids)
+
+    def _references_of(self, block_ids: Ids) -> Nats | None:
+        if "references" not in needs_of(self.policy, self.score) or self.references is None:
+            return None
+        return self.references[block_ids]

@@ -16,7 +16,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from nemo_rod.lab.report import build_report, format_checks
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.figures import FIGURES, during_training
 from nemo_rod.lab.report.figures import plane as plane_module
@@ -41,6 +40,7 @@ from nemo_rod.lab.report.table import (
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import check_rows, judge_across_seeds
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
+from nemo_rod.selection.arm_names import parse_arm
 
 K, S, STEPS = 4, 8, 23
 COUNTS = {

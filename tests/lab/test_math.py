@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_build import create
 
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.during_training import exposures
@@ -21,6 +20,7 @@ from nemo_rod.lab.report.results import profiles_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour, with_variables
 from nemo_rod.lab.report.verdicts import Bounds
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
+from nemo_rod.selection.arm_names import parse_arm
 
 SOURCES = (
     SourceRow("legal", "adaptation", 0, 10),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import NEMOTRON, token_losses
+from nemo_rod.selection.estimates import SourceAverages
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
@@ -20,7 +21,6 @@ from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.rehearsal.exported_losses import load
 from nemo_rod.selection import Pool, References
-from nemo_rod.selection.estimates import SourceAverages
 
 # without attention, which Megatron splits over positions only with TransformerEngine and a GPU
 MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}
@@ -50,7 +50,7 @@ def assert_choice_is_plain_arithmetic(
         tokens = store.tokens(pool.block_ids)[:, :length]
         now = hugging_face_losses(weights / str(record.step), tokens)
         reference = np.where(
-            pool.is_replay,
+            pool.is_replay_C,
             hugging_face_losses(setting.base, tokens),
             hugging_face_losses(setting.specialist, tokens),
         )
@@ -59,7 +59,7 @@ def assert_choice_is_plain_arithmetic(
         order = sorted(range(len(score)), key=lambda i: (-score[i], i))
         assert sorted(order[:BATCH]) == record.chosen.tolist()
         smallest_gap = min(smallest_gap, score[order[BATCH - 1]] - score[order[BATCH]])
-        replay += int(pool.is_replay[record.chosen].sum())
+        replay += int(pool.is_replay_C[record.chosen].sum())
     # no choice hung on a tie, and the test saw both roles win
     assert smallest_gap > 1e-5
     assert 0 < replay < STEPS * BATCH

@@ -77,9 +77,9 @@ def test_golden_pools(case):
 def test_a_pool_is_the_one_described(source, step):
     pool = source.pool(step)
     assert pool.step == step
-    assert pool.block_ids.dtype == np.int64 and pool.is_replay.dtype == bool
+    assert pool.block_ids.dtype == np.int64 and pool.is_replay_C.dtype == bool
     assert pool.block_ids.tolist() == oracle_pool(source, step)
-    assert np.array_equal(pool.is_replay, pool.block_ids >= source.num_adaptation)
+    assert np.array_equal(pool.is_replay_C, pool.block_ids >= source.num_adaptation)
 
 
 @given(source=candidates(), steps=st.lists(st.integers(0, 10**9), min_size=2, max_size=4))
@@ -120,7 +120,7 @@ def test_exact_every_block_of_a_role_once_in_every_epoch(source):
     seen = Counter()
     for step in range(20):
         pool = source.pool(step)
-        assert (~pool.is_replay).sum() == num_adaptation
+        assert (~pool.is_replay_C).sum() == num_adaptation
         seen.update(pool.block_ids.tolist())
         first = source.num_adaptation
         for begin, size, drawn in (
@@ -136,14 +136,14 @@ def test_exact_every_block_of_a_role_once_in_every_epoch(source):
 
 def test_expected_pools_are_balanced_on_average():
     source = Candidates(num_adaptation=50_000, num_replay=200_000, batch_size=1024)
-    counts = np.array([(~source.pool(step).is_replay).sum() for step in range(40)])
+    counts = np.array([(~source.pool(step).is_replay_C).sum() for step in range(40)])
     assert abs(counts.mean() - 1024) < 4 * 22.4 / math.sqrt(40)
     assert 12 < counts.std() < 35  # binomial: 22.6
 
 
 def test_position_carries_no_role():
     source = Candidates(num_adaptation=999, num_replay=999, batch_size=8, balance="exact")
-    share = np.mean([source.pool(step).is_replay for step in range(2000)], axis=0)
+    share = np.mean([source.pool(step).is_replay_C for step in range(2000)], axis=0)
     assert np.all(np.abs(share - 0.5) < 5 * 0.5 / math.sqrt(2000))
 
 
@@ -165,7 +165,7 @@ def test_one_role_alone(replay):
     sizes = {"num_adaptation": 0 if replay else 9, "num_replay": 9 if replay else 0}
     source = Candidates(**sizes, batch_size=9, multiplier=1, balance="corpus")
     assert sorted(source.pool(0).block_ids.tolist()) == list(range(9))
-    assert (source.pool(5).is_replay == replay).all()
+    assert (source.pool(5).is_replay_C == replay).all()
 
 
 def test_a_huge_store_and_a_late_step():
@@ -178,9 +178,9 @@ def test_a_huge_store_and_a_late_step():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"multiplier": 0.99}, "selection.multiplier is 0.99, expected a number >= 1"),
-        ({"multiplier": math.nan}, "selection.multiplier is nan"),
-        ({"multiplier": math.inf}, "selection.multiplier is inf"),
+        ({"multiplier": 0.99}, "selection.multiplier=0.99 is not valid: expected in"),
+        ({"multiplier": math.nan}, "selection.multiplier=nan is not valid"),
+        ({"multiplier": math.inf}, "selection.multiplier=inf is not valid: expected finite"),
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
         ({"balance": "even"}, "balance is 'even', expected one of exact, expected, corpus"),
         ({"retention": 0.5}, "retention is 0.5 with balance 'expected'"),

@@ -10,7 +10,7 @@ import pytest
 from nemo_rod.selection import Choice, Joint, OnNonfinite, Pool, TakeAll, choose, selection_metrics
 
 IS_REPLAY = np.array([False, True, False, True, False, True])
-POOL = Pool(step=3, block_ids=np.array([10, 20, 11, 21, 12, 22]), is_replay=IS_REPLAY)
+POOL = Pool(step=3, block_ids=np.array([10, 20, 11, 21, 12, 22]), is_replay_C=IS_REPLAY)
 REFERENCE = np.full(6, 1.0, dtype=np.float32)
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_scored_for_a_policy_that_takes_all() -> None:
 
 @pytest.mark.parametrize("chosen", [[0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]]], ids=str)
 def test_a_choice_that_is_none_is_refused(chosen: list) -> None:
-    policy: Any = SimpleNamespace(needs_scores=False, select=lambda *_: chosen)
+    policy: Any = SimpleNamespace(needs=frozenset(), select=lambda *_: chosen)
     with pytest.raises(ValueError, match=r"(?s)step 3: SimpleNamespace.select .*expected 2 "):
         choose(POOL, policy, 2)
 

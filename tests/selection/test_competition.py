@@ -52,7 +52,7 @@ def test_every_figure_is_that_of_a_plain_count(drawn: tuple[list[tuple[float, in
     choice, source_C = choice_of([score for score, _ in rows], [source for _, source in rows], k)
     metrics = selection_metrics(choice, source_C, NAMES)
     assert choice.score is not None
-    score_C, is_replay_C = choice.score.astype(np.float64), choice.pool.is_replay
+    score_C, is_replay_C = choice.score.astype(np.float64), choice.pool.is_replay_C
     is_chosen_C = np.isin(np.arange(len(rows)), choice.chosen)
     for role, mask in (("adaptation", ~is_replay_C), ("replay", is_replay_C)):
         mean = f"rod/rho_{role}"

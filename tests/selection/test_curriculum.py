@@ -45,7 +45,7 @@ def step_of(step, seed=0):
     rng = np.random.default_rng([step, seed])
     loss_C = rng.random(C).astype(np.float32)
     score_C = loss_C - rng.random(C).astype(np.float32)
-    chosen = Joint().select(score_C, pool.is_replay, K)
+    chosen = Joint().select(pool, score_C, K)
     return Choice(pool, loss_C, score_C, chosen, float(score_C[chosen].min()))
 
 
@@ -186,7 +186,7 @@ def test_arms_that_score_nothing(path):
     with Curriculum.create(path, header) as curriculum:
         for step in range(3):
             pool = step_of(step).pool
-            curriculum.append(Choice(pool, None, None, TakeAll().select(None, pool.is_replay, C)))
+            curriculum.append(Choice(pool, None, None, TakeAll().select(pool, None, C)))
         row, columns = curriculum[1], exported(curriculum)
     assert np.isnan(row.loss).all() and np.isnan(row.score).all() and math.isnan(row.threshold)
     assert row.chosen.tolist() == list(range(C))
@@ -259,8 +259,8 @@ def test_training_on_a_recorded_curriculum(path):
             recorded = pools.pool(step)
             assert recorded.step == step
             assert np.array_equal(recorded.block_ids, pool.block_ids[chosen])
-            assert np.array_equal(recorded.is_replay, pool.is_replay[chosen])
-            assert TakeAll().select(None, recorded.is_replay, K).tolist() == list(range(K))
+            assert np.array_equal(recorded.is_replay_C, pool.is_replay_C[chosen])
+            assert TakeAll().select(recorded, None, K).tolist() == list(range(K))
         with refused("holds steps 0 to 3, but step 4 is needed: set"):
             pools.pool(4)
 
@@ -279,7 +279,7 @@ def recorded(path):
     for step in range(9):
         pool = ROD.pools().pool(step)
         score = random.random(16).astype(np.float32)
-        chosen = Joint().select(score, pool.is_replay, 8)
+        chosen = Joint().select(pool, score, 8)
         curriculum.append(Choice(pool, score, score, chosen, float(score[chosen].min())))
     return curriculum
 
@@ -305,7 +305,7 @@ def test_the_first_blocks_of_each_group_as_many_as_recorded(recorded, by, group)
                 expected.append(block)
         pool = pools.pool(row.step)
         assert pool.block_ids.tolist() == expected
-        assert pool.is_replay.tolist() == [role_of(block) == "replay" for block in expected]
+        assert pool.is_replay_C.tolist() == [role_of(block) == "replay" for block in expected]
 
 
 def test_other_pools_that_hold_too_few_are_refused(recorded):

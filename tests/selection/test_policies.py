@@ -7,17 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.policies import FixedShare, Joint, TakeAll, reducible_loss
+from nemo_rod.selection import Pool
+from nemo_rod.selection.policies import (
+    SCORES,
+    FixedShare,
+    Joint,
+    TakeAll,
+    apportion,
+    first_of_groups,
+    reducible_loss,
+    weigh,
+)
 
 # Few distinct values, so that ties are the rule; -inf is padding.
-SCORES = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, 0.5000001, 1.0, 3.0])
+VALUES = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, 0.5000001, 1.0, 3.0])
 
 
 @st.composite
 def pools(draw):
-    scores = draw(st.lists(SCORES, min_size=1, max_size=40))
+    scores = draw(st.lists(VALUES, min_size=1, max_size=40))
     roles = draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores)))
     return np.array(scores, dtype=np.float32), np.array(roles)
+
+
+def pool_of(is_replay_C):
+    return Pool(0, np.arange(len(is_replay_C)), is_replay_C)
 
 
 def best(scores, positions, k):
@@ -36,12 +50,12 @@ def test_joint_is_a_stable_sort(pool, k, kappa):
     expected = best(weighted, range(len(weighted)), k)
     if expected is None:
         with pytest.raises(ValueError, match=rf"^{k} blocks of any role are to be chosen but"):
-            Joint(kappa).select(score_C, is_replay_C, k)
+            Joint(kappa).select(pool_of(is_replay_C), score_C, k)
         return
-    chosen = Joint(kappa).select(score_C, is_replay_C, k)
+    chosen = Joint(kappa).select(pool_of(is_replay_C), score_C, k)
     assert chosen.dtype == np.int64
     assert chosen.tolist() == sorted(expected)
-    tau = Joint(kappa).weigh(score_C, is_replay_C)[chosen].min()
+    tau = Joint(kappa).weigh(pool_of(is_replay_C), score_C)[chosen].min()
     assert tau == min(weighted[i] for i in expected)
     left = set(range(len(weighted))) - set(expected)
     assert all(weighted[i] <= tau for i in left)
@@ -63,23 +77,23 @@ def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
         expected.append(best(scores, positions, count))
     policy = FixedShare(share, adaptation=adaptation, replay=replay)
     if None in expected:
-        sentence = r"raise selection\.multiplier, or set selection\.balance"
+        sentence = r"draw more candidates for each, or .*selection\.balance"
         with pytest.raises(ValueError, match=sentence):
-            policy.select(score_C, is_replay_C, k)
+            policy.select(pool_of(is_replay_C), score_C, k)
         return
-    chosen = policy.select(score_C, is_replay_C, k)
+    chosen = policy.select(pool_of(is_replay_C), score_C, k)
     assert chosen.dtype == np.int64
     assert chosen.tolist() == sorted(expected[0] + expected[1])
     assert is_replay_C[chosen].sum() == num_replay
-    assert np.array_equal(policy.weigh(score_C, is_replay_C), score_C)
+    assert np.array_equal(weigh(policy, pool_of(is_replay_C), score_C), score_C)
 
 
 def test_at_equal_scores_the_earlier_candidate_is_chosen():
     is_replay_C = np.array([True, False] * 500)
-    assert Joint().select(np.zeros(1000), is_replay_C, 10).tolist() == list(range(10))
+    assert Joint().select(pool_of(is_replay_C), np.zeros(1000), 10).tolist() == list(range(10))
     # What the base model and its own reference give: exactly 0 for replay, which loses to any gain.
     score_C = np.where(is_replay_C, 0.0, 1e-6)
-    assert Joint().select(score_C, is_replay_C, 500).tolist() == list(range(1, 1000, 2))
+    assert Joint().select(pool_of(is_replay_C), score_C, 500).tolist() == list(range(1, 1000, 2))
 
 
 def test_many_ties_are_sorted_stably():
@@ -88,24 +102,29 @@ def test_many_ties_are_sorted_stably():
     is_replay_C = rng.random(2048) < 0.5
     for k in (1, 500, 1024, 2000):
         expected = sorted(best(score_C.tolist(), range(2048), k))
-        assert Joint().select(score_C, is_replay_C, k).tolist() == expected
+        assert Joint().select(pool_of(is_replay_C), score_C, k).tolist() == expected
 
 
 def test_padding_stays_padding_at_any_kappa():
     score_C = np.array([-np.inf, -1.0, 2.0, -np.inf])
     is_replay_C = np.array([True, True, False, False])
-    assert Joint(0.0).weigh(score_C, is_replay_C).tolist() == [-math.inf, 0.0, 2.0, -math.inf]
+    assert Joint(0.0).weigh(pool_of(is_replay_C), score_C).tolist() == [
+        -math.inf,
+        0.0,
+        2.0,
+        -math.inf,
+    ]
     assert score_C[1] == -1  # the scores themselves are left as they are
 
 
 def test_take_all():
     is_replay_C = np.array([True, False, True, False])
-    assert TakeAll().select(None, is_replay_C, 4).tolist() == [0, 1, 2, 3]
-    assert TakeAll().select(np.full(4, np.nan), is_replay_C, 4).tolist() == [0, 1, 2, 3]
+    assert TakeAll().select(pool_of(is_replay_C), None, 4).tolist() == [0, 1, 2, 3]
+    assert TakeAll().select(pool_of(is_replay_C), np.full(4, np.nan), 4).tolist() == [0, 1, 2, 3]
     padded = np.array([1.0, -np.inf, np.nan, 0.0])
-    assert TakeAll().select(padded, is_replay_C, 3).tolist() == [0, 2, 3]
-    with pytest.raises(ValueError, match="the pool holds 4 blocks and the batch 3: set"):
-        TakeAll().select(None, is_replay_C, 3)
+    assert TakeAll().select(pool_of(is_replay_C), padded, 3).tolist() == [0, 2, 3]
+    with pytest.raises(ValueError, match="the pool holds 4 blocks and the batch 3: draw"):
+        TakeAll().select(pool_of(is_replay_C), None, 3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -115,19 +134,19 @@ def test_scores_that_are_not_finite_are_never_sorted(policy, bad):
     score_C = np.arange(20, dtype=np.float32)
     score_C[[3, 17]] = bad
     with pytest.raises(AssertionError, match=r"scores of (any role|adaptation) are not finite"):
-        policy.select(score_C, np.arange(20) % 2 == 0, 4)
+        policy.select(pool_of(np.arange(20) % 2 == 0), score_C, 4)
 
 
 def test_who_needs_scores():
-    assert Joint().needs_scores
-    assert FixedShare(0.3, replay="rho").needs_scores
-    assert FixedShare(0.3, adaptation="rho").needs_scores
-    assert not TakeAll().needs_scores
+    assert Joint().needs == SCORES
+    assert FixedShare(0.3, replay="rho").needs == SCORES
+    assert FixedShare(0.3, adaptation="rho").needs == SCORES
+    assert not TakeAll().needs
     random = FixedShare(0.25)
-    assert not random.needs_scores
+    assert not random.needs
     is_replay_C = np.array([True, True, False, False, True, False, False, False])
-    assert random.select(None, is_replay_C, 4).tolist() == [0, 2, 3, 5]
-    assert random.select(np.full(8, np.nan), is_replay_C, 4).tolist() == [0, 2, 3, 5]
+    assert random.select(pool_of(is_replay_C), None, 4).tolist() == [0, 2, 3, 5]
+    assert random.select(pool_of(is_replay_C), np.full(8, np.nan), 4).tolist() == [0, 2, 3, 5]
 
 
 @given(st.lists(st.floats(0, 20, width=32), min_size=1, max_size=10))
@@ -153,3 +172,32 @@ def test_equal_losses_score_exactly_zero(losses):
 def test_wrong_values_are_refused(build, sentence):
     with pytest.raises(ValueError, match=sentence):
         build()
+
+
+@given(
+    shares=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
+    k=st.integers(1, 40),
+    first=st.integers(0, 1000),
+)
+def test_counts_add_up_to_the_shares_over_time(shares, k, first):
+    share_G, steps = np.array(shares) / sum(shares), 50
+    counts = np.array([apportion(share_G, k, step) for step in range(first, first + steps)])
+    assert (counts.sum(axis=1) == k).all() and (counts >= 0).all()
+    assert (np.abs(counts - share_G * k) < 1 + 1e-9).all()  # rounded up or down
+    assert (np.abs(counts.sum(axis=0) - steps * share_G * k) < 4).all()
+
+
+@given(
+    groups=st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    counts=st.lists(st.integers(0, 8), min_size=4, max_size=4),
+)
+def test_groups_give_their_first_and_the_pool_the_rest(groups, counts):
+    k = min(sum(counts), len(groups))
+    if sum(counts) != k:
+        return
+    chosen = first_of_groups(np.array(groups), np.array(counts), k).tolist()
+    own = {i for g in range(4) for i in [j for j, h in enumerate(groups) if h == g][: counts[g]]}
+    left = [i for i in range(len(groups)) if i not in own]
+    assert chosen == sorted([*own, *left[: k - len(own)]])
+    with pytest.raises(ValueError, match=r"the pool holds"):
+        first_of_groups(np.array(groups), np.array([99, 0, 0, 0]), len(groups) + 1)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from nemo_rod.selection import Candidates, Joint, Pool, Selector
+from nemo_rod.selection import Candidates, Joint, Pool, Selector, SourceRow
 from nemo_rod.selection.competition import fidelity, rank_correlation
 
 SIZE, CANDIDATES, CHOSEN = 64, 40, 20
@@ -20,6 +20,10 @@ class Everything:
     """The one pool, and the losses of all of its blocks."""
 
     size, length = CANDIDATES, SIZE
+    sources = (SourceRow("all", "adaptation", 0, CANDIDATES),)
+
+    def source_index(self, block_ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(block_ids), dtype=np.int64)
 
     def pool(self, step: int) -> Pool:
         return Pool(step, np.arange(CANDIDATES), IS_REPLAY)
@@ -36,6 +40,7 @@ def selector(*, kappa: float = 0.5) -> Selector:
     return Selector(
         pools=every,
         policy=Joint(kappa),
+        store=every,  # type: ignore[arg-type]
         batch_size=CHOSEN,
         references=every,  # type: ignore[arg-type]
     )
@@ -49,7 +54,7 @@ def test_the_highest_weighted_scores_are_chosen() -> None:
     expected = sorted(sorted(range(CANDIDATES), key=lambda i: -weighted[i])[:CHOSEN])
     assert choice.chosen.tolist() == expected
     np.testing.assert_allclose(choice.score, score, atol=1e-5)
-    assert one.length == SIZE and choice.compared == {}
+    assert one.length == SIZE and choice.metrics == {}
 
 
 def test_the_same_scores_are_perfectly_faithful() -> None:
@@ -99,7 +104,7 @@ class Scorer:
 
 def watched(references: WatchedReferences) -> Selector:
     return Selector(
-        pools=POOLS, policy=Joint(), batch_size=4,
+        pools=POOLS, policy=Joint(), store=Everything(), batch_size=4,  # type: ignore[arg-type]
         references=references,  # type: ignore[arg-type]
     )  # fmt: skip
 

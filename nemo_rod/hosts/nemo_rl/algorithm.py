@@ -65,7 +65,7 @@ def train(config: dict[str, Any]) -> None:
     rod, out = config["rod"], Path(config["rod"]["out"])
     store = open_store(config)
     arm = build_arm(config, store)
-    references = open_references(config, store) if arm.policy().needs_scores else None
+    references = open_references(config, store) if "references" in arm.needs else None
     header = curriculum_header(arm, store, references, config=config_digest(config, arm))
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
@@ -121,7 +121,7 @@ def train_steps(
                 seconds = metrics["timing/train/total"] = time.perf_counter() - start
                 flops = metrics.pop("flops", None) or workers.update_flops(len(choice.chosen))
                 if flops:  # NeMo-RL can count this model's operations
-                    tflops = model_tflops(choice, flops, seconds, scored_share=arm.scored_part)
+                    tflops = model_tflops(choice, flops, seconds, prefix=arm.scored_prefix)
                     metrics["throughput/model_tflops_per_gpu"] = tflops / workers.count
                 done = step + 1
                 if every and is_due(done, every=every, steps=last):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import digest, digest_files
+from nemo_rod.files import digest
 from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY
 from nemo_rod.selection import References
-from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.arms import Arm, make_arm, typed_values
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.trust import UntrustedCodeError, name_and_revision
 
@@ -60,7 +60,7 @@ def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
         num_replay=store.num_replay,
         batch_size=config["policy"]["train_global_batch_size"],
         seed=rod["seed"],
-        **Selection(**rod["selection"]).arm_values(Scoring(**rod["scoring"])),
+        **typed_values({name: SimpleNamespace(**rod[name]) for name in ("selection", "scoring")}),
     )
 
 
@@ -71,7 +71,7 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
     that only save memory may change between two attempts. A recipe's job brings its own digest,
     and its stage compares the model and the overrides in `nemo_rl`.
     """
-    policy, rod, recorded = config["policy"], config["rod"], arm.recorded
+    policy, rod = config["policy"], config["rod"]
     if rod["config_digest"] is not None:
         return str(rod["config_digest"])
     model = policy["model_name"]
@@ -83,8 +83,7 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
     determining = {
         "model": model,
         **{key: policy[key] for key in ("precision", "train_global_batch_size")},
-        "arm": arm.as_digested()
-        | ({"recorded": digest_files([Path(recorded)])} if recorded else {}),
+        "arm": arm.inputs(),
         "steps": rod["steps"],
         "on_nonfinite": "refuse",  # constant: a refused run may continue with "exclude"
         "optimizer": {k: v for k, v in optimizer.items() if k not in SAVES_MEMORY},

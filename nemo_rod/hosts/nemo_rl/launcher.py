@@ -18,6 +18,7 @@ from nemo_rod.run.handover import Inputs, flatten
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.render import escaped
 from nemo_rod.run.variants import ArmSettings
+from nemo_rod.selection.policies import waits_for_update
 
 # Keys of a recipe's section `nemo_rl` that do not affect the results of NeMo-RL's workers. The
 # section overrides the job, so that all others of `policy` and `rod` are inputs of their stages; as
@@ -51,7 +52,7 @@ class NemoRL(Local):
 
     def check_arm(self, arm: ArmSettings, config: Config) -> None:
         """Refuses an arm that NeMo-RL's workers cannot train."""
-        scoring, parallel = arm.scoring, config.parallel
+        scoring, parallel, policy = arm.scoring, config.parallel, arm.planned.policy()
         if parallel.context > 1 or parallel.virtual_pipeline > 1:
             raise ValueError(
                 f"parallel.context={parallel.context} and virtual_pipeline="
@@ -63,8 +64,8 @@ class NemoRL(Local):
                 "leave it out, or use launcher=local or slurm."
             )
         for unsupported, feature, cure in (
-            (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
-             "set scoring.prefix instead"),
+            (waits_for_update(policy), f"has {type(policy).__name__}, which learns from the losses "
+             "of the update", "choose another policy, or scoring.prefix instead of scoring.every"),
             (arm.scores and scoring.precision is not None,
              f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
             (arm.variant.converge, "ends when it has converged", "give it a number of steps"),

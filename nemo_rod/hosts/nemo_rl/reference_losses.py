@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ def write_reference(config: dict[str, Any]) -> None:
         store,
         str(rod["role"]),
         model=rod["model_digest"] or policy_cfg["model_name"],
-        lengths=sorted({size, int(size * scoring.part), *rod["lengths"]}, reverse=True),
+        lengths=sorted({size, int(size * Fraction(scoring.prefix)), *rod["lengths"]}, reverse=True),
         precision=precision_name(policy_cfg["precision"]),
     )
     required = np.load(rod["wanted"])[manifest.start : manifest.stop] if rod["wanted"] else None

@@ -60,10 +60,10 @@ class RoDWorkerMixin:
             get_model_config(self.model),
             scoring=size,
             training=self.cfg["train_micro_batch_size"],
-            is_prefix=arm.scored_part < 1,
+            is_prefix=arm.scored_prefix < 1,
         )
         references = None
-        if arm.policy().needs_scores:
+        if "references" in arm.needs:
             length = arm.scored_length(store.block_size)
             references = References.open(rod["references"], store, length=length)
         self._rod_selector = RoDSelector(

@@ -15,20 +15,22 @@ import torch.distributed as dist
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import (
     Candidates,
     Choice,
-    Joint,
     OnNonfinite,
     Policy,
     References,
     Selector,
 )
+from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
+from nemo_rod.selection.policies import observes
 
 
 class RoDBatches:
@@ -51,7 +53,8 @@ class RoDBatches:
         batch_size: blocks trained on in one step, over all replicas (K).
         micro_batch_size: blocks of a batch (B); by default one batch a step.
         scoring_micro_batch_size: blocks in one forward pass of scoring; by default as a batch.
-        policy: turns scores into the chosen blocks; by default `Joint()`.
+        policy: chooses the blocks, or its name (a registered one, or FILE.py:NAME); by default
+            `Joint()`.
         pools: candidates of every step; by default `Candidates` of the store with their defaults.
         on_nonfinite: treatment of a score that is not finite, "refuse" or "exclude".
         held_out: store of blocks that are not trained on, such as that of the split "holdout", on
@@ -91,7 +94,7 @@ class RoDBatches:
         batch_size: int,
         micro_batch_size: int | None = None,
         scoring_micro_batch_size: int | None = None,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         pools: Pools | None = None,
         on_nonfinite: OnNonfinite = "refuse",
         held_out: BlockStore | None = None,
@@ -110,7 +113,7 @@ class RoDBatches:
         pools = pools or Candidates(
             num_adaptation=fitting[0], num_replay=fitting[1], batch_size=batch_size
         )
-        policy = policy or Joint()
+        policy = as_policy(policy)
         is_foreign = False
         if isinstance(pools, Candidates):
             is_foreign = fitting != (pools.num_adaptation, pools.num_replay, pools.batch_size)
@@ -146,9 +149,14 @@ class RoDBatches:
         self.selector = Selector(
             pools=pools,
             policy=policy,
+            store=store,
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
+            seed=getattr(pools, "seed", 0),
+        )
+        self._losses = (
+            TrainingLosses(self.scorer, self._batches_per_step) if observes(policy) else None
         )
         self.held_out, self.validation_every = held_out, validation_every
         if held_out is not None:
@@ -204,6 +212,13 @@ class RoDBatches:
         if self._began is None or choice is None or choice.pool.step >= self.next_step:
             return
         total, self._began = time.perf_counter() - self._began, None
+        loss_K = self._losses.taken() if self._losses else None
+        if choice.is_pending and loss_K is None:
+            raise ValueError(
+                f"step {choice.pool.step} ended before the model was called with all of its "
+                "batches, labels included: train on every batch that the iterator yields."
+            )
+        choice = self.choice = self.selector.learn(choice, loss_K)
         done, known = choice.pool.step + 1, dict(metrics or {})
         if measures and is_due(done, every=self.validation_every, steps=self.steps):
             known |= self._held_out_losses()
@@ -251,9 +266,11 @@ class RoDBatches:
             losses = self._held_out_losses() if is_new else {}
             if losses and self._record is not None:
                 self._record.begin(losses)
+            if self.out is not None:
+                selector.resume(self.out / "curriculum.rod", scorer.from_first)
             self._began = time.perf_counter()
         choice = selector.choose(step, scorer)
-        if self.references is not None and selector.policy.needs_scores:
+        if self.references is not None and choice.loss is not None:
             self.references.refuse_other_precision(scorer.precision)
         if scorer.replicas > 1:
             refuse_different_choices(choice, scorer.group)

@@ -157,7 +157,7 @@ class TorchScorer:
             len(block_ids),
             micro_batch_size=self.micro_batch_size,
             replicas=self.replicas,
-            share=max(lengths) / self.store.block_size,
+            prefix=max(lengths) / self.store.block_size,
         )
         padded = np.resize(block_ids, (self.replicas, passes, size))
         in_training = [module for module in self.model.modules() if module.training]
@@ -219,7 +219,7 @@ class TorchScorer:
             self._in_slices = bool((output_BS[:, -1] == _MARK).all())
         if self._in_slices:
             return output_BS[:, :-1]
-        return self._by_slices(self._logits(tokens_BS)[:, :-1], tokens_BS[:, 1:])
+        return self.token_losses(self._logits(tokens_BS)[:, :-1], tokens_BS[:, 1:])
 
     def _logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """Returns the model's output in place of logits, `[B, S, ...]`."""
@@ -246,7 +246,7 @@ class TorchScorer:
         def losses(hidden_BSH: torch.Tensor) -> torch.Tensor:
             if hidden_BSH.shape[:-1] != tokens_BS.shape:  # of a model that flattens them
                 return forward(hidden_BSH)
-            loss_BT = self._by_slices(hidden_BSH[:, :-1], targets_BT, forward)
+            loss_BT = self.token_losses(hidden_BSH[:, :-1], targets_BT, forward)
             return torch.nn.functional.pad(loss_BT, (0, 1), value=_MARK)[..., None]
 
         head.forward = losses
@@ -258,7 +258,7 @@ class TorchScorer:
             else:
                 head.forward = own
 
-    def _by_slices(
+    def token_losses(
         self, values: torch.Tensor, targets_BT: torch.Tensor, to_logits: Any = lambda logits: logits
     ) -> torch.Tensor:
         """Returns token losses `[B, T]` from logits, or from the hidden states that give them."""

@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, overload
 
 from nemo_rod import parts
+from nemo_rod.selection.candidates import Candidates
 
 if TYPE_CHECKING:
     from nemo_rod.hosts.swap_in.job import Installed
     from nemo_rod.selection import OnNonfinite, Policy
 
-MULTIPLIER = 2  # candidates per trained sample, by default
+MULTIPLIER = Candidates.multiplier
 
 
 class _Data(TypedDict, total=False):
@@ -45,7 +46,7 @@ class InstallOptions(_Data, total=False):
     """Options of `install`."""
 
     references: Sequence[str | Path]
-    policy: Policy
+    policy: Policy | str
     on_nonfinite: OnNonfinite
     out: str | Path
     validation_every: int | None
@@ -85,7 +86,8 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
             references: folders of reference losses for all of the job's data, written by
                 `reference`.
-            policy: policy that chooses the batch from a pool; `Joint()` by default.
+            policy: policy that chooses the batch from a pool, or its name (a registered one, or
+                FILE.py:NAME); `Joint()` by default.
             on_nonfinite: treatment of a score that is not finite: "refuse", by default, or
                 "exclude" the sample.
             multiplier: candidates per trained sample (m), any number >= 1; by default

@@ -8,7 +8,6 @@ calls `ended` after it. `nemo_rod.hosts.swap_in.install` describes the user's op
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, get_args
 
 from megatron.core.utils import get_model_config
 
+from nemo_rod.bounds import check_value
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -33,7 +33,8 @@ from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
-from nemo_rod.selection import Joint, OnNonfinite, Policy, References, Selector
+from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll
+from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.competition import number
 from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.held_out import is_due
@@ -124,8 +125,7 @@ class Job:
     def __init__(
         self, *, roles: Roles, multiplier: float = MULTIPLIER, out: str | Path | None = None
     ) -> None:
-        if not (isinstance(multiplier, int | float) and 1 <= multiplier < math.inf):
-            raise ValueError(f"multiplier={multiplier!r} is not valid: expected a number >= 1.")
+        check_value(Candidates, "multiplier", multiplier)
         self.roles, self.multiplier = roles, multiplier
         self.out = None if out is None else Path(out)
 
@@ -267,17 +267,17 @@ class SelectingJob(Job):
         self,
         *,
         references: Sequence[str | Path] = (),
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         on_nonfinite: OnNonfinite = "refuse",
         validation_every: int | None = None,
         **data: Any,
     ) -> None:
         super().__init__(**data)
-        self.policy: Policy = Joint() if policy is None else policy
+        self.policy = as_policy(policy)
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
         refuse_nameless(self.policy, "policy")
-        name, scores = type(self.policy).__name__, self.policy.needs_scores
+        name = type(self.policy).__name__
         is_count = type(validation_every) is int and validation_every >= 0
         for refused, sentence in (
             (validation_every is not None and not is_count,
@@ -285,12 +285,12 @@ class SelectingJob(Job):
              "for no held-out losses, or None for the job's own interval."),
             (on_nonfinite not in get_args(OnNonfinite),
              f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
-            (scores and not references,
-             f"{name} chooses by reducible loss: give the folders of reference losses as "
-             "'references', or policy=TakeAll() with multiplier=1."),
-            (not scores and self.multiplier > 1,
-             f"{name} uses no scores, so multiplier={self.multiplier} would draw samples in vain: "
-             "set multiplier=1."),
+            ("references" in self.policy.needs and not references,
+             f"{name} compares losses with reference losses: give their folders as 'references', "
+             "or policy=TakeAll() with multiplier=1."),
+            (isinstance(self.policy, TakeAll) and self.multiplier > 1,
+             f"TakeAll chooses nothing, so multiplier={self.multiplier} would draw samples that "
+             "are never used: set multiplier=1."),
         ):  # fmt: skip
             if refused:
                 raise ValueError(sentence)
@@ -330,9 +330,11 @@ class SelectingJob(Job):
             Selector(
                 pools=self._pools,
                 policy=self.policy,
+                store=data,
                 batch_size=facts.batch_size,
                 references=references,
                 on_nonfinite=self.on_nonfinite,
+                seed=facts.seed,
             ),
             data,
             scoring_micro_batch_size=0,  # as in training
@@ -385,7 +387,7 @@ class SelectingJob(Job):
             self._call = {name: options[name] for name in names} | {"groups": groups}
             if not self._is_open:
                 references = self._rod.selector.references
-                if references is not None and self.policy.needs_scores:
+                if references is not None and self.policy.needs:
                     references.refuse_other_precision(precision_of(options["model"]))
                 iterators = options["data_iterator"]
                 count, size = options["num_microbatches"], options["micro_batch_size"]
@@ -426,6 +428,8 @@ class SelectingJob(Job):
             return self._record.is_new
 
         is_new, self._is_open = from_recorder(opened), True
+        if self.out is not None:
+            selector.resume(self.out / "curriculum.rod", from_recorder)
         if losses := self._held_out_losses() if is_new else {}:
             if self._record is not None:
                 self._record.begin(losses)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-ROLES = ("adaptation", "replay")
+from nemo_rod.roles import ROLES
 
 Roles = Mapping[str | int, str]
 

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, SplitWriter
-from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.store import SPLITS, BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import check_name, interpreting, write_json
+from nemo_rod.roles import ROLES
 
 HASHES = "content_hash.npy"
 _COLUMNS = ("token_ids", "origin", "origin_tag", "content_hash", "split")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.lab.text import add_verb, number_key, real_number
+from nemo_rod.roles import ROLES
 
 
 def declare(parser: Arguments) -> None:
@@ -38,7 +39,7 @@ def declare(parser: Arguments) -> None:
         ),
         number_key("check", "N", compared, "a number from 1 on", least=1),
     )
-    roles = ("adaptation", "replay")
+    roles = ROLES
     text = "Makes references of a cache of losses, for the training blocks of one role."
     usage = "CACHE OUT blocks=STORE role=ROLE model=MODEL precision=PRECISION"
     verb = add(_references, "references", usage, text)

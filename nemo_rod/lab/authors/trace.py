@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import digest, move_whole
 from nemo_rod.lab.authors.blocks import HASHES, content_hashes
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader

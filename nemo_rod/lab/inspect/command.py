@@ -19,6 +19,7 @@ from nemo_rod.lab.inspect.blocks import (
 )
 from nemo_rod.lab.inspect.logs import describe_curriculum, describe_metrics, describe_references
 from nemo_rod.lab.text import facts, number_key, read_object
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
@@ -141,7 +142,7 @@ def _describe_run(path: Path) -> str:
             losses = read_object(evaluation).get("loss", {})
             means = [
                 f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
-                for role in ("adaptation", "replay")
+                for role in ROLES
             ]
         # arms/base is not a stage: it holds the evaluation of the base
         state = "done" if done or losses else "interrupted" if begun else "to do"

@@ -307,7 +307,7 @@ def _savings(
     references = sum(hours[name] for name in hours if name.startswith("references_"))
     steps = {work.name: work.steps for work, _ in selecting}
     scoring = sum(stage.scoring_seconds * steps.get(stage.name, 0) for stage in costs)
-    least = min(work.scored_part for work, _ in selecting)
+    least = min(work.prefix for work, _ in selecting)
     processes = selecting[0][1].parallel.world_size
     savings = [
         *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),

@@ -21,8 +21,8 @@ class Work:
     steps: int = 0  # number of updates
     batch_size: int = 0  # blocks per update
     pool_size: int = 0  # candidates scored per update; 0 if none
-    scored_part: float = 1.0  # scored share of every candidate
-    scored_share: float = 1.0  # share of the updates whose candidates are scored
+    prefix: float = 1.0  # scored share of every candidate, from its start
+    scored_steps: float = 1.0  # share of the updates whose candidates are scored
     read: float = 0.0  # blocks read once, forward only
     cpu_seconds: float = 0.0  # time of work without a GPU
     saved: float = 0.0  # bytes of checkpoints, for which training waits
@@ -62,7 +62,7 @@ class Setup:
     block_size: int  # tokens per block
     micro_batch_size: int  # see `config.Optimisation`
     scoring_micro_batch_size: int  # see `config.Scoring`
-    scored_part: float = 1.0  # scored share of every block
+    prefix: float = 1.0  # scored share of every block, from its start
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
     startup_seconds: float = 0.0  # from the start of a stage's processes to their first pass
@@ -90,7 +90,7 @@ class Setup:
             replicas=self.parallel.data,
             pipeline=self.parallel.pipeline,
             chunks=self.parallel.virtual_pipeline,
-            share=self.scored_part,
+            prefix=self.prefix,
         )
         return float(size * passes * self.parallel.data), passes
 
@@ -103,18 +103,18 @@ class Setup:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
         return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
 
-    def for_prefix(self, shape: Shape, part: float) -> Setup:
+    def for_prefix(self, shape: Shape, prefix: float) -> Setup:
         """Returns the setup of a pass over a share of every block, from its start."""
-        if part == 1:
+        if prefix == 1:
             return self
-        size = int(self.block_size * part)
+        size = int(self.block_size * prefix)
         flops = forward_flops(shape, self.block_size, prefix=size)
-        return replace(self, block_size=size, scored_part=part, forward_flops=flops)
+        return replace(self, block_size=size, prefix=prefix, forward_flops=flops)
 
 
 def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     """Returns the cost of one stage."""
-    candidates, size = setup.for_prefix(shape, work.scored_part), setup.block_size
+    candidates, size = setup.for_prefix(shape, work.prefix), setup.block_size
     scoring = update = 0.0
     flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
@@ -122,18 +122,18 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
         update = setup.training_seconds(work.batch_size * size, num_micro_batches)
         update += setup.host_seconds
-        scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
+        scoring = work.scored_steps * candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update) + work.saved / setup.checkpoint_rate
         passes = 3.0 + setup.recomputed
         trained = passes * work.batch_size * size * setup.forward_flops
-        scored = work.scored_share * candidates.scoring_flops(work.pool_size)
+        scored = work.scored_steps * candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
     seconds += setup.startup_seconds * on_gpu
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),
-        scored_tokens=work.steps * work.scored_share * work.pool_size * candidates.block_size
+        scored_tokens=work.steps * work.scored_steps * work.pool_size * candidates.block_size
         + work.read * size,
         flops=flops,
         hours=seconds / 3600,
@@ -156,10 +156,10 @@ def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, divisor: 
     """Returns the saving of stages from scoring only the first `1 / divisor` of every block."""
     hours = 0.0
     for work, setup in planned:
-        now = setup.for_prefix(shape, work.scored_part).scoring_seconds(work.pool_size)
+        now = setup.for_prefix(shape, work.prefix).scoring_seconds(work.pool_size)
         shorter = setup.for_prefix(shape, 1 / divisor)
         saved = now - shorter.scoring_seconds(work.pool_size)
-        hours += work.steps * work.scored_share * saved * setup.parallel.world_size / 3600
+        hours += work.steps * work.scored_steps * saved * setup.parallel.world_size / 3600
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
         f"scoring.prefix=1/{divisor}",

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.config import Config, section
-from nemo_rod.corpus.sources import ROLES
 from nemo_rod.lab.merge import merge_stages
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
+from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
+from nemo_rod.selection.policies import scored_steps
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 12  # per block: hash and loss
@@ -107,7 +108,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             works.append(Work(name=name, disk=weights))
         else:
             train, arm = trained[name].train, stages.jobs.arm(name, blocks)
-            pool = arm.num_candidates if arm.policy().needs_scores else 0
+            pool = arm.num_candidates if "losses" in arm.needs else 0
             candidates = pool or train.batch_size
             curriculum = train.steps * (20 + 16 * candidates + candidates // 8)
             works.append(
@@ -116,8 +117,8 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     steps=train.steps,
                     batch_size=train.batch_size,
                     pool_size=pool,
-                    scored_part=arm.scored_part,
-                    scored_share=arm.scored_share,
+                    prefix=arm.scored_prefix,
+                    scored_steps=scored_steps(arm.policy()),
                     saved=ceil(train.steps / config.checkpoint.every) * checkpoint,
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )

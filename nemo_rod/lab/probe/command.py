@@ -22,6 +22,8 @@ from nemo_rod.lab.probe.section import Probe
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.launch import launcher_of
+from nemo_rod.run.variants import arm_settings
+from nemo_rod.selection.competition import FORWARD
 
 FILE = "probe.json"
 ARMS = ["base", "no_replay", "rod"]
@@ -81,7 +83,8 @@ def probed(config: Config) -> Config:
 
 def text_needed(small: Config) -> int:
     """Returns the number of tokens in the pools of both arms, and a tenth more for the holdout."""
-    blocks = max(2.0, small.selection.multiplier) * small.train.steps * small.train.batch_size
+    drawn = max(arm_settings(small, name).planned.num_candidates for name in ARMS[1:])
+    blocks = max(2 * small.train.batch_size, drawn) * small.train.steps
     return int(1.1 * blocks * small.domain.block_size)
 
 
@@ -91,7 +94,8 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     arms = read_json(folder / "report" / "results.json", "arms")["arms"]
     facts = {name: arm.facts for name, arm in read_run(folder).arms.items()}
     plain, rod = (facts[name]["seconds_per_step"] for name in ARMS[1:])
-    references = config.selection.multiplier * train.steps / 3  # in plain steps
+    rod_arm = arm_settings(config, "rod").planned
+    references = FORWARD * train.steps * rod_arm.num_candidates / train.batch_size  # plain steps
     hours = (train.steps * (plain + rod) + references * plain) / 3600
     processes, price = config.parallel.world_size, section(config, Probe).price
     deciles = arms["rod"]["share_by_decile"]

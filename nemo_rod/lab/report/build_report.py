@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import interpreting, write_whole
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.explorer import Texts, explore
 from nemo_rod.lab.report.page import render, render_page
@@ -20,6 +19,7 @@ from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_r
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
+from nemo_rod.selection.arm_names import parse_arm
 
 Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 

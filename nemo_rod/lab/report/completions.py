@@ -11,9 +11,9 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json
 from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.report.results import Results
-from nemo_rod.lab.report.run_files import ROLES
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.sample import continuations
+from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 
 _GIVEN, _WRITTEN = 24, 48  # tokens

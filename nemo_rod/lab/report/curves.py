@@ -17,6 +17,7 @@ import numpy as np
 from nemo_rod.lab.report.run_files import held_out_losses
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.under_way import Part
+from nemo_rod.roles import ROLES
 
 Row = dict[str, Any]
 Chart = dict[str, Any]
@@ -51,7 +52,7 @@ def charts_of(parts: Sequence[Part], names: Sequence[str] = ()) -> list[Chart]:
     colours = {part.label: arm_colour(part.name, known) for part in trained}
     loss, share = ("train/loss", "training loss"), ("rod/replay_share", "share of replay")
     base = [part for part in trained if part.name == "base"]
-    roles = ("adaptation", "replay")
+    roles = ROLES
     alike = {role: list(_held_out(arms, role, by_source=False)) for role in roles}
     made = [
         _lines("loss", "Training loss", _metric(arms, *loss), colours, smooth=True),
@@ -200,7 +201,7 @@ def _quantiles(arms: Sequence[Part]) -> Chart | None:
     """Returns a chart of both roles' median scores with the tenth and ninetieth percentile."""
     rows: list[Row] = []
     for part in arms:
-        for role in ("adaptation", "replay"):
+        for role in ROLES:
             keys = [f"rod/rho_{role}_{percentile}" for percentile in ("p10", "p50", "p90")]
             low, middle, high = (_metric([part], key, role) for key in keys)
             rows += [

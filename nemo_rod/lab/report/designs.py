@@ -13,8 +13,8 @@ WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
     """Returns an arm and its variants that differ in one key alone, sorted by its value.
 
-    Variants with other multipliers may also have other budgets, as in the paper. An equal arm with
-    the steps of more variants replaces the arm itself.
+    Variants with other pools may also have other budgets, as in the paper. An equal arm with the
+    steps of more variants replaces the arm itself.
 
     Empty if the arm was not trained or lacks the key; the arm alone if it has no such variant.
     """
@@ -87,3 +87,13 @@ def scored_share(arm: Mapping[str, Any]) -> float | None:
 
 def _designs(arms: Arms) -> dict[str, Mapping[str, Any]]:
     return {name: arm["design"] for name, arm in arms.items() if arm["design"]}
+
+
+def frontier_arms(arms: Arms) -> list[str]:
+    """Returns the arms of the frontier, rather than only of an ablation's figure."""
+    own = {"max_replay", "rod_compute_matched", "rod_averages"}
+    return [
+        name
+        for name, arm in arms.items()
+        if name != "base" and ((arm["design"] or {}).get("of") in (None, name) or name in own)
+    ]

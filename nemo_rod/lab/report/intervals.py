@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.lab.report.chord import Chord, ChordPoint
-from nemo_rod.lab.report.run_files import ROLES, Losses, Run
+from nemo_rod.lab.report.run_files import Losses, Run
+from nemo_rod.roles import ROLES
 
 DRAWS, SEED = 1000, 0
 PERCENTILES = (5, 95)

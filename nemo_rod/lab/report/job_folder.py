@@ -19,16 +19,17 @@ from typing import Any
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.files import interpreting, read_json, write_whole
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged, write_explorers, write_page
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.history import read_history
 from nemo_rod.lab.report.page import render_page
 from nemo_rod.lab.report.provenance import provenance_of
-from nemo_rod.lab.report.run_files import FREE, ROLES, Arm, Run, held_out_losses
+from nemo_rod.lab.report.run_files import FREE, Arm, Run, held_out_losses
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import judge_across_seeds
-from nemo_rod.selection.competition import FORWARD
+from nemo_rod.roles import ROLES
+from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.selection.arms import costs
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.curriculum.log import Curriculum
@@ -143,19 +144,16 @@ def _facts(
     header: CurriculumHeader, rows: list[dict[str, Any]], done: int, scored_length: int
 ) -> dict[str, Any]:
     """Returns the keys of an `arm.json`, as far as a job's record has them."""
-    drawn, trained = header.num_candidates, header.num_chosen
-    scored = drawn * scored_length  # tokens in a step
     since = (row for row in rows if row["step"] >= header.first_step)
     seconds = [row["timing/train/total"] for row in since if "timing/train/total" in row]
     return {
         "kind": "trained",
-        "steps": done,
-        "batch_size": trained,
-        "block_size": header.block_size,
-        "multiplier": drawn / trained,
-        "trained_tokens": done * trained * header.block_size,
-        "scored_tokens": done * scored,
-        "compute": done * (1 + FORWARD * scored / (trained * header.block_size)),
+        **costs(
+            steps=done,
+            batch_size=header.num_chosen,
+            block_size=header.block_size,
+            scored_tokens=header.num_candidates * scored_length,
+        ),
         "wall_seconds": sum(seconds),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "anneals_at": None,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_whole
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.results import Results
 from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.trust import name_and_revision
 
 _MARK = "<!-- written by nemo_rod with every report: remove this line to keep your changes -->"

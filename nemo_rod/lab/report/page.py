@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.lab.report import table
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.curves import Chart, vega_bundle
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import check_rows, is_calibrated
+from nemo_rod.selection.arm_names import parse_arm
 
 _NO_OUTCOME = {"subtitle": "under way, no arm evaluated yet", "disagreements": []}
 

@@ -16,7 +16,7 @@ from typing import Any
 from nemo_rod.files import read_json
 from nemo_rod.lab.launches import latest_config
 from nemo_rod.lab.report.results import Results
-from nemo_rod.lab.report.run_files import ROLES
+from nemo_rod.roles import ROLES
 from nemo_rod.run.stage_log import StageLog
 
 _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-bridge",

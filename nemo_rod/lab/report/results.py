@@ -26,7 +26,9 @@ from typing import Any
 
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.intervals import intervals_of
-from nemo_rod.lab.report.run_files import ROLES, Arm, Run
+from nemo_rod.lab.report.run_files import Arm, Run
+from nemo_rod.roles import ROLES
+from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.forgetting import forgetting_by_source
 
 Results = Mapping[str, Any]  # content of `results.json`
@@ -81,9 +83,9 @@ def results_of(run: Run) -> dict[str, Any]:
             costs[name] = {
                 "updates": steps,
                 "scored_tokens": scored,
-                "scoring": scored / (batch_size * block_size) / 3,
+                "scoring": FORWARD * scored / (batch_size * block_size),
                 "specialist": specialist,
-                "reference_losses": num_blocks / batch_size / 3,
+                "reference_losses": FORWARD * num_blocks / batch_size,
             }
     chord = chord_of(arms, chord_arms)
     on_chord = chord_arms if chord else []

@@ -18,38 +18,32 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.bounds import has_type
 from nemo_rod.files import interpreting, read_json, read_lines
-from nemo_rod.lab.report.arm_names import ArmName, parse_arm
 from nemo_rod.lab.report.history import History, read_history
+from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
+from nemo_rod.selection import arms
+from nemo_rod.selection.arm_names import ArmName, parse_arm
 
 Losses = npt.NDArray[np.float64]
 
-ROLES = ("adaptation", "replay")
-# Keys of `arm.json` on an arm's design, in contrast to its costs.
-DESIGN = (
-    "of", "steps", "budget", "multiplier", "prefix", "retention", "kappa", "share",
-    "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
-)  # fmt: skip
-
 FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
-_NUMBER = (int, float)
 # Types of facts, besides null.
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("seed", "steps", "batch_size", "block_size"), (int,)),
-    **dict.fromkeys(("trained_tokens", "scored_tokens"), (int,)),
-    **dict.fromkeys(("compute", "wall_seconds", "budget", "multiplier"), _NUMBER),
-    **dict.fromkeys(("retention", "kappa"), _NUMBER),
-    "share": (*_NUMBER, str),
-    **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
-    **dict.fromkeys(("curriculum", "prefix"), (str,)),
-    "references": (list,),
+_TYPES: dict[str, Any] = {
+    **get_type_hints(arms.Arm),
+    **dict.fromkeys(("kind",), str),
+    **dict.fromkeys(("steps", "block_size", "trained_tokens", "scored_tokens"), int),
+    **dict.fromkeys(("compute", "wall_seconds", "budget"), float),
+    **{"references": list[str], "train": dict[str, Any]},
 }
+# Keys of `train` that follow from an arm's length.
+_LENGTHS = ("steps", "warmup_steps", "decay_steps")
 
 
 def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
@@ -85,8 +79,12 @@ class Arm:
     @property
     def design(self) -> dict[str, Any] | None:
         """Keys of `arm.json` that distinguish the arm; None if not trained."""
-        is_trained = self.facts.get("kind") == "trained"
-        return {key: self.facts.get(key) for key in DESIGN} if is_trained else None
+        if self.facts.get("kind") != "trained":
+            return None
+        keys = ("steps", "budget", *arms.DESIGN, "references")
+        train = self.facts.get("train") or {}
+        schedule = {key: value for key, value in train.items() if key not in _LENGTHS}
+        return {**{key: self.facts.get(key) for key in keys}, "train": schedule}
 
     @property
     def accuracy(self) -> dict[str, float] | None:
@@ -152,18 +150,18 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
                     "or prepare the source again"
                 )
             block_counts[role][manifest.parent.name] = count
-    arms = []
+    read = []
     for folder in evaluated:
         with interpreting(folder):
-            arms.append(_read_arm(folder, block_counts))
-    arms.sort(key=lambda arm: arm.name.order)
+            read.append(_read_arm(folder, block_counts))
+    read.sort(key=lambda arm: arm.name.order)
     comparable: dict[str, Arm] = {}
     disagreements = []
     with interpreting(run_dir / "arms"):
-        for arm in arms:
+        for arm in read:
             name = arm.name.name
             with_tasks = next((other for other in comparable.values() if other.tasks), None)
-            if error := next(_disagreements(arm, arms[0], with_tasks), None):
+            if error := next(_disagreements(arm, read[0], with_tasks), None):
                 disagreements.append(f"{run_dir}/arms/{name}/{error}; {name} is left out.")
             else:
                 comparable[name] = arm
@@ -268,11 +266,12 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
-    """Refuses facts whose type differs from `_KINDS`, and infinite numbers."""
-    for key, kinds in _KINDS.items():
+    """Refuses facts of other types than `_TYPES` has, and infinite numbers."""
+    for key, kind in _TYPES.items():
         value = facts.get(key)
-        known = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
-        if not known or (isinstance(value, float) and not math.isfinite(value)):
+        if not has_type(value, kind | None) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
             raise ValueError(
                 f"{file} has {key}={value!r}, which is no valid value: "
                 f"restore it from a copy, or {cure}"

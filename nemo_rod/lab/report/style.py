@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.selection.arm_names import parse_arm
 
 # role -> (light, dark)
 COLOURS: dict[str, tuple[str, str]] = {

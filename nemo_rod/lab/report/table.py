@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
 from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.verdicts import check_rows, run_labels
+from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
 Format = Callable[[Any], str]
 

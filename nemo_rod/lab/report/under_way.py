@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import read_json, read_lines
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.run_files import arm_folders, is_evaluated
 from nemo_rod.run.stage_log import StageLog
+from nemo_rod.selection.arm_names import parse_arm
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from nemo_rod.commands.text import table
-from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.results import Results, known
 from nemo_rod.lab.report.run_files import Run
+from nemo_rod.selection.arm_names import parse_arm
 
 Verdict = Literal["holds", "fails", "not judged"]
 CheckKind = Literal["claim", "informative", "limitation"]

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.corpus.store import StoreSource
 from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.roles import SourceRow
 
 NUM_CHOICES = 4
 PREFIX = "held_out_"
@@ -86,7 +86,7 @@ def write_task(name: str, rows: Iterable[dict[str, Any]], folder: Path) -> None:
 
 
 def questions(
-    store: BlockStore, source: StoreSource, tokenizer: Tokenizer, num_questions: int
+    store: BlockStore, source: SourceRow, tokenizer: Tokenizer, num_questions: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the questions of a source, equal for every model, in the order of its held-out blocks.
 

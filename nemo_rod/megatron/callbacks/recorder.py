@@ -15,10 +15,9 @@ from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.progress import Progress
 from nemo_rod.ranks import from_recorder, is_recorder, peak_memory
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, References
+from nemo_rod.selection import Choice, CurriculumHeader
 from nemo_rod.selection.competition import model_tflops, number
 from nemo_rod.selection.curriculum.journal import Journal
-from nemo_rod.selection.estimates import SourceAverages
 
 
 @dataclass(eq=False)
@@ -42,18 +41,15 @@ class Recorder(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Opens the files at the step training starts from and drops later entries."""
-        if not is_recorder():
-            return
-        step = context.state.train_state.step
-        self.journal = Journal(self.folder, self.header, step=step)
-        self.progress.start(step)
+        if is_recorder():
+            step = context.state.train_state.step
+            self.journal = Journal(self.folder, self.header, step=step)
+            self.progress.start(step)
+        self.selector.selector.resume(self.folder / "curriculum.rod", from_recorder)
 
     def on_choice(self, choice: Choice) -> None:
-        """Records the choice before the update, which overlaps with the write.
-
-        An estimated choice is recorded later, together with the losses of its blocks.
-        """
-        if self.journal is not None and not choice.is_estimated:
+        """Records the choice before the update, which overlaps with the write."""
+        if self.journal is not None:
             self.journal.begin(choice)
 
     def on_step(self, choice: Choice, seconds: float) -> None:
@@ -71,9 +67,9 @@ class Recorder(Callback):
             # the step counter advances after this callback, so it still holds the step that ran
             step, (choice, seconds) = context.state.train_state.step, self.trained
             size = self.header.block_size
-            scored_share = (self.selector.selector.length or size) / size
+            prefix = (self.selector.selector.length or size) / size
             operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
-            tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
+            tflops = model_tflops(choice, operations, seconds, prefix=prefix)
             tflops /= dist.get_world_size()
             metrics = {
                 "train/loss": number((context.loss_dict or {}).get("lm loss")),
@@ -89,22 +85,3 @@ class Recorder(Callback):
             mfu = f"  MFU {tflops / self.peak_tflops:.0%}" if self.peak_tflops else ""
             self.progress.step(step + 1, note + mfu)
         self.selector.beat()  # a rank that hangs in a write falls behind the others
-
-
-@dataclass(eq=False)
-class ResumedAverages(Callback):
-    """Restores the averages of every rank from a resumed run's `curriculum.rod`, once opened."""
-
-    averages: SourceAverages
-    references: References
-    folder: Path
-
-    def on_train_start(self, context: CallbackContext) -> None:
-        """Restores the averages. Collective."""
-
-        def recorded() -> dict[str, Any]:
-            with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
-                self.averages.replay(curriculum, self.references)
-            return self.averages.state
-
-        self.averages.state = from_recorder(recorded)

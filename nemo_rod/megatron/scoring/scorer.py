@@ -117,7 +117,7 @@ class MegatronScorer:
             replicas=replicas,
             pipeline=self.groups.pp.size(),
             chunks=len(self.model),
-            share=length / self.store.block_size,
+            prefix=length / self.store.block_size,
         )
         padded = np.resize(block_ids, size * passes * replicas)
         return np.split(padded, replicas)[self.groups.dp.rank()], size

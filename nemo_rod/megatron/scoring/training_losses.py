@@ -1,4 +1,4 @@
-"""Block losses from training steps; see nemo_rod/selection/estimates.py."""
+"""Block losses from training steps, for policies that observe them."""
 
 from __future__ import annotations
 

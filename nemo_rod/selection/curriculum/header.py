@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.roles import ROLES, SourceRow
 from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 
 MOST = 1 << 48  # of steps, tokens or blocks
 DIFFERENCE = "reducible_loss"  # the score that is the loss minus the reference loss
-
-
-class SourceRow(NamedTuple):
-    """One source of the store: its blocks are the ids [start, start + count)."""
-
-    name: str
-    role: str
-    start: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count to match the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +83,7 @@ class CurriculumHeader:
                 raise ValueError(f"{name} is {value!r}, expected a text")
         stop = 0
         for row in self.sources:
-            named = isinstance(row.name, str) and row.role in ("adaptation", "replay")
+            named = isinstance(row.name, str) and row.role in ROLES
             if not named or not stop <= row.start <= MOST or not 0 <= row.count <= MOST:
                 raise ValueError(f"sources has {row!r}")
             stop = row.start + row.count

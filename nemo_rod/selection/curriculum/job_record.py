@@ -23,6 +23,7 @@ from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector
 from nemo_rod.selection.curriculum.header import refuse_foreign
 from nemo_rod.selection.curriculum.journal import Journal, read_rows, step_row
 from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.policies import has_scores
 
 # fields that change if a job continues with more steps, other batches or other samples; its record
 # then has a new segment
@@ -57,7 +58,7 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
         num_chosen=selector.batch_size,
         config=repr(decided_by),
         seed=seed,
-        scored=selector.policy.needs_scores,
+        scored=has_scores(selector.policy),
     )
 
 

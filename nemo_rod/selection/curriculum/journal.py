@@ -69,9 +69,13 @@ class Journal:
     def begin(self, choice: Choice) -> None:
         """Records the choice of the next step, without waiting for the disk.
 
+        A pending choice is recorded by `append`, together with the losses of its blocks.
+
         Raises:
             OSError: the write failed, e.g. on a full disk; the curriculum is unchanged.
         """
+        if choice.is_pending:
+            return
         self._curriculum.append(choice)
         self._writes.append(self._disk.submit(self._curriculum.sync))
 

@@ -14,8 +14,8 @@ the file is truncated to its last valid record.
 A record takes about 33 kB for 2048 candidates. The header gives ids and scores their meaning: the
 digests of store, tokenizer, references and config, the table of sources, and the name of a score
 other than `reducible_loss`. Tau is the smallest chosen score as the policy weighs it. The block id
-of padding is -1. Arms without scores record NaN for loss, score and tau. If scores were estimated
-(`estimates.py`), only the blocks that were trained on have a loss, that of the training step.
+of padding is -1. Arms without scores record NaN for score and tau. Without a scoring pass, the
+blocks that were trained on have the loss of the update if the policy observes it, and others NaN.
 
 Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
 """
@@ -180,7 +180,7 @@ class Curriculum:
         pool, step = choice.pool, choice.pool.step
         chosen = np.asarray(choice.chosen, dtype=np.int64)
         assert pool.block_ids.shape == (num_candidates,), pool
-        assert scored == (choice.loss is not None) == (choice.score is not None), "header.scored"
+        assert scored == (choice.score is not None) and not choice.is_pending, "header.scored"
         assert len(np.unique(chosen)) == len(chosen) == self.header.num_chosen, chosen
         assert chosen.min() >= 0 and chosen.max() < num_candidates, chosen
         if step != self.next_step:
@@ -197,7 +197,7 @@ class Curriculum:
         record = np.zeros((), dtype=self._dtype)
         record["step"], record["threshold"] = step, choice.threshold
         record["block_ids"] = pool.block_ids
-        record["loss"] = choice.loss if scored else np.nan
+        record["loss"] = np.nan if choice.loss is None else choice.loss
         record["score"] = choice.score if scored else np.nan
         is_nan = np.isnan(record["score"]).any() or math.isnan(choice.threshold)
         assert is_nan != scored, "NaN scores"

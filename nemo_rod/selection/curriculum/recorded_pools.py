@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
@@ -87,14 +88,14 @@ class FollowedPools(RecordedPools):
             members = np.flatnonzero(group_C == group)
             if len(members) < count:
                 sources = [f"source {row.name}" for row in self._header.sources]
-                name = (sources if self._by == "source" else ("adaptation", "replay"))[group]
+                name = (sources if self._by == "source" else ROLES)[group]
                 raise ValueError(
                     f"step {step} of {self._curriculum.path} trained on {count} blocks of {name}, "
                     f"but the pool to draw from holds {len(members)}: draw from the same pools, "
                     "with the seed, multiplier and balance of that run"
                 )
             taken_C[members[:count]] = True
-        return Pool(step, pool.block_ids[taken_C], pool.is_replay[taken_C])
+        return Pool(step, pool.block_ids[taken_C], pool.is_replay_C[taken_C])
 
     def _group(self, block_ids: Ids) -> Ids:
         if self._by == "role":

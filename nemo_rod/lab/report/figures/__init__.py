@@ -6,7 +6,7 @@ Each returns a figure, or None if its arms were not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -14,7 +14,7 @@ from nemo_rod.lab.report.figures import during_training, plane, rows, sources
 from nemo_rod.lab.report.results import Shown
 
 Draw = Callable[[Any], Figure | None]
-_SWEPT: dict[str, Literal["multiplier", "kappa"]] = {
+_SWEPT: dict[str, str] = {
     "pool_size": "multiplier",
     "weighting": "kappa",
 }

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from nemo_rod.lab.report.arm_names import ArmName, filter_kinds, frontier_arms, parse_arm
-from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
+from nemo_rod.lab.report.designs import continued, frontier_arms, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.during_training import binned, exposures
 from nemo_rod.lab.report.figures.labels import Label, label_right, label_width, place_labels
@@ -25,6 +24,8 @@ from nemo_rod.lab.report.results import Results, Shown, chord_of
 from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
+from nemo_rod.selection.arm_names import ArmName, filter_kinds, parse_arm
+from nemo_rod.selection.arms import Arm
 
 Point = tuple[float, float]  # adaptation loss, forgetting
 Measure = Literal["val_forgetting", "task_forgetting"]
@@ -34,7 +35,6 @@ _TITLES: dict[Measure, str] = {
 }
 _X_TITLE = "adaptation loss (nats per token)"
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
 _CIRCLE = ("o", 7.5)
 # kind of arm -> marker and its size, other than a circle
 _MARKERS = {
@@ -149,17 +149,17 @@ def transfer(results: Results) -> Figure | None:
     return draw_planes([Plane(results, names, replicates=results["replicates"])])
 
 
-def swept(run: Run, results: Results, key: Literal["multiplier", "kappa"]) -> Figure | None:
+def swept(run: Run, results: Results, key: str) -> Figure | None:
     """Draws a plane of the arms that differ in one key, and the replay share over their steps.
 
     Ticks on a share mark where its candidates have passed once, twice etc. over the adaptation
     blocks.
     """
-    arms = results["arms"]
+    arms, sign = results["arms"], Arm.__dataclass_fields__[key].metadata["label"]
     names = varying(arms, key)
     if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
         return None
-    texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}
+    texts = {name: f"{sign} = {arms[name]['design'][key]:g}" for name in names}
     histories = {name: run.arms[name].history for name in names}
     shown = {name: history for name, history in histories.items() if history is not None}
     right = label_width(list(texts.values()))

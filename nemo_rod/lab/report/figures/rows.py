@@ -11,13 +11,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.arm_names import filter_kinds, frontier_arms, parse_arm
+from nemo_rod.lab.report.designs import frontier_arms
 from nemo_rod.lab.report.figures import canvas
 from nemo_rod.lab.report.figures.canvas import BOTTOM, FONT_SIZE, TOP, add_axes, new_figure
 from nemo_rod.lab.report.figures.labels import label_width, shorten
 from nemo_rod.lab.report.paper import paper
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import arm_colour, light
+from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
 _ROW = 0.24  # inches
 _GAP = 0.7  # rows between two capabilities

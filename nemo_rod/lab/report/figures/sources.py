@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
 from nemo_rod.lab.report.chord import linear_fit
 from nemo_rod.lab.report.figures.canvas import (
     FONT_SIZE,
@@ -30,6 +29,7 @@ from nemo_rod.lab.report.figures.labels import (
 from nemo_rod.lab.report.paper import category_of, category_role, paper, paper_value, title_of
 from nemo_rod.lab.report.results import Results, Shown, known
 from nemo_rod.lab.report.style import arm_colour, light
+from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
 _LINE = 0.18  # inches of a line of the legend
 

@@ -1,16 +1,17 @@
-"""The parts of an arm's name: its kind, its position in lists, its label.
+"""The grammar of arms' names: their kind, their position in lists, their label.
 
-Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`, and in
-ablations `<random|rho>_<random|rho>` (for adaptation and replay) and `control_<kind>`; other names
-are listed last, with their words as label.
+Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> rod`. Variants may
+have any other name; those of `rod_<variant>`, of ablations, `<random|rho>_<random|rho>` (for
+adaptation and replay), and of `control_<kind>` have a place in lists, and others are last, with
+their words as label.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 # In the order in which arms are listed.
 Kind = Literal[
@@ -46,8 +47,8 @@ def parse_arm(name: str) -> ArmName:
     if name in _WHOLE:
         kind, label = _WHOLE[name]
         return ArmName(name, kind, 0.0, label)
-    if match := re.fullmatch(r"fixed_(\d+(?:[._]\d+)?)|merge_(\d*[._]?\d+)", name):
-        value, is_fixed = float((match[1] or match[2]).replace("_", ".")), match[1] is not None
+    if match := re.fullmatch(r"fixed_([1-9]\d?(?:\.\d+)?)|merge_(0(?:\.\d+)?|1(?:\.0+)?)", name):
+        value, is_fixed = float(match[1] or match[2]), match[1] is not None
         label = f"fixed {value:g} %" if is_fixed else f"merge {value:g}"
         return ArmName(name, "fixed" if is_fixed else "merge", value, label)
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
@@ -70,13 +71,3 @@ def parse_arm(name: str) -> ArmName:
 def filter_kinds(names: Iterable[str], *kinds: Kind) -> list[str]:
     """Returns the names of arms of these kinds."""
     return [name for name in names if parse_arm(name).kind in kinds]
-
-
-def frontier_arms(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the arms of the frontier, rather than only of an ablation's figure."""
-    own = {"max_replay", "rod_compute_matched", "rod_averages"}
-    return [
-        name
-        for name, arm in arms.items()
-        if name != "base" and ((arm["design"] or {}).get("of") in (None, name) or name in own)
-    ]
