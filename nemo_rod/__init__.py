@@ -21,12 +21,11 @@ _HOMES = {
     "TakeAll": "nemo_rod.selection.policies",
     "Curriculum": "nemo_rod.selection.curriculum.log",
     "RoDSelector": "nemo_rod.megatron.rod_selector",
-    "RoDBatches": "nemo_rod.hosts.plain_torch",
-    "install": "nemo_rod.hosts.swap_in",
     "validation_forgetting": "nemo_rod.selection.forgetting",
 }
 
-__all__ = ["__version__", *_HOMES]
+_BESIDE = ["RoDBatches", "install"]  # of hosts, which register them (`parts.py`)
+__all__ = ["__version__", *_BESIDE, *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +33,10 @@ def __getattr__(name: str) -> Any:
     # never drags torch or Megatron in.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _BESIDE:
+        from nemo_rod import parts
+
+        return parts.load("public_names", name)
     raise AttributeError(f"module 'nemo_rod' has no attribute '{name}'")
 
 

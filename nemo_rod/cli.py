@@ -20,7 +20,7 @@ from nemo_rod import parts
 if TYPE_CHECKING:
     from nemo_rod.commands.arguments import Arguments
 
-_STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
+_STAGES = ("prepare", "pretrain", "reference", "train")  # beside the registered ones
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
 # also the help of each command on a recipe: `recipe_parser`
@@ -61,9 +61,7 @@ def _run_command() -> None:
         print(f"nemo-rod {sys.modules['nemo_rod'].__version__}")
         return
     if command in (*_HELP, "help") and not words:
-        kinds = ("recipe_commands", "stages", "commands")
-        added = {name for kind in kinds for name in {*parts.names(kind)} - parts.OURS[kind].keys()}
-        print(USAGE + (f"\nOf installed packages: {', '.join(sorted(added))}" if added else ""))
+        print(_help())
         return
     if command in ("help", "--help"):  # nemo-rod help run
         command, words = words[0], ["--help"]
@@ -91,9 +89,22 @@ def _run_command() -> None:
         run_recipe(command, words)
 
 
+def _help() -> str:
+    """Returns the usage of the commands that are there, and the names of those of packages."""
+    known = [*recipe_commands(), *parts.names("commands")]
+    named = ((line, re.match(r"  nemo-rod (\w+)", line)) for line in USAGE.splitlines())
+    lines = [line for line, name in named if name is None or name[1] in known]
+    kinds = ("recipe_commands", "stages", "commands")
+    ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}
+    added = sorted({name for kind in kinds for name in parts.installed(kind)} - ours)
+    return "\n".join([*lines, *([f"\nOf installed packages: {', '.join(added)}"] if added else [])])
+
+
 def recipe_commands() -> list[str]:
     """Returns the commands that take a recipe: whole runs, and one for each kind of stage."""
-    return [*parts.names("recipe_commands"), *_STAGES, *parts.names("stages")]
+    kinds = ("saved_step_commands", "stages")
+    registered = dict.fromkeys(name for kind in kinds for name in parts.names(kind))
+    return [*parts.names("recipe_commands"), *_STAGES, *registered]
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:

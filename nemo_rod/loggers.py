@@ -22,7 +22,7 @@ from nemo_rod import parts
 from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.selection.held_out import START_FILE
 
-LOGGERS = tuple(parts.OURS["loggers"])  # the hosts' own; packages register others
+LOGGERS = tuple(parts.HOUSE["loggers"])  # the hosts' own; packages register others
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
 # the most important metrics form a group that loggers, which sort by name, show first

@@ -1,19 +1,19 @@
-"""Parts, found by name: ours in one table of strings, others through entry points of packages.
+"""Parts, found by name: the house's own in one table, all others through entry points of packages.
 
     [project.entry-points."nemo_rod.policies"]      # in the pyproject.toml of any package
     newest = "my_package.policies:Newest"
 
-A part is imported on demand, so the table is the only place of the house that names modules outside
-it. Every kind has one protocol for ours and for others: docs/extending.md has
-examples.
+`hosts/`, `lab/` and `cpu/` register theirs in the same way, in nemo_rod's own pyproject.toml, and
+the house works without them. Every kind has one protocol for ours and for others; docs/extending.md
+has examples. A part is imported on demand.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 FROM_FILES = ("policies", "scores")  # kinds that may also be named FILE.py:NAME
 
 # kind -> name -> "module" or "module:attribute"
-OURS: dict[str, dict[str, str]] = {
+HOUSE: dict[str, dict[str, str]] = {
     # (**options) -> selection.policies.Policy
     "policies": {
         "joint": "nemo_rod.selection.policies:Joint",
@@ -39,90 +39,49 @@ OURS: dict[str, dict[str, str]] = {
         "parquet": "nemo_rod.corpus.adapters.parquet_tables:read_parquet",
         "huggingface": "nemo_rod.corpus.adapters.hub_datasets:read_dataset",
         "megatron": "nemo_rod.corpus.adapters.indexed_datasets:read_indexed",
-        "debian": "nemo_rod.lab.toy.debian:read_packages",
         "synthetic": "nemo_rod.corpus.adapters.synthetic:read_generators",
-        "generated": "nemo_rod.lab.generated.reader:read_generated",
     },
     # subclasses of run.launch.local.Local
     "launchers": {
         "local": "nemo_rod.run.launch.local:Local",
         "slurm": "nemo_rod.run.launch.slurm:Slurm",
-        "ray": "nemo_rod.hosts.ray.launcher:RayOnSlurm",
-        "nemo_rl": "nemo_rod.hosts.nemo_rl.launcher:NemoRL",
     },
-    # (folder, run_name) -> megatron.callbacks.show_metrics.Logger; None: one of the trainer's own
+    # (folder, run_name) -> megatron.callbacks.show_metrics.Logger; "": one of the trainer's own
     "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
-    # modules with install(...) and reference(...); see hosts.swap_in
-    "hosts": {
-        "megatron_bridge": "nemo_rod.hosts.megatron_bridge",
-        "megatron_lm": "nemo_rod.hosts.megatron_lm",
-        "nemo2": "nemo_rod.hosts.nemo2",
-    },
-    # modules that make NVIDIA's stack work where something is missing; see cpu/__init__.py. The
-    # house uses these alone, so packages cannot add any
-    "platforms": {"cpu": "nemo_rod.cpu", "forks": "nemo_rod.cpu.forks"},
     # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
-    "stages": {
-        "merge": "nemo_rod.lab.merge:merge_stages",
-        "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
-        "report": "nemo_rod.lab.report.stage:report_stages",
-    },
-    # (run.stages.Stages) -> list[run.handover.Stage]: those of a command on one saved step
-    "saved_steps": {
-        "export": "nemo_rod.lab.exports:export_stages",
-        "evaluate": "nemo_rod.lab.exports:evaluate_stages",
-    },
-    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate
-    "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
-    # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
-    "estimates": {"plan": "nemo_rod.lab.status:time_left"},
-    # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
-    "screens": {"live": "nemo_rod.lab.live:live"},
-    # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there
-    "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
+    "stages": {"evaluate": "nemo_rod.run.evaluate:evaluate_stages"},
+    # run.evaluate.Measurement
+    "measurements": {"losses": "nemo_rod.run.held_out_losses"},
     # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
-    "recipe_commands": {
-        "run": "nemo_rod.commands.run_stages:run",
-        "plan": "nemo_rod.lab.plan.command:plan",
-        "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
-        "probe": "nemo_rod.lab.probe.command:probe",
-        "time": "nemo_rod.lab.probe.speed:time",
-        "known": "nemo_rod.lab.smollm2.known_texts:measure",
-    },
+    "recipe_commands": {"run": "nemo_rod.commands.run_stages:run"},
+    # (run.stages.Stages) -> list[run.handover.Stage]: those of a command with step=N
+    "saved_step_commands": {},
     # modules with declare(parser): commands that take paths
-    "commands": {
-        "init": "nemo_rod.lab.own_folder",
-        "recipes": "nemo_rod.lab.recipe_list",
-        "completion": "nemo_rod.lab.completion",
-        "status": "nemo_rod.lab.status",
-        "serve": "nemo_rod.lab.report.serve",
-        "sample": "nemo_rod.lab.sample",
-        "cancel": "nemo_rod.lab.cancel",
-        "inspect": "nemo_rod.lab.inspect.command",
-        "curriculum": "nemo_rod.lab.curricula",
-        "import": "nemo_rod.lab.authors.command",
-        "doctor": "nemo_rod.lab.doctor",
-        "train": "nemo_rod.hosts.nemo_rl.train_command",
-        "reference": "nemo_rod.hosts.reference_command",
-        "merge": "nemo_rod.lab.merge",
-        "report": "nemo_rod.lab.report.job_folder",
-        "paper": "nemo_rod.lab.reproduce",
-    },
+    "commands": {},
     # dataclasses: sections of the configuration that belong to parts
-    "sections": {
-        "tasks": "nemo_rod.lab.tasks.section:Tasks",
-        "report": "nemo_rod.lab.report.section:Report",
-        "plan": "nemo_rod.lab.plan.section:Plan",
-        "rehearsal": "nemo_rod.lab.rehearsal.section:Rehearsal",
-        "probe": "nemo_rod.lab.probe.section:Probe",
-        "nemo_rl": "builtins:dict",  # keys of NeMo-RL itself
-    },
+    "sections": {},
+    # modules with install(...) and reference(...), which `nemo_rod.install` calls
+    "hosts": {},
+    # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there
+    "checks": {},
+    # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
+    "time_left": {},
+    # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
+    "progress_displays": {},
+    # modules with prepare(), prepare_bridge() and adapt(provider): what NVIDIA's stack lacks here
+    "stand_ins": {},
+    # (program, environment, open files) -> run.processes.torchrun.Running: `python -m` on CPU
+    "process_starters": {},
+    # names in `nemo_rod` itself, beside those of __init__.py
+    "public_names": {},
 }
+_PACKAGE = Path(__file__).parent
 
 
 def names(kind: str) -> list[str]:
     """Returns the names that are registered for a kind of part, ours first."""
-    return [*OURS[kind], *(name for name in installed(kind) if name not in OURS[kind])]
+    ours = {**HOUSE[kind], **beside(kind)}
+    return [*ours, *(name for name in installed(kind) if name not in ours)]
 
 
 def load(kind: str, name: str, *, key: str = "") -> Any:
@@ -135,10 +94,10 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     """
     if file := file_of(name):
         return _from_file(file, name.partition(":")[2], kind, key)
-    if name in OURS[kind]:
-        home, _, attribute = OURS[kind][name].partition(":")
-        module = importlib.import_module(home)
-        return getattr(module, attribute) if attribute else module
+    if name in HOUSE[kind]:
+        return EntryPoint(name, HOUSE[kind][name], kind).load()
+    if name in beside(kind):
+        return beside(kind)[name].load()
     others = installed(kind)
     where = f"{key}={name}" if key else f"'{name}'"
     if name not in others:
@@ -196,7 +155,47 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {names[near[0]]}?)" if near else ""
 
 
-@functools.cache
+def beside(kind: str) -> dict[str, EntryPoint]:
+    """Returns the parts in the rooms beside the house, by name."""
+    return registered()[0].get(kind, {})
+
+
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Returns the entry points of installed packages for a kind of part, by name; cached."""
-    return {point.name: point for point in entry_points(group=f"nemo_rod.{kind}")}
+    """Returns the parts of other packages, by name."""
+    return registered()[1].get(kind, {})
+
+
+@functools.cache
+def registered() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict[str, EntryPoint]]]:
+    """Returns all entry points by kind and name: nemo_rod's own, and those of other packages.
+
+    A checkout's own are those that its pyproject.toml has now: it may be on the path without being
+    installed, or be newer than its installation.
+    """
+    known = entry_points()
+    groups = [group for group in known.groups if group.startswith("nemo_rod.")]
+    points = [point for group in groups for point in known.select(group=group)]
+    own = [point for point in points if _is_own(point)]
+    if (_PACKAGE.parent / "hydra_configs").is_dir():
+        text = (_PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+        tables = tomllib.loads(text)["project"]["entry-points"].items()
+        own = [EntryPoint(n, v, group) for group, table in tables for n, v in table.items()]
+    ours, others = dict[str, dict[str, EntryPoint]](), dict[str, dict[str, EntryPoint]]()
+    for table, chosen in (
+        (ours, [point for point in own if _is_there(point)]),
+        (others, [point for point in points if not _is_own(point)]),
+    ):
+        for point in sorted(chosen, key=lambda point: (point.name, point.value)):
+            kind = point.group.removeprefix("nemo_rod.")
+            table.setdefault(kind, {}).setdefault(point.name, point)
+    return ours, others
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "nemo-rod"
+
+
+def _is_there(point: EntryPoint) -> bool:
+    """Returns whether the room of one of our parts was not left out."""
+    package, _, home = point.module.partition(".")
+    return package != "nemo_rod" or (_PACKAGE / home.partition(".")[0]).exists()

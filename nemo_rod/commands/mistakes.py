@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from nemo_rod.config import config_class, config_folder
-from nemo_rod.parts import OURS, did_you_mean
+from nemo_rod.parts import did_you_mean, names
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 # dictionaries that take any name below them, so that no "+" needs to be typed
@@ -60,7 +60,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             raise ValueError(_meant(word, [*given.overrides, ""]))
         if word[0] == "+" and not _is_known(key):  # Hydra would add a key without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
-        if key == "step" and command not in OURS["saved_steps"]:
+        if key == "step" and command not in names("saved_step_commands"):
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
             continue  # as if there were none

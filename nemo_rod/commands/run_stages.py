@@ -62,9 +62,20 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
 
 
 def run(config: Config) -> None:
-    """Runs every stage of the recipe, then evaluation and report."""
+    """Runs every stage of the recipe, then evaluation and report.
+
+    Raises:
+        ValueError: no stage makes an arm, because the part that would is not there.
+    """
     stages = Stages(config)
-    _execute(stages, stages.all(), is_launch=True)
+    chosen = stages.all()
+    lacking = [name for name in config.arms if name not in {stage.name for stage in chosen}]
+    if lacking:
+        raise ValueError(
+            f"No part that is installed makes the arm {lacking[0]}: take it out of arms=[...], or "
+            "install all of nemo_rod."
+        )
+    _execute(stages, chosen, is_launch=True)
 
 
 def one_stage(command: str, config: Config) -> None:
@@ -92,7 +103,7 @@ def one_stage(command: str, config: Config) -> None:
             trained = [name for name in names if arm_settings(config, name).kind == "trained"]
             chosen = [stages.train(name) for name in trained]
         case "export" | "evaluate" if command == "export" or config.step is not None:
-            chosen = parts.load("saved_steps", command)(stages)
+            chosen = parts.load("saved_step_commands", command)(stages)
         case _:
             chosen = stages.part(command)
     if not chosen:
@@ -132,8 +143,8 @@ def check_packages(stages: Iterable[Stage], config: Config) -> None:
 
 def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
     config = stages.config
-    known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
     for name in config.rebuild:
+        known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
         if name not in known:
             near, all_ = parts.did_you_mean(name, known), ", ".join(dict.fromkeys(known))
             raise ValueError(f"rebuild=[{name}] is not a stage{near}: expected some of {all_}.")
@@ -157,9 +168,9 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             check_idle(config)
             check_packages([stage for stage in chosen if not stage.is_there()], config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
-        screens = parts.load_all("screens") if sys.stderr and sys.stderr.isatty() else ()
+        displays = parts.load_all("progress_displays") if sys.stderr and sys.stderr.isatty() else ()
         with ExitStack() as stack:
-            shown = [stack.enter_context(screen(config, chosen)) for screen in screens]
+            shown = [stack.enter_context(display(config, chosen)) for display in displays]
             _run_here(config, chosen, tells_time=not any(shown))
 
 
@@ -228,7 +239,7 @@ def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) ->
 
 def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
     """Runs stages one after the other, skipping finished ones."""
-    estimates = parts.load_all("estimates") if tells_time and len(stages) > 1 else []
+    estimates = parts.load_all("time_left") if tells_time and len(stages) > 1 else []
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
         log = StageLog(Path(config.run_dir), stage.name)

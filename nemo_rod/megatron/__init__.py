@@ -1,9 +1,11 @@
 """The selector and the scorer on NVIDIA's trainer: Megatron-core and Megatron-Bridge.
 
-Importing this package makes both importable without CUDA and without TransformerEngine.
+With `cpu/`, importing this package makes both importable without CUDA and without
+TransformerEngine.
 """
 
 from nemo_rod import parts
 
-PLATFORM = parts.load("platforms", "cpu")
-PLATFORM.prepare()
+STAND_INS = parts.load_all("stand_ins")
+for stand_in in STAND_INS:
+    stand_in.prepare()

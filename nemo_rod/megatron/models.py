@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from nemo_rod.config import DTYPES, Model, Parallel
 from nemo_rod.jobs import ModelJob
 from nemo_rod.layout import check_parallel
-from nemo_rod.megatron import PLATFORM
+from nemo_rod.megatron import STAND_INS
 from nemo_rod.megatron.delta_net import refuse_faulty_kernels
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
@@ -46,7 +46,8 @@ def model_provider(
             match it; the checkpoint comes with code that may not run; or kernels of its layers
             are at fault on this GPU.
     """
-    PLATFORM.prepare_bridge()
+    for stand_in in STAND_INS:
+        stand_in.prepare_bridge()
     with explain_own_code(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=model.trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
@@ -86,7 +87,8 @@ def model_provider(
                 f"model.provider.{name} is unknown to the installed Megatron-Bridge: leave it out."
             )
         setattr(provider, name, value)
-    PLATFORM.adapt(provider)
+    for stand_in in STAND_INS:
+        stand_in.adapt(provider)
     return bridge, provider
 
 

@@ -45,7 +45,12 @@ _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
 @functools.cache  # it takes a fifth of the time of composing
 def declare_keys() -> None:
     """Gives Hydra all keys with their types and defaults, as the `schema` of config.yaml."""
-    ConfigStore.instance().store(name="schema", node=config_class())
+    schema = OmegaConf.structured(config_class())
+    with flag_override(schema, "struct", False):
+        for name in OmegaConf.load(config_folder() / "sections.yaml"):
+            if name not in schema:
+                schema[name] = {}
+    ConfigStore.instance().store(name="schema", node=schema)
 
 
 def to_config(composed: DictConfig) -> Config:

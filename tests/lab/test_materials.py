@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import composed
 from corpus_cases import read_documents
 
+from nemo_rod import parts
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.sources import takes
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.rehearsal.hub_layouts import layout_for
 from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
@@ -91,6 +94,19 @@ def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> Non
     assert blocks == {"cases": 48, "web": 72, "notes": 72}
     cases = tmp_path / "made/cases/data/cases"
     assert {*tmp_path.rglob("*.zst")} == {cases / f"part{n}/made{n}.jsonl.zst" for n in (0, 1)}
+
+
+@pytest.mark.parametrize("keys", [("files",), ("path", "max_bytes")])
+def test_the_reader_of_a_package_needs_no_cap_of_its_own(
+    keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = SimpleNamespace(load=lambda: takes(*keys)(lambda spec: []))
+    monkeypatch.setattr(parts, "registered", lambda: ({}, {"readers": {"own": reader}}))
+    named = {"files": ["here.db"], "path": "here"}[keys[0]]
+    spec = SourceSpec(name="rows", role="replay", kind="own", **{keys[0]: named})
+    (small,) = small_sources([spec], tmp_path)
+    assert (small.kind, small.files, small.path) == ("own", spec.files, spec.path)
+    assert small.max_tokens == 72 * BLOCK_SIZE
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
+from tiny_recipe import ARMS, BATCH, STEPS
+from tiny_recipe import RECIPE as TINY
 
 from nemo_rod import parts
 from nemo_rod.corpus import BlockStore
@@ -22,16 +24,8 @@ from nemo_rod.hosts import swap_in
 from nemo_rod.selection import Curriculum, References
 
 EXAMPLE = ROOT / "docs" / "examples" / "nemo_rod_example"
-STEPS, BATCH, SHARE = 6, 8, 0.25
-ARMS = ("base", "no_replay", "rod")
-RECIPE = (
-    *("recipe=toy_synthetic", f"arms=[{','.join(ARMS)}]", "parallel=single", "run_dir=run"),
-    *("domain.block_size=16", "domain.holdout_fraction=0.1", "~domain.sources.dialect"),
-    *(f"domain.sources.chain_{number}.max_bytes=5000" for number in range(2)),
-    *(f"~domain.sources.chain_{number}" for number in range(2, 9)),
-    *(f"pretrain.{key}" for key in ("steps=4", "batch_size=8", "micro_batch_size=8")),
-    *(f"train.{key}" for key in (f"steps={STEPS}", f"batch_size={BATCH}", "micro_batch_size=8")),
-)
+SHARE = 0.25
+RECIPE = (*TINY, "~domain.sources.dialect")
 NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, options: {delimiter: ';'}"
 PARTS = (
     f"+domain.sources.new={NEW}, filter: 'lang == \"de\"'}}",
@@ -164,7 +158,7 @@ def test_command(run: Path, installed: Path) -> None:
 def test_host(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hands on the container of its job to our own host, which refuses that by a sentence."""
     monkeypatch.syspath_prepend(str(installed))
-    monkeypatch.setattr(parts, "installed", parts.installed.__wrapped__)
+    monkeypatch.setattr(parts, "registered", parts.registered.__wrapped__)
     job = SimpleNamespace(container=None)
     with pytest.raises(ValueError, match=r"multiplier=0 is not valid: expected a number >= 1"):
         swap_in.install("own_trainer", job, roles={"a": "replay"}, multiplier=0)
@@ -184,11 +178,11 @@ ANY = "or a name that a package registers."
     [
         ("selection.policy=nope", f"='nope' is not valid: expected joint, capped, {ANY}"),
         ("selection.score=nope", f"='nope' is not valid: expected reducible_loss, relative, {ANY}"),
-        ("launcher.kind=nope", f"expected local, slurm, ray, nemo_rl, timed, {ANY}"),
+        ("launcher.kind=nope", f"expected local, slurm, nemo_rl, ray, timed, {ANY}"),
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, such as"),
         (
             "domain.sources.chain_0.kind=nope",
-            f"huggingface, megatron, debian, synthetic, generated, csv, {ANY}",
+            f"huggingface, megatron, synthetic, debian, generated, csv, {ANY}",
         ),
         ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),

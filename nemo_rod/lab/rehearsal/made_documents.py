@@ -41,8 +41,6 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
         changed |= {"kind": "jsonl", "files": files, "path": None, "options": {}}
     elif spec.kind in ("text", "jsonl", "parquet"):
         changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
-    else:  # a toy's, which makes documents itself
-        changed["max_bytes"] = most
     if spec.max_bytes is not None:
         changed["max_bytes"] = min(spec.max_bytes, most)
     return changed

@@ -189,8 +189,9 @@ def start(command: list[str], environment: Mapping[str, str]) -> Running:
     """Starts a command with its output in a pipe; `python -m MODULE`, on CPU, as a fork."""
     is_own = command[:2] == [sys.executable, "-m"]
     if is_own and not sees_gpu() and Nodes.from_environment().count == 1:
-        fork: Running = parts.load("platforms", "forks").Fork(command[2:], environment, KEPT_OPEN)
-        return fork
+        for fork in parts.load_all("process_starters"):
+            started: Running = fork(command[2:], environment, KEPT_OPEN)
+            return started
     return subprocess.Popen(
         command,
         env=environment,
