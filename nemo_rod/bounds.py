@@ -81,8 +81,8 @@ def one_of(default: str | None, *others: str, **about: Any) -> Any:
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
     names = parts.names(kind)
-    from_file = " or FILE.py:NAME" if kind in parts.FROM_FILES else ""
-    expected = f"{', '.join(names)}, or a name that a package registers{from_file}"
+    from_file = ["FILE.py:NAME"] if kind in parts.FROM_FILES else []
+    expected = f"{', '.join(names + from_file)}, or a name that a package registers"
 
     def accepts(value: str) -> bool:
         return value in parts.names(kind) or bool(from_file and parts.file_of(value))

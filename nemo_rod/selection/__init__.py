@@ -4,7 +4,7 @@ The algorithm, one module per line (numpy and the standard library only):
 
     candidates.pool(step)                  candidates.py, permutation.py
     references[block_ids]                  references/
-    policy.select(score, is_replay, k)     policies.py, choice.py
+    policy.select(pool, score, k)          policies.py, schedule.py, odm.py, choice.py
     curriculum.append(choice)              curriculum/
 
 `selector.py` combines the first three; `curriculum/journal.py` records the result with the step's

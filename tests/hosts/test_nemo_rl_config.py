@@ -356,5 +356,5 @@ def test_tflops_are_of_scoring_too() -> None:
     pool = Pool(0, np.arange(8), np.arange(8) > 3)
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
-    assert model_tflops(choice, 8e12, 2.0, scored_share=0.5) == pytest.approx(4 * (1 + 2 / 2 / 3))
-    assert model_tflops(choose(pool, TakeAll(), 8), 8e12, 2.0, scored_share=1.0) == 4.0
+    assert model_tflops(choice, 8e12, 2.0, prefix=0.5) == pytest.approx(4 * (1 + 2 / 2 / 3))
+    assert model_tflops(choose(pool, TakeAll(), 8), 8e12, 2.0, prefix=1.0) == 4.0

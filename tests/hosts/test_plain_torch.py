@@ -23,6 +23,7 @@ from nemo_rod.hosts.plain_torch import scorer as scoring
 from nemo_rod.hosts.plain_torch.write_references import weights_digest
 from nemo_rod.selection import Candidates, Curriculum, References, ReferenceWriter
 from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.policies import SCORES
 from nemo_rod.selection.references.folder import role_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -420,7 +421,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
         "foreign": type(
             "Blocks", (), {"tokenizer_fingerprint": "x", "root": "other", "digest": "x"}
         )(),
-        "nameless": type("Part", (), {"size": 16, "needs_scores": True})(),
+        "nameless": type("Part", (), {"size": 16, "needs": SCORES, "select": print})(),
     }
     references = References.open(runs.tiny.references, store)
     options: dict[str, Any] = {

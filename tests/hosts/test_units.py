@@ -54,7 +54,7 @@ def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
 
 
 def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
-    policy: Any = type("Newest", (), {"needs_scores": False})()
+    policy: Any = type("Newest", (), {"needs": frozenset(), "select": print})()
     with pytest.raises(ValueError, match=r"^Newest has no __repr__, .*: make it a dataclass"):
         jobs.SelectingJob(roles={}, multiplier=1, policy=policy)
     with pytest.raises(ValueError, match=r"on_nonfinite='skip' is not valid: expected 'refuse' or"):

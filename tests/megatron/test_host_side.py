@@ -83,9 +83,8 @@ def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
             order.append(f"fetch {num_blocks} in {size}")
             return np.zeros(num_blocks, dtype=np.float32)
 
-    choice = SimpleNamespace(block_ids=np.arange(4), is_estimated=True)
+    choice = SimpleNamespace(block_ids=np.arange(4), is_pending=True)
     selector: Any = SimpleNamespace(
-        policy=SimpleNamespace(needs_scores=True),
         length=8,
         choose=lambda step, scorer: choice,
         learn=lambda made, losses: order.append(f"learn {losses.shape}") or "learned",

@@ -4,6 +4,7 @@ The oracle knows nothing of Megatron: it scores every pool with Hugging Face's o
 weights that the step started from.
 """
 
+import dataclasses
 import functools
 import json
 import re
@@ -13,19 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import NEMOTRON, token_losses
-from nemo_rod.selection.estimates import SourceAverages
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.rehearsal.exported_losses import load
-from nemo_rod.selection import Pool, References
+from nemo_rod.selection import Choice, Joint, References
+from nemo_rod.selection.estimated_scores import EstimatedScores
+from nemo_rod.selection.odm import ODM
 
 # without attention, which Megatron splits over positions only with TransformerEngine and a GPU
 MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}
 MAMBA = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"}
 PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
+BANDIT = {"policy_name": "odm"}
 
 
 # a step's weights, and the two references of all steps
@@ -149,6 +152,7 @@ def mamba(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setti
         *(("tiny", name, {}) for name in LAYOUTS if name != "single"),
         *(("tiny", name, PREFIX) for name in ("dp2", "tp2_sp", "pp2_vpp2")),
         *(("tiny", name, ESTIMATED) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
+        *(("tiny", name, BANDIT) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("moe", name, {}) for name in MOE_LAYOUTS if name != "single"),
         *(("mamba", name, {}) for name in MAMBA_LAYOUTS),
     ],
@@ -173,20 +177,40 @@ def test_same_choice_and_training_in_every_layout(
 
 def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny: Setting) -> None:
     references = References.open(tiny.references, tiny.store)
-    sources, seed = len(tiny.store.sources), tiny.arm("rod").seed
-    averages = SourceAverages(tiny.store.source_index, sources, every=5, seed=seed)
+    pools, policy = tiny.arm("rod").pools(), EstimatedScores(Joint(), every=5)
     for record in tiny.single(**ESTIMATED):
         checkpoint = tiny.weights(**ESTIMATED) / str(record.step)
+        pool = pools.pool(record.step).of(tiny.store, tiny.arm("rod").seed)
         loss = hugging_face_losses(checkpoint, tiny.store.tokens(record.block_ids))
         if record.step % 5:  # an estimate: only what it trained on has a loss
-            estimate = averages.estimate(Pool(record.step, record.block_ids, np.array([])))
-            np.testing.assert_allclose(record.score, estimate, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(record.score, policy.estimate(pool), rtol=0, atol=1e-4)
             others = np.delete(np.arange(len(loss)), record.chosen)
             assert np.isnan(record.loss[others]).all()
             loss[others] = np.nan
         np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
-        rho = loss.astype(np.float32) - references[record.block_ids]
-        averages.observe(record.step, record.block_ids, rho)
+        loss, reference = loss.astype(np.float32), references[record.block_ids]
+        choice = Choice(pool, loss, loss - reference, record.chosen, reference=reference)
+        estimated = dataclasses.replace(choice, is_estimated=record.step % 5 > 0)
+        policy.observe(estimated, loss[record.chosen])
+
+
+@pytest.mark.layouts
+def test_a_policy_without_scores_observes_the_losses_of_training(tiny: Setting) -> None:
+    policy, pools = ODM(), tiny.arm("rod").pools()
+    for record in tiny.single(**BANDIT):
+        assert np.isnan(record.score).all() and np.isnan(record.threshold)
+        loss = np.full(len(record.loss), np.nan)
+        trained_on = tiny.store.tokens(record.trained_on)
+        checkpoint = tiny.weights(**BANDIT) / str(record.step)
+        loss[record.chosen] = hugging_face_losses(checkpoint, trained_on)
+        np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
+        pool = pools.pool(record.step).of(tiny.store, seed=7)
+        assert policy.select(pool, None, BATCH).tolist() == record.chosen.tolist()
+        policy.observe(Choice(pool, None, None, record.chosen), record.loss[record.chosen])
+    rows = [
+        json.loads(line) for line in (tiny.root / "single_policy_name_odm" / "metrics.jsonl").open()
+    ]
+    assert all(0 < row[f"rod/odm/{source.name}"] < 1 for row in rows for source in pool.sources)
 
 
 @pytest.mark.layouts

@@ -72,7 +72,13 @@ def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "scoring"),
-    [("single", {}), ("dp2", {}), ("dp2_distopt", {}), ("dp2_distopt", {"scored_every": 5})],
+    [
+        ("single", {}),
+        ("dp2", {}),
+        ("dp2_distopt", {}),
+        ("dp2_distopt", {"scored_every": 5}),
+        ("dp2", {"policy_name": "odm"}),
+    ],
 )
 def test_killed_twice_and_resumed_equals_uninterrupted(
     tiny: Setting, layout: str, scoring: dict[str, int]

@@ -27,8 +27,11 @@ IN_WORDS: dict[str, tuple[list[Any], list[Any]]] = {  # bound -> refused values,
         ["wandb", ["tensorboard", "mlflow"]],
     ),
     **{
-        f"{', '.join(ours)}, or a name that a package registers": (["", "other"], list(ours))
-        for ours in map(parts.names, ("launchers", "policies", "scores"))
+        f"{', '.join(ours)}, or a name that a package registers": (["", "other"], ours)
+        for ours in (
+            parts.names("launchers"),
+            *([*parts.names(kind), "FILE.py:NAME"] for kind in parts.FROM_FILES),
+        )
     },
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes": (["14400", "4:00"], ["4:00:00", "2-12:00:00"]),
 }
@@ -68,8 +71,10 @@ EXPECTED = {  # bound -> its keys; those of pretrain are as those of train
     "fp32 or bf16": "train.grad_reduce",
     "in [1, 1024]": "selection.multiplier",
     "expected or exact": "selection.balance",
-    "joint, or a name that a package registers": "selection.policy",
-    "reducible_loss, or a name that a package registers": "selection.score",
+    "joint, fixed_share, schedule, odm, FILE.py:NAME, or a name that a package registers": (
+        "selection.policy"
+    ),
+    "reducible_loss, FILE.py:NAME, or a name that a package registers": "selection.score",
     "refuse or exclude": "selection.on_nonfinite",
     "1, 1/2, 1/4 or 1/8": "scoring.prefix",
     "fp8 or mxfp8": "scoring.precision",

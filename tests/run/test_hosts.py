@@ -102,7 +102,7 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     jobs = ModelJobs(config, RunFolder(folder, "toy"))
     monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
     # no curriculum here
-    monkeypatch.setattr("nemo_rod.run.model_jobs.batch_inputs", lambda arm: {})
+    monkeypatch.setattr("nemo_rod.selection.arms.Arm.inputs", lambda arm: {})
     used = jobs.references(jobs.settings("mine"))
     jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), used)
     (job,) = written

@@ -19,9 +19,9 @@ STEP, BLOCK_SIZE = 3, 64
 class OwnRank:
     """A policy by which every rank chooses another candidate."""
 
-    needs_scores = False
+    needs = frozenset()
 
-    def select(self, score: None, is_replay: np.ndarray, count: int) -> np.ndarray:
+    def select(self, pool: Any, score: None, count: int) -> np.ndarray:
         return np.array([dist.get_rank()])
 
 
@@ -68,7 +68,9 @@ def selector() -> Any:
 
     store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
     store.block_size = BLOCK_SIZE
-    return RoDSelector(Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1), store)
+    store.source_index, store.sources = lambda ids: np.zeros(len(ids), dtype=np.int64), [None]
+    options = {"pools": TwoCandidates(), "policy": OwnRank(), "store": store, "batch_size": 1}
+    return RoDSelector(Selector(**options), store)
 
 
 def own_job(groups: Any) -> None:

@@ -64,8 +64,10 @@ class NemoRL(Local):
                 "leave it out, or use launcher=local or slurm."
             )
         for unsupported, feature, cure in (
-            (waits_for_update(policy), f"has {type(policy).__name__}, which learns from the losses "
-             "of the update", "choose another policy, or scoring.prefix instead of scoring.every"),
+            (waits_for_update(policy) and scoring.every != 1, f"has scoring.every={scoring.every}",
+             "set scoring.prefix instead"),
+            (waits_for_update(policy), f"has selection.policy={arm.selection.policy}",
+             "choose another policy"),
             (arm.scores and scoring.precision is not None,
              f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
             (arm.variant.converge, "ends when it has converged", "give it a number of steps"),

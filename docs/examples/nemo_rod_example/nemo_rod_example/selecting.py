@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
-from nemo_rod.selection.policies import Policy
+from nemo_rod.selection import Pool
+from nemo_rod.selection.arrays import Floats, Ids, Nats
+from nemo_rod.selection.policies import SCORES, Policy
 
 
 @dataclass(frozen=True)
@@ -13,18 +14,19 @@ class Capped(Policy):
     """Chooses the highest scores, but no more than a share of replay."""
 
     max_share: float = 0.5
-    needs_scores = True
+    needs = SCORES
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_share <= 1:
             raise ValueError(f"max_share={self.max_share}: expected a share in [0, 1].")
 
-    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         assert score_C is not None
         order = np.argsort(-score_C, kind="stable")  # ties go to the earlier candidate
         order = order[np.isfinite(score_C[order])]  # -inf is padding
         most = int(self.max_share * k + 1e-9)
-        fits = ~is_replay_C[order] | (np.cumsum(is_replay_C[order]) <= most)
+        is_replay = pool.is_replay_C[order]
+        fits = ~is_replay | (np.cumsum(is_replay) <= most)
         chosen = order[fits][:k]
         if len(chosen) < k:
             raise ValueError(f"{len(chosen)} blocks fit, expected {k}: raise max_share.")
