@@ -34,7 +34,7 @@ SOURCES = (
     [
         ("base", "base", 0, "base"), ("no_replay", "no_replay", 0, "no replay"),
         ("fixed_32", "fixed", 32, "fixed 32 %"), ("fixed_12.5", "fixed", 12.5, "fixed 12.5 %"),
-        ("merge_0.6", "merge", 0.6, "merge 0.6"), ("merge_0_6", "merge", 0.6, "merge 0.6"),
+        ("merge_0.6", "merge", 0.6, "merge 0.6"),
         ("merge_1", "merge", 1, "merge 1"), ("max_replay", "max_replay", 0, "max replay"),
         ("rod", "rod", 0, "RoD"), ("rod_compute_matched", "rod_variant", 0, "RoD compute matched"),
         ("fixed_share_rho", "other", 0, "fixed share rho"),
@@ -47,9 +47,9 @@ def test_arm_names(name: str, kind: str, value: float, label: str) -> None:
 
 
 def test_arms_are_listed_from_the_base_to_rod() -> None:
-    names = ["rod_x", "rod", "merge_0.8", "merge_0.2", "fixed_100", "fixed_20", "no_replay", "base"]
+    names = ["rod_x", "rod", "merge_0.8", "merge_0.2", "fixed_95", "fixed_20", "no_replay", "base"]
     assert sorted(names, key=lambda name: parse_arm(name).order) == [
-        "base", "no_replay", "fixed_20", "fixed_100", "merge_0.2", "merge_0.8", "rod", "rod_x",
+        "base", "no_replay", "fixed_20", "fixed_95", "merge_0.2", "merge_0.8", "rod", "rod_x",
     ]  # fmt: skip
 
 
@@ -239,6 +239,13 @@ def test_variants_in_one_key_alone() -> None:
     assert continued(arms) == [["rod", "beyond"], ["fixed_9", "fixed_9_long"]]
     assert with_fixed_share(arms) == ["random_rho", "control"]
     assert helped(arms) == ["copied", "lent"]
+    # another way to score, another policy or schedule is no other budget
+    at_half = {"budget": 0.5, "steps": 50}
+    others = arms_of(
+        rod={}, half=at_half, every={**at_half, "scored_every": 8},
+        capped={**at_half, "policy_name": "capped"}, slow={**at_half, "train": {"lr": 1e-5}},
+    )  # fmt: skip
+    assert continued(others) == [["half", "rod"]]
     assert varying(arms_of(base=None), "kappa") == [] and varying({}, "kappa") == []
 
 

@@ -79,7 +79,7 @@ EXPECTED = {  # bound -> its keys; those of pretrain are as those of train
     "1, 1/2, 1/4 or 1/8": "scoring.prefix",
     "fp8 or mxfp8": "scoring.precision",
     "some of tensorboard, wandb, mlflow, such as [tensorboard,wandb]": "logger",
-    "local, slurm, ray, nemo_rl, or a name that a package registers": "launcher.kind",
+    "local, slurm, nemo_rl, ray, or a name that a package registers": "launcher.kind",
     "in [1, 65535]": "launcher.grace_seconds",
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes": "cluster.time",
     "gpus-per-node or gres": "cluster.gpu_option",

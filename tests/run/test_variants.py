@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +203,65 @@ def test_stages_are_those_that_the_variants_need_in_order() -> None:
     assert names("control_share") == [*reference, *select, "rod", "control_share"]
     assert names("rho_rho", "rod") == [*reference, *select, "rod", "rho_rho"]
     assert names("max_replay") == ["prepare", "base", "max_replay"]
+
+
+NEWEST = """
+class Newest:
+    needs = frozenset()
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+
+    def select(self, pool, score_C, k):
+        return sorted(sorted(range(len(pool.block_ids)), key=lambda i: -pool.block_ids[i])[:k])
+"""
+
+
+@pytest.mark.parametrize(
+    ("selection", "needed"),
+    [
+        ("{policy: odm}", []),
+        ("{policy: schedule, policy_options: {replay: 0.2}}", []),
+        ("{policy: FILE:Newest, policy_options: {offset: 3}}", []),
+        ("{policy: FILE:Losses}", []),
+        ("{policy: fixed_share, policy_options: {share: 0.3, replay: rho}}", ["specialist"]),
+        ("{score: FILE:own_loss}", []),
+        ("{kappa: 2}", ["specialist"]),
+    ],
+)
+def test_what_a_recipe_runs_follows_from_what_its_policies_need(
+    selection: str, needed: list[str], tmp_path: Path
+) -> None:
+    """References, and with them a specialist, are made for a policy that compares losses alone."""
+    file = tmp_path / "mine.py"
+    losses = "class Losses(Newest):\n    needs = frozenset({'losses'})\n"
+    score = "def own_loss(loss_C, reference_C):\n    return loss_C\nown_loss.needs = {'losses'}\n"
+    file.write_text(NEWEST + losses + score)
+    text = selection.replace("FILE", str(file))
+    config = dataclasses.replace(toy(mine=f"{{of: rod, selection: {text}}}"), arms=["mine"])
+    stages = ["prepare", "base", "mine"]
+    if needed:
+        stages[2:2] = ["references_base", "no_replay", "references_specialist"]
+    check(config)
+    assert [stage.name for stage in Stages(config).models()] == stages
+    settings = arm_settings(config, "mine")
+    assert settings.scores == (bool(needed) or "Losses" in text or "own_loss" in text)
+    before = settings.planned.inputs()
+    file.write_text(file.read_text() + "\n# another version\n")
+    assert (settings.planned.inputs() == before) == ("FILE" not in selection)
+
+
+def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import nosuch\n")
+    for name, sentence in (
+        (f"{file}:Any", r"selection.policy=.*broken.py:Any cannot be imported \(ModuleNotFound"),
+        (f"{tmp_path}/gone.py:Any", "gone.py:Any names a file that is not there"),
+        ("nosuch", "selection.policy='nosuch' is not valid: expected joint"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            config = toy(mine=f"{{of: rod, selection: {{policy: '{name}'}}}}")
+            check(dataclasses.replace(config, arms=["mine"]))
 
 
 def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:
