@@ -23,15 +23,15 @@ PACKAGE = ROOT / "nemo_rod"
 
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
-    *("files", "parts", "progress", "signals", "trust", "upstream"),
+    *("files", "parts", "progress", "roles", "signals", "trust", "upstream"),
     *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
 # The data's rooms know nobody but these.
 ALONE = {
-    "corpus": {"bounds", "files", "parts", "trust"},
-    "selection": {"files", "parts", "progress"},
+    "corpus": {"bounds", "files", "parts", "roles", "trust"},
+    "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 MOST_LINES = 16_300  # of the house
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
