@@ -24,6 +24,8 @@ _WHOLE: dict[str, tuple[Kind, str]] = {
     "no_replay": ("no_replay", "no replay"),
     "max_replay": ("max_replay", "max replay"),
     "rod": ("rod", "RoD"),
+    "fixed_like_rod": ("control", "fixed like RoD"),
+    "schedule_like_rod": ("control", "random, RoD's shares by step"),
 }
 
 

@@ -18,6 +18,7 @@ from nemo_rod.lab.report.results import Shown, results_of
 from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+from nemo_rod.lab.report.verdict import across_seeds, verdict_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -82,7 +83,9 @@ def build_report(
         else:
             other = read_run(folder, shared_dir=run_dir)
             results["replicates"].append(judged(other, is_smoke_test=is_smoke_test))
-    results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
+    every = [results, *results["replicates"]]
+    results["checks_across_seeds"] = judge_across_seeds(every)
+    results["verdict"] = across_seeds([each["verdict"] for each in every])
     try:
         results["completions"] = complete(results) if complete else []
     except (ValueError, OSError, ImportError) as error:
@@ -168,4 +171,5 @@ def judged(run: Run, *, is_smoke_test: bool = False) -> dict[str, Any]:
     """
     with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)
-        return results | {"checks": judge(run, results, is_smoke_test=is_smoke_test)}
+        results |= {"checks": judge(run, results, is_smoke_test=is_smoke_test)}
+        return results | {"verdict": across_seeds([verdict_of(run, results)])}

@@ -9,6 +9,7 @@ Shape suffixes: B = draws, N = held-out blocks of a source, A = arms.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,24 @@ DRAWS, SEED = 1000, 0
 PERCENTILES = (5, 95)
 
 
-def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[str, Any]:
-    """Returns `adapt_loss`, `val_forgetting` and `gap` as [low, high] of every arm, in nats.
+@dataclass(frozen=True)
+class Draws:
+    """Losses of arms on draws of the held-out blocks, nats per token, float64 [B, A].
 
-    A value that some draw leaves undefined has no interval, and an arm no entry if the losses of
-    its blocks were not kept or are of other blocks than those of the first arm.
+    None where a role has no held-out blocks, or, for forgetting, where the base is missing.
+    """
+
+    names: list[str]  # of the arms whose blocks can be compared
+    adapt_loss: Losses | None
+    forgetting: Losses | None  # F_val: an improvement of a source counts as zero
+    signed_forgetting: Losses | None  # with improvements
+
+
+def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
+    """Returns the losses of a run's arms on draws of the held-out blocks.
+
+    An arm is left out if the losses of its blocks were not kept, or are of other blocks than those
+    of the first arm.
     """
     sizes = {
         name: [(r, s, len(n)) for r in ROLES for s, n in arm.block_losses.get(r, {}).items()]
@@ -33,24 +47,34 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
         if arm.block_losses
     }
     names = [name for name in sizes if sizes[name] == sizes[next(iter(sizes))]]
-    rng, total_BA = np.random.default_rng(SEED), dict[str, Losses]()
+    rng, total = np.random.default_rng(SEED), dict[str, Losses]()
     for role, source, size in sizes[names[0]] if names else []:
         loss_NA = np.stack([run.arms[name].block_losses[role][source] for name in names], axis=1)
         mean_BA = rng.multinomial(size, np.full(size, 1 / size), draws) @ loss_NA / size
-        if role == "replay":  # F_val: the rise over the base
-            if "base" not in names:
-                continue
-            mean_BA = np.maximum(0, mean_BA - mean_BA[:, [names.index("base")]])
         counts = run.weights[role]
         weight = counts[source] / sum(counts[s] for r, s, _ in sizes[names[0]] if r == role)
-        total_BA[role] = total_BA.get(role, 0) + weight * mean_BA
-    measures = {"adapt_loss": total_BA.get("adaptation"), "val_forgetting": total_BA.get("replay")}
-    if len(total_BA) == len(ROLES) and set(on_chord) <= set(names):
+        if role == "adaptation":
+            total["adapt_loss"] = total.get("adapt_loss", 0) + weight * mean_BA
+        elif "base" in names:  # the rise over the base
+            rise_BA = mean_BA - mean_BA[:, [names.index("base")]]
+            total["signed"] = total.get("signed", 0) + weight * rise_BA
+            total["capped"] = total.get("capped", 0) + weight * np.maximum(0, rise_BA)
+    return Draws(names, total.get("adapt_loss"), total.get("capped"), total.get("signed"))
+
+
+def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[str, Any]:
+    """Returns `adapt_loss`, `val_forgetting` and `gap` as [low, high] of every arm, in nats.
+
+    Omitted: values undefined in any draw, and the arms that `draws_of` leaves out.
+    """
+    drawn = draws_of(run, draws=draws)
+    names = drawn.names
+    measures = {"adapt_loss": drawn.adapt_loss, "val_forgetting": drawn.forgetting}
+    loss_BA, forgetting_BA = measures.values()
+    if loss_BA is not None and forgetting_BA is not None and set(on_chord) <= set(names):
         # to the draw's own chord; NaN on it and without one
-        measures["gap"] = gap_BA = np.full_like(total_BA["adaptation"], np.nan)
-        for loss_A, forgetting_A, gap_A in zip(
-            *(total_BA[role] for role in ROLES), gap_BA, strict=True
-        ):
+        measures["gap"] = gap_BA = np.full_like(loss_BA, np.nan)
+        for loss_A, forgetting_A, gap_A in zip(loss_BA, forgetting_BA, gap_BA, strict=True):
             points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))
             chord = Chord.through([points[name] for name in on_chord])
             for place, name in enumerate(names):

@@ -9,6 +9,7 @@ from pathlib import Path
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_whole
 from nemo_rod.lab.report.results import Results
+from nemo_rod.lab.report.verdict import sentences
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.trust import name_and_revision
@@ -30,10 +31,13 @@ _TEXT = """---
 | forgetting F_val, nats a token | {forgetting} |
 | replay share | {share} |
 | trained tokens | {tokens} |
+| cost in all, of plain runs | {cost} |
 | seed | {seed} |
 
 Losses are of held-out blocks of {block_size} tokens; F_val is the rise of the replay sources above
 the base, an improvement counting as zero. Both are means weighted by the blocks of the sources.
+
+{verdict}
 
 ## Data
 
@@ -81,11 +85,15 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
             pipeline_tag="text-generation",
             tags=["continued-pretraining", "replay-on-demand", "nemo_rod"],
         )
+        told = results["verdict"]
+        verdict = " ".join([*sentences(told), told["advice"]]) if told else ""
+        plain = (results["arms"].get("no_replay") or {}).get("compute")
         for name, arm in results["arms"].items():
             card = run.arm(name) / "hf" / "README.md"
             changed = card.exists() and _MARK not in card.read_text()
             if name == "base" or not card.parent.is_dir() or changed:
                 continue
+            cost = arm["compute_in_all"]
             text = _TEXT.format(
                 data=data.to_yaml(),
                 mark=_MARK,
@@ -97,6 +105,8 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
                 forgetting=number(arm["val_forgetting"], ".4f"),
                 share=number(arm["replay_share"], ".1%"),
                 tokens=number(arm["trained_tokens"], ","),
+                cost=number(cost / plain if plain and cost is not None else None, ".2f"),
+                verdict=verdict if name == "rod" else "",
                 seed=number(arm["seed"], ""),
                 block_size=f"{config.domain.block_size:,}",
                 sources="\n".join(sources),

@@ -19,6 +19,7 @@ from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
+from nemo_rod.lab.report.verdict import sentences
 from nemo_rod.lab.report.verdicts import check_rows, is_calibrated
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -160,6 +161,10 @@ def summarise(results: Results) -> str:
             f"forgetting F_val of {rod['val_forgetting']:.3f} nats per token."
         ]
 
+    if verdict := results["verdict"]:
+        text += [*sentences(verdict), verdict["advice"]]
+    if not is_calibrated(results["recipe"]):
+        return " ".join([*text, *_share(rod)])
     side = {True: "below", False: "above"}
     against_fixed = []
     if (ratio := measured["forgetting_ratio"]) is not None:
@@ -176,13 +181,7 @@ def summarise(results: Results) -> str:
         sentence = ", and ".join(against_fixed)
         text.append(sentence[:1].upper() + sentence[1:] + ".")
 
-    if rod is not None and rod["replay_share"] is not None:
-        share = f"Its replay share is not a setting: it averages {100 * rod['replay_share']:.0f} %"
-        if deciles := rod["share_by_decile"]:
-            share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
-            share += f"{100 * deciles[-1]:.0f} % in the last"
-        text.append(share + ".")
-
+    text += _share(rod)
     ratio = comparison.get("compute_ratio")
     if ratio and comparison["same_tokens"]:  # else some of it is for more or fewer updates
         text.append(f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much.")
@@ -204,9 +203,18 @@ def summarise(results: Results) -> str:
                 f"ends {abs(averages):.3f} nats {side[averages < 0]} it."
             )
 
-    if is_calibrated(results["recipe"]):
-        text += _claims(results)
-    return " ".join(text)
+    return " ".join([*text, *_claims(results)])
+
+
+def _share(rod: Results | None) -> list[str]:
+    """Returns a sentence on RoD's share of replay, if it is known."""
+    if rod is None or rod["replay_share"] is None:
+        return []
+    share = f"Its replay share is not a setting: it averages {100 * rod['replay_share']:.0f} %"
+    if deciles := rod["share_by_decile"]:
+        share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
+        share += f"{100 * deciles[-1]:.0f} % in the last"
+    return [share + "."]
 
 
 def _claims(results: Results) -> list[str]:

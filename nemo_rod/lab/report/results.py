@@ -5,6 +5,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     adapt_loss                 weighted mean of the held-out losses of the adaptation sources
     forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
     val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    signed_forgetting          the same without the maximum: below zero if replay sources improved
     mean_*                     the same with equal weights (paper, "breadth-oriented" averages)
     capability_change          accuracy less the base model's, per capability
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
@@ -13,6 +14,8 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     epochs_by_source           blocks trained on / training blocks, of both roles
     profile                    fits over sources, see `profiles_of`
     intervals                  90 % of the results with other held-out blocks, see `intervals.py`
+    compute_in_all             compute with that of the specialist, of the passes over references,
+                               and of the arms whose share or curriculum an arm has
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
 arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -87,6 +90,8 @@ def results_of(run: Run) -> dict[str, Any]:
                 "specialist": specialist,
                 "reference_losses": FORWARD * num_blocks / batch_size,
             }
+    for name in arms:
+        arms[name]["compute_in_all"] = _in_all(name, run, specialist)
     chord = chord_of(arms, chord_arms)
     on_chord = chord_arms if chord else []
     return {
@@ -186,6 +191,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     return {
         "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.weights["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.weights["replay"]),
+        "signed_forgetting": _weighted_mean(forgetting or {}, run.weights["replay"]),
         "mean_adapt_loss": _weighted_mean(arm.loss["adaptation"], None),
         "mean_forgetting": _weighted_mean(capped, None),
         "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
@@ -199,6 +205,26 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "seed": arm.seed,
         "design": arm.design,
     }
+
+
+def _in_all(name: str, run: Run, specialist: float | None) -> float | None:
+    """Returns the cost of an arm with all that it needs, in plain steps; None if unknown.
+
+    Another run's specialist counts as much as this run's. References are of the blocks that the arm
+    draws, each once.
+    """
+    facts = run.arms[name].facts
+    total, batch_size = facts.get("compute"), facts.get("batch_size")
+    if total is None or name == "base":
+        return None
+    if facts.get("references") and batch_size:
+        num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
+        drawn = facts["steps"] * batch_size * (facts.get("multiplier") or 1.0)
+        total += FORWARD * min(num_blocks, drawn) / batch_size + (specialist or 0.0)
+    for other in (facts.get("share_of"), facts.get("follow")):
+        if other in run.arms and (needed := _in_all(str(other), run, specialist)) is not None:
+            total += needed
+    return float(total)
 
 
 def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int] | None) -> float | None:

@@ -13,7 +13,8 @@ from nemo_rod.lab.report.completions import complete
 from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.under_way import has_begun
-from nemo_rod.lab.report.verdicts import format_checks
+from nemo_rod.lab.report.verdict import text_of
+from nemo_rod.lab.report.verdicts import format_checks, is_calibrated
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
 
@@ -33,8 +34,10 @@ def report_stages(stages: Stages) -> list[Stage]:
                 f"The installation works. {stages.config.recipe} is too small to judge the method "
                 f"by: see {page}, and try recipe=toy."
             )
-        else:
-            print(format_checks(results))
+            return
+        print(text_of(results))
+        if is_calibrated(stages.config.recipe):
+            print(format_checks(results), sep="\n")
 
     stage = Stage(
         name="report",

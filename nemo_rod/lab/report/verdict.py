@@ -1,0 +1,315 @@
+"""Whether RoD helped, against what the user would have done instead.
+
+    (a) against fixed replay at RoD's own share, blocks at random: both losses
+    (b) against fixed replay at RoD's own forgetting, between near shares alone
+    (c) against fixed replay that cost as much as RoD in all, specialist and passes included
+
+Every difference is in nats per token, and above zero where RoD is better. Its interval, of 90 %, is
+over the held-out blocks, or over seeds where several runs have the difference. Forgetting has its
+sign: a replay source that improves counts as such.
+
+Shape suffixes: B = draws of held-out blocks, A = arms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_rod.commands.text import table
+from nemo_rod.lab.report.intervals import PERCENTILES, Draws, draws_of
+from nemo_rod.lab.report.results import Results, same_budget
+from nemo_rod.lab.report.run_files import Losses, Run
+from nemo_rod.selection.arm_names import parse_arm
+
+NEAR = 0.25  # difference of two shares that are near, as a part of RoD's
+NEAREST = 0.02  # difference that always is: a block or two of a batch
+FORGOTTEN = 0.01  # nats; with less, replay has nothing to prevent
+LOGARITHMIC = 0.01  # least forgetting that is interpolated in its logarithm
+# of Student's t, two-sided 90 %, by degrees of freedom; 1.645 beyond
+_T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+
+
+class Fixed(NamedTuple):
+    """An arm of fixed replay: blocks at random, in a share that does not depend on the model."""
+
+    name: str
+    share: float  # replay among its blocks
+    adapt_loss: float
+    forgetting: float  # signed
+
+
+def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
+    """Returns the verdict of one run as plain values; None without RoD or without forgetting."""
+    rod = results["arms"].get("rod")
+    if rod is None or None in (rod["adapt_loss"], rod["signed_forgetting"], rod["replay_share"]):
+        return None
+    drawn, fixed = draws_of(run), fixed_arms(results["arms"])
+    equal = [arm for arm in fixed if _same(results["arms"], arm.name, "trained_tokens")]
+    values: dict[str, Any] = {"against": None, "difference": None, "distance": None}
+    values |= {"says": "not_judged", "missing": ""}
+    share = rod["replay_share"]
+    near = [arm for arm in equal if abs(arm.share - share) <= _near(share)]
+    if near:
+        best = min(near, key=lambda arm: abs(arm.share - share))
+        difference = _differences(results["arms"], drawn, best.name)
+        values |= {"against": best.name, "difference": difference}
+        values |= {"distance": best.share - share, "says": _says(difference)}
+    else:
+        values["missing"] = "fixed_like_rod"
+    values["frontier"] = _on_frontier(results["arms"], drawn, equal)
+    values["total_cost"] = _at_total_cost(results["arms"], drawn, fixed)
+    no_replay = results["arms"].get("no_replay") or {}
+    values["forgotten"] = no_replay.get("val_forgetting")
+    return values
+
+
+def across_seeds(verdicts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Returns the first run's verdict, with means over the runs that have the same comparison.
+
+    Its intervals are then over seeds, and its advice is of all of them.
+    """
+    first = verdicts[0]
+    if first is None:
+        return None
+    others = [v for v in verdicts[1:] if v is not None and v["against"] == first["against"]]
+    merged = dict(first)
+    if first["difference"] and others:
+        merged["difference"] = {
+            key: _over_seeds([v["difference"][key]["value"] for v in (first, *others)])
+            for key in first["difference"]
+        }
+        merged["says"] = _says(merged["difference"])
+    return merged | {"advice": advice(merged), "seeds": 1 + len(others)}
+
+
+def advice(verdict: Results) -> str:
+    """Returns one sentence: what to do."""
+    forgotten, says = verdict["forgotten"], verdict["says"]
+    if forgotten is not None and forgotten < FORGOTTEN:
+        return (
+            f"Nothing was forgotten even without replay ({forgotten:.3f} nats): train longer, or "
+            "replay what the base knows better; here replay is not needed."
+        )
+    if verdict["missing"]:
+        return (
+            "Train fixed_like_rod, fixed replay at RoD's own share: until then nobody knows "
+            "whether RoD is better than that."
+        )
+    label = parse_arm(verdict["against"]).label
+    if says == "better":
+        return f"Take RoD: it is better than {label}."
+    if says == "worse":
+        return f"Take {label}: RoD is not better here."
+    widths = [d["high"] - d["low"] for d in verdict["difference"].values() if d["low"] is not None]
+    if says == "trade":
+        learns = verdict["difference"]["adaptation"]["value"] > 0
+        more, less = ("learns more", "forgets more") if learns else ("forgets less", "learns less")
+        return f"A trade: RoD {more} and {less} than {label}; take it if that is what you want."
+    if not widths:
+        return "The losses of the held-out blocks were not kept: evaluate again to have intervals."
+    return (
+        f"RoD and {label} cannot be told apart: differences below {max(widths) / 2:.3f} nats are "
+        "chance. Hold out more blocks, or train other seeds, to tell smaller ones."
+    )
+
+
+def sentences(verdict: Results) -> list[str]:
+    """Returns the verdict in words, in its order."""
+    text = []
+    if (difference := verdict["difference"]) is not None:
+        label, distance = parse_arm(verdict["against"]).label, verdict["distance"]
+        told = {"better": "better in both", "worse": "worse in both", "trade": "a trade"}
+        says = told.get(verdict["says"], "no difference that these blocks can show")
+        one = [key for key, value in difference.items() if not _sign(value)]
+        if verdict["says"] in ("better", "worse") and one:
+            says = f"{verdict['says']}, and alike in {one[0]}"
+        text.append(
+            f"Against {label} ({100 * distance:+.1f} points of replay): {says}. RoD learned "
+            f"{_nats(difference['adaptation'], 'more', 'less')} and forgot "
+            f"{_nats(difference['forgetting'], 'less', 'more')}."
+        )
+    frontier = verdict["frontier"]
+    if frontier["difference"] is not None:
+        names = " and ".join(parse_arm(name).label for name in frontier["between"])
+        text.append(
+            f"At RoD's own forgetting, between {names}: it learned "
+            f"{_nats(frontier['difference'], 'more', 'less')} than fixed replay."
+        )
+    else:
+        text.append(f"At RoD's own forgetting: not judged, {frontier['why']}.")
+    cost = verdict["total_cost"]
+    if cost["difference"] is None:
+        text.append(f"At equal cost in all: not judged, {cost['why']}.")
+    else:
+        text.append(
+            f"At equal cost in all, against {parse_arm(cost['against']).label}: RoD learned "
+            f"{_nats(cost['difference']['adaptation'], 'more', 'less')} and forgot "
+            f"{_nats(cost['difference']['forgetting'], 'less', 'more')}."
+        )
+    return text
+
+
+def text_of(results: Results) -> str:
+    """Returns what a terminal shows: the arms with their costs, and the verdict in words."""
+    plain = (results["arms"].get("no_replay") or {}).get("compute")
+    rows = []
+    for name, arm in results["arms"].items():
+        costs = [arm["compute"], arm["compute_in_all"]]
+        runs = ["-" if not plain or c is None else f"{c / plain:.2f}" for c in costs]
+        shown = [arm[key] for key in ("replay_share", "adapt_loss", "val_forgetting")]
+        share, *losses = ["-" if value is None else value for value in shown]
+        share = share if share == "-" else f"{100 * share:.0f} %"
+        rows.append([name, share, *(v if v == "-" else f"{v:z.3f}" for v in losses), *runs])
+    head = ("arm", ">replay", ">loss", ">F_val", ">plain runs", ">in all")
+    lines = [table(head, rows), ""]
+    if verdict := results["verdict"]:
+        lines += [*sentences(verdict), verdict["advice"]]
+    return "\n".join(lines)
+
+
+def fixed_arms(arms: Mapping[str, Results]) -> list[Fixed]:
+    """Returns the arms of fixed replay by ascending share, no replay included."""
+    found = []
+    for name, arm in arms.items():
+        design = arm["design"] or {}
+        is_random = design.get("adaptation") == design.get("replay") == "random"
+        is_fixed = parse_arm(design.get("of") or name).kind in ("no_replay", "fixed")
+        is_fixed |= design.get("share") is not None and is_random
+        values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
+        if is_fixed and None not in values:
+            found.append(Fixed(name, *values))
+    return sorted(found, key=lambda arm: arm.share)
+
+
+def _on_frontier(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]) -> dict[str, Any]:
+    """Returns the difference in adaptation at RoD's forgetting, between two near shares."""
+    rod = arms["rod"]
+    result: dict[str, Any] = {"difference": None, "between": [], "why": ""}
+    level, share = rod["signed_forgetting"], rod["replay_share"]
+    if len(fixed) < 2:
+        return result | {"why": "fewer than two fixed shares were run"}
+    pairs = itertools.pairwise(fixed)
+    pair = next((p for p in pairs if p[0].forgetting >= level >= p[1].forgetting), None)
+    if pair is None:
+        more = all(arm.forgetting > level for arm in fixed)
+        end = fixed[-1] if more else fixed[0]
+        step = max(1, round(100 * end.share * 1.25 + 1)) if more else 0
+        cure = f": run fixed_{min(step, 99)}" if more else ""
+        kind = "more" if more else "less"
+        return result | {"why": f"every fixed share forgot {kind} than RoD{cure}"}
+    low, high = pair
+    if high.share - low.share > _near(max(share, (low.share + high.share) / 2)):
+        part = (low.forgetting - level) / max(low.forgetting - high.forgetting, 1e-12)
+        between = low.share + (high.share - low.share) * min(max(part, 0.25), 0.75)
+        return result | {
+            "why": f"the nearest fixed shares are {100 * (high.share - low.share):.0f} points "
+            f"apart: run fixed_{max(1, round(100 * between))}"
+        }
+
+    def gap(value: Callable[[str, str], Any]) -> Any:
+        """Returns fixed replay's adaptation loss at RoD's forgetting, less RoD's."""
+        f, g, at = (value(name, "signed_forgetting") for name in (low.name, high.name, "rod"))
+        if min(low.forgetting, high.forgetting, level) >= LOGARITHMIC:
+            f, g, at = (np.log(np.maximum(x, 1e-9)) for x in (f, g, at))
+        with np.errstate(all="ignore"):
+            part = np.clip(np.nan_to_num((f - at) / (f - g), nan=0.5), -1, 2)
+        first, second = (value(name, "adapt_loss") for name in (low.name, high.name))
+        return first + part * (second - first) - value("rod", "adapt_loss")
+
+    value = float(gap(lambda name, key: float(arms[name][key])))
+    difference = {"value": value, **_interval(drawn, gap)}
+    return result | {"difference": difference, "between": [low.name, high.name]}
+
+
+def _at_total_cost(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]) -> dict[str, Any]:
+    """Returns the differences from the fixed arm that cost as much as RoD in all."""
+    cost, plain = arms["rod"]["compute_in_all"], (arms.get("no_replay") or {}).get("compute")
+    result: dict[str, Any] = {"against": None, "difference": None, "why": ""}
+    if cost is None:
+        return result | {"why": "RoD's cost is unknown"}
+    alike = [
+        arm for arm in fixed if same_budget(arms[arm.name]["compute_in_all"], cost, 0.05 * cost)
+    ]
+    if not alike:
+        times = f", {cost / plain:.2f} plain runs" if plain else ""
+        return result | {"why": f"no fixed share was trained for as long as RoD costs{times}"}
+    level = arms["rod"]["signed_forgetting"]
+    best = min(alike, key=lambda arm: abs(arm.forgetting - level))
+    return result | {
+        "against": best.name,
+        "difference": _differences(arms, drawn, best.name),
+    }
+
+
+def _differences(arms: Mapping[str, Results], drawn: Draws, other: str) -> dict[str, Any]:
+    """Returns how much more RoD learned, and how much less it forgot, than another arm."""
+    rod, them, differences = arms["rod"], arms[other], {}
+    for name, key in (("adaptation", "adapt_loss"), ("forgetting", "signed_forgetting")):
+
+        def less(value: Callable[[str, str], Losses], key: str = key) -> Losses:
+            return value(other, key) - value("rod", key)
+
+        differences[name] = {"value": them[key] - rod[key], **_interval(drawn, less)}
+    return differences
+
+
+def _interval(drawn: Draws, measure: Callable[[Callable[[str, str], Losses]], Any]) -> Results:
+    """Returns the interval of a measure over draws of the held-out blocks; None if unknown."""
+    if drawn.adapt_loss is None or drawn.signed_forgetting is None:
+        return {"low": None, "high": None}
+    values = {"adapt_loss": drawn.adapt_loss, "signed_forgetting": drawn.signed_forgetting}
+
+    def value(name: str, key: str) -> Losses:
+        return values[key][:, drawn.names.index(name)]
+
+    try:
+        low, high = np.percentile(measure(value), PERCENTILES)
+    except ValueError:  # an arm whose losses by block were not kept
+        return {"low": None, "high": None}
+    return {"low": float(low), "high": float(high)}
+
+
+def _over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    n, mean = len(values), math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
+    return {"value": mean, "low": mean - half, "high": mean + half}
+
+
+def _says(difference: Results) -> str:
+    """Returns "better", "trade" or "worse"; "not_judged" where no interval excludes zero."""
+    signs = {_sign(value) for value in difference.values()} - {0}
+    if not signs:
+        return "not_judged"
+    return "trade" if len(signs) == 2 else "better" if signs == {1} else "worse"
+
+
+def _sign(value: Results) -> int:
+    if value["low"] is None:
+        return 0
+    return int(value["low"] > 0) - int(value["high"] < 0)
+
+
+def _nats(difference: Results, more: str, less: str) -> str:
+    value, word = difference["value"], more if difference["value"] >= 0 else less
+    known = difference["low"] is not None
+    ends = (
+        (difference["low"], difference["high"])
+        if value >= 0
+        else ((-difference["high"], -difference["low"]) if known else (None, None))
+    )
+    interval = f" ({ends[0]:z.4f} to {ends[1]:z.4f})" if known else ""
+    return f"{abs(value):.4f} nats{interval} {word}"
+
+
+def _near(share: float) -> float:
+    return max(NEAR * share, NEAREST)
+
+
+def _same(arms: Mapping[str, Results], name: str, key: str) -> bool:
+    return bool(same_budget(arms[name][key], arms["rod"][key]))

@@ -1,0 +1,140 @@
+"""The verdict: against fixed replay at RoD's share, its forgetting and its cost; how sure it is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemo_rod.lab.report.run_files import Arm, Run
+from nemo_rod.lab.report.verdict import across_seeds, advice, sentences, verdict_of
+from nemo_rod.selection.arm_names import parse_arm
+
+BLOCKS, SD = 200, 0.3
+FIXED = {"adaptation": "random", "replay": "random", "share": None}
+Outcome = tuple[float, float, float]  # replay share, adaptation loss, signed forgetting
+
+
+def made_up(
+    outcomes: dict[str, Outcome], *, noise: float = 0.02, num_blocks: int = BLOCKS, seed: int = 0
+) -> tuple[Run, dict[str, Any]]:
+    """A run with these true results, on blocks that are alike for all arms but for noise."""
+    rng, arms, results = np.random.default_rng(seed), dict[str, Arm](), dict[str, Any]()
+    blocks = {role: rng.normal(3, SD, num_blocks) for role in ("adaptation", "replay")}
+    for name, (share, loss, forgetting) in {"base": (0.0, 3.0, 0.0), **outcomes}.items():
+        levels = {"adaptation": loss - 3, "replay": forgetting}
+        losses = {
+            role: {"s": blocks[role] + level + rng.normal(0, noise, num_blocks)}
+            for role, level in levels.items()
+        }
+        arms[name] = Arm(
+            name=parse_arm(name), seed=1, loss={}, tasks=None, blocks=None, facts={}, history=None,
+            block_losses=losses,
+        )  # fmt: skip
+        rise = float((losses["replay"]["s"] - arms["base"].block_losses["replay"]["s"]).mean())
+        design = None if name == "base" else {"of": name, **FIXED}
+        if name == "fixed_like_rod":
+            design = {"of": "rod", **FIXED, "share": share}
+        cost = 3.3 if name == "rod" else 1.0
+        results[name] = {
+            "adapt_loss": float(losses["adaptation"]["s"].mean()), "signed_forgetting": rise,
+            "val_forgetting": max(0.0, rise), "replay_share": share, "trained_tokens": 1000,
+            "compute": 1.0, "compute_in_all": cost, "design": design,
+        }  # fmt: skip
+    counts = {"adaptation": {"s": 10}, "replay": {"s": 10}}
+    return Run(Path("run"), "mine", arms, counts, (), []), {"arms": results}
+
+
+def told(outcomes: dict[str, Outcome], **options: Any) -> dict[str, Any]:
+    verdict = across_seeds([verdict_of(*made_up(outcomes, **options))])
+    assert verdict is not None
+    return verdict
+
+
+PLAIN: dict[str, Outcome] = {
+    "no_replay": (0.0, 2.0, 0.5), "fixed_20": (0.2, 2.1, 0.1), "rod": (0.2, 2.05, 0.05),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "advised"),
+    [
+        ({}, "better", "Take RoD: it is better than fixed 20 %."),
+        ({"rod": (0.2, 2.2, 0.2)}, "worse", "Take fixed 20 %: RoD is not better here."),
+        ({"rod": (0.2, 2.2, 0.0)}, "trade", "A trade: RoD forgets less and learns less than"),
+        ({"rod": (0.2, 2.0, 0.2)}, "trade", "A trade: RoD learns more and forgets more than"),
+        ({"rod": (0.2, 2.1, 0.1)}, "not_judged", "RoD and fixed 20 % cannot be told apart"),
+        ({"rod": (0.08, 2.0, 0.1)}, "not_judged", "Train fixed_like_rod, fixed replay at RoD's"),
+        (
+            {"rod": (0.08, 2.0, 0.1), "fixed_like_rod": (0.08, 2.05, 0.3)},
+            "better",
+            "Take RoD: it is better than fixed like RoD.",
+        ),
+        ({"no_replay": (0.0, 2.0, 0.0)}, "better", "Nothing was forgotten even without replay"),
+    ],
+)
+def test_rod_is_judged_against_fixed_replay_at_its_own_share(
+    change: dict[str, Outcome], says: str, advised: str
+) -> None:
+    verdict = told(PLAIN | change, seed=2)  # one draw in five tells equal arms apart
+    assert verdict["says"] == says and verdict["advice"].startswith(advised)
+    assert verdict["seeds"] == 1
+    text = " ".join(sentences(verdict))
+    assert (verdict["difference"] is None) == ("Against" not in text)
+
+
+def test_a_user_is_told_in_numbers() -> None:
+    first, frontier, cost = sentences(told(PLAIN))
+    assert first.startswith("Against fixed 20 % (+0.0 points of replay): better in both. RoD learn")
+    assert "0.05" in first and "more and forgot 0.05" in first and first.endswith("less.")
+    assert frontier == "At RoD's own forgetting: not judged, every fixed share forgot more than " \
+        "RoD: run fixed_26."  # fmt: skip
+    assert cost.endswith("no fixed share was trained for as long as RoD costs, 3.30 plain runs.")
+
+
+# shares of fixed replay, adaptation loss and forgetting as the toy's: convex also in ln F
+CURVE: dict[str, Outcome] = {
+    f"fixed_{p}" if p else "no_replay": (p / 100, 1.60 - 0.28 * np.log(1 - p / 100), f)
+    for p, f in ((0, 0.86), (5, 0.5), (10, 0.40), (15, 0.33), (20, 0.29), (32, 0.21), (50, 0.13))
+}
+
+
+@pytest.mark.parametrize("left_out", [name for name in CURVE if name not in ("no_replay",)])
+def test_fixed_replay_is_never_said_to_beat_fixed_replay(left_out: str) -> None:
+    """Of far neighbours nothing is said, because the frontier sags between them."""
+    outcomes = {name: value for name, value in CURVE.items() if name != left_out}
+    verdict = told(outcomes | {"rod": CURVE[left_out]}, noise=0.002)
+    assert verdict["frontier"]["difference"] is None
+    assert "run fixed_" in verdict["frontier"]["why"] or "less" in verdict["frontier"]["why"]
+    assert verdict["says"] != "better"
+
+
+def test_between_near_shares_the_gain_is_the_distance_from_their_line() -> None:
+    near = {"fixed_40": (0.4, 1.743, 0.16), "fixed_45": (0.45, 1.767, 0.145)}
+    verdict = told({**near, "no_replay": CURVE["no_replay"], "rod": (0.4, 1.735, 0.152)}, noise=0.0)
+    part = np.log(0.16 / 0.152) / np.log(0.16 / 0.145)
+    expected = 1.743 + part * (1.767 - 1.743) - 1.735
+    assert verdict["frontier"]["between"] == ["fixed_40", "fixed_45"]
+    assert verdict["frontier"]["difference"]["value"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_nine_in_ten_intervals_hold_the_true_difference() -> None:
+    inside = 0
+    for seed in range(200):
+        difference = told(PLAIN, noise=0.1, num_blocks=60, seed=seed)["difference"]
+        interval = difference["adaptation"]
+        inside += interval["low"] <= 0.05 <= interval["high"]
+    assert 0.87 <= inside / 200 <= 0.93
+
+
+def test_over_seeds_the_interval_is_students() -> None:
+    verdicts = [verdict_of(*made_up(PLAIN, noise=0.0, seed=s)) for s in range(3)]
+    for verdict, gain in zip(verdicts, (0.01, 0.02, 0.03), strict=True):
+        assert verdict is not None
+        verdict["difference"]["adaptation"]["value"] = gain
+    merged = across_seeds(verdicts)
+    assert merged is not None and merged["seeds"] == 3
+    half = 2.920 * 0.01 / np.sqrt(3)
+    expected = {"value": 0.02, "low": 0.02 - half, "high": 0.02 + half}
+    assert merged["difference"]["adaptation"] == pytest.approx(expected)
+    assert "Take RoD" in advice(merged)
