@@ -23,15 +23,15 @@ PACKAGE = ROOT / "nemo_rod"
 
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
-    *("files", "parts", "progress", "signals", "trust", "upstream"),
+    *("files", "parts", "progress", "roles", "signals", "trust", "upstream"),
     *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
 # The data's rooms know nobody but these.
 ALONE = {
-    "corpus": {"bounds", "files", "parts", "trust"},
-    "selection": {"files", "parts", "progress"},
+    "corpus": {"bounds", "files", "parts", "roles", "trust"},
+    "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 MOST_LINES = 16_300  # of the house
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
@@ -82,8 +82,6 @@ def test_import_arrows_run_one_way() -> None:
     wrong = []
     for file in modules():
         source = room(file)
-        if source == "swap_in":  # names of users, found by text
-            continue
         if source not in {*HOUSE, *NEIGHBOURS, FACADE}:
             wrong.append(f"{file.relative_to(ROOT)}: give the new room '{source}' its place")
             continue
@@ -221,7 +219,7 @@ def test_imports_are_light() -> None:
 def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
     expected = {file.relative_to(ROOT).as_posix() for file in modules()}
     expected |= {f"nemo_rod/lab/report/{name}" for name in ("page.html", "paper.json")}
-    expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi", "nemo_rod/swap_in.pyi"}
+    expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi"}
     for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
         files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
         assert files, f"{folder}/ holds no .yaml file"
