@@ -7,7 +7,6 @@ and packages are imported once the command is known, so that help is quick.
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from nemo_rod.commands.arguments import Arguments
 
 _STAGES = ("prepare", "pretrain", "reference", "train")  # beside the registered ones
-_FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
 # also the help of each command on a recipe: `recipe_parser`
 USAGE = Path(__file__).with_name("usage.txt").read_text(encoding="utf-8")
@@ -65,11 +63,6 @@ def _run_command() -> None:
         return
     if command in ("help", "--help"):  # nemo-rod help run
         command, words = words[0], ["--help"]
-    if command in _FORMER:
-        command, former = _FORMER[command], command
-        if os.environ.get("RANK", "0") == "0":  # once per job of many processes
-            note = f"`{former}` is now called `{command}`; the next release drops the old name"
-            print(f"nemo-rod: {note}.", file=sys.stderr)
     if takes_paths(command, words):
         options = path_parser(command).parse_args([command, *words])
         options.main(options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field, fields, make_dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,24 +42,6 @@ SHARE = Bound(
     lambda found: isinstance(found, str) or (type(found) in (int, float) and 0 <= found <= 1),
 )
 LAUNCHER, POLICY, SCORE = map(registered, ("launchers", "policies", "scores"))
-# removed keys and arms (`arms.NAME`) of 0.0: the reason and the remedy, for one release
-FORMER_KEYS = {
-    "selection.replay_score": "distilled scores kept only half of the gain; remove the key",
-    "scoring.teacher_top_k": "distilled scores kept only half of the gain; remove the key",
-    "arms.rod_distillation": "distilled scores kept only half of the gain; remove the arm",
-    "variants.*.references": (
-        "the lowest loss of several references changed almost nothing; set reference to the folder "
-        "of the one run whose specialist counts, or remove the key"
-    ),
-    "arms.rod_min_reference": (
-        "the lowest loss of several references changed almost nothing; remove the arm"
-    ),
-    "selection.target_share": "it came out nearer to fixed replay; set selection.kappa",
-    "selection.target_forgetting": "it came out nearer to fixed replay; set selection.kappa",
-    "selection.gain": "kappa is constant; remove the key",
-    "arms.rod_share_32": "a steered kappa lay nearer to fixed replay; remove the arm",
-    "rod.choose_in": "NeMo-RL's workers alone choose; remove the key",
-}
 SHOWN = Bound(
     f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]",
     are_loggers,
@@ -350,14 +331,6 @@ def blamed_key(error: BaseException | None) -> str:
         if key := getattr(error, "full_key", None):
             return str(key)
         error = error.__cause__ or error.__context__
-    return ""
-
-
-def former_key(name: str) -> str:
-    """Returns the sentence about a dotted key, or `arms.NAME`, that was removed; otherwise ""."""
-    for pattern, advice in FORMER_KEYS.items():
-        if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
-            return f"{name} was removed in 0.1: {advice}."
     return ""
 
 

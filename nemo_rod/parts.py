@@ -60,6 +60,10 @@ HOUSE: dict[str, dict[str, str]] = {
     "commands": {},
     # dataclasses: sections of the configuration that belong to parts
     "sections": {},
+    # (Choice, source_C, names) -> {"<part>/<metric>": value}: metrics of a step; see competition.py
+    "metrics": {"rod": "nemo_rod.selection.competition:selection_metrics"},
+    # (list of (run, results)) -> lab.report.figures.Picture | None
+    "figures": {},
     # modules with install(...) and reference(...), which `nemo_rod.install` calls
     "hosts": {},
     # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there

@@ -22,7 +22,7 @@ from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
 from nemo_rod.commands.mistakes import ALL_KEYS, near_key, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
-from nemo_rod.config import Config, blamed_key, config_folder, former_key
+from nemo_rod.config import Config, blamed_key, config_folder
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
@@ -87,8 +87,6 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
 
 def _composition_error(error: Exception) -> str:
     """Returns the reason that Hydra cannot compose a configuration, with the options it lists."""
-    if former := former_key(blamed_key(error)):
-        return former
     if not isinstance(error, HydraException):  # not foreseen by Hydra
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, RecursionError):

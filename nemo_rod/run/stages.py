@@ -69,8 +69,6 @@ class Stages:
         def inputs() -> Inputs:
             compared = dataclasses.asdict(domain)
             compared.pop("workers")  # the blocks do not depend on it
-            # earlier runs, which recorded 0, have held-out blocks of every source as well
-            compared["holdout_floor"] = domain.holdout_floor or 0
             return flatten("domain", compared)
 
         def make(folder: Path) -> dict[str, Any]:
@@ -230,8 +228,7 @@ class Stages:
             for folder in references:
                 outputs(folder, made_by=self.results.command("reference"))
             if settings.variant.reference is not None and references:
-                # its name dates from a list, and stays for finished arms
-                made_of["references.0"] = Folder.open(references[-1]).manifest.model
+                made_of["reference"] = Folder.open(references[-1]).manifest.model
             elif references:
                 made_of["specialist"] = self.results.weights(SPECIALIST)
             return made_of | self.launcher.inputs(self.config, scoring=False)

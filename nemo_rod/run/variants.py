@@ -27,8 +27,6 @@ from nemo_rod.config import (
     Scoring,
     Selection,
     Variant,
-    blamed_key,
-    former_key,
 )
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
@@ -153,8 +151,6 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         if variant.of in (None, root):
             break
         root = str(variant.of)
-    if former := former_key(f"arms.{root}"):
-        raise ValueError(former)
     where, merged = f"variants.{name}", Variant()
     for variant in reversed(chain.values()):  # later ones take precedence
         if any(getattr(variant, key) is not None for key in _BUDGETS):
@@ -268,8 +264,6 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except (OmegaConfBaseException, ValueError) as error:  # of no mapping
-        if former := former_key(f"{where}.{blamed_key(error)}"):
-            raise ValueError(former) from None
         sentence = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
     check_bounds(merged, f"{where}.")

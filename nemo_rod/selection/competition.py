@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod import parts
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arrays import Floats, Ids
 from nemo_rod.selection.choice import Choice
@@ -80,6 +81,24 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
     metrics |= {f"rod/chosen/{name}": n for name, n in zip(names, chosen, strict=True)}
     share = {name: n / len(choice.chosen) for name, n in zip(names, chosen, strict=True)}
     return metrics | {f"rod/share/{name}": value for name, value in share.items()}
+
+
+def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
+    """Returns the metrics of a choice by all registered parts; see `selection_metrics`.
+
+    Raises:
+        ValueError: the name of a metric does not begin with that of its part.
+    """
+    metrics: Metrics = {}
+    for part in parts.names("metrics"):
+        values = parts.load("metrics", part)(choice, source_C, names)
+        if other := [name for name in values if not name.startswith(f"{part}/")]:
+            raise ValueError(
+                f"The registered metrics '{part}' include {other[0]!r}, expected a name that "
+                f"begins with {part}/: correct the package that registers them."
+            )
+        metrics |= {n: v if v is None or math.isfinite(v) else None for n, v in values.items()}
+    return metrics
 
 
 def number(value: Any) -> float | None:

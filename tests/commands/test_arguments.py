@@ -84,24 +84,6 @@ def test_paths_or_a_recipe(line: str, expected: bool) -> None:
     assert cli.takes_paths(name, words) is expected
 
 
-@pytest.mark.parametrize("words", [["job=f.py:f"], ["--config", "none.yaml"]])
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_the_former_name_works_and_says_the_new_one(
-    words: list[str], rank: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    errors = {}
-    monkeypatch.setenv("RANK", rank)
-    for name in ("score", "reference"):
-        monkeypatch.setattr(sys, "argv", ["nemo-rod", name, *words])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert left.value.code == 2
-        errors[name] = capsys.readouterr().err.splitlines()
-    note = "nemo-rod: `score` is now called `reference`; the next release drops the old name."
-    assert errors["score"] == [note, *errors["reference"]][int(rank) :]
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, Stopped.exit_status)]
 )

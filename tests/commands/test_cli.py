@@ -16,7 +16,7 @@ from made_up_run import make_run
 import nemo_rod as nemo_rod_package
 from nemo_rod import cli
 from nemo_rod.commands import recipes
-from nemo_rod.config import FORMER_KEYS, Config, Scoring, config_folder
+from nemo_rod.config import Config, Scoring, config_folder
 from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
@@ -322,30 +322,6 @@ def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
     assert (tmp_path / "my" / "recipe" / "mine.yaml").read_text() == "changed"
 
 
-@pytest.mark.parametrize(
-    ("words", "typed", "key"),
-    [
-        (["selection.replay_score=loss"], "selection.replay_score", "selection.replay_score"),
-        (["+variants.x={of: rod, scoring: {teacher_top_k: 8}}"], "variants.x.scoring.teacher_top_k",
-         "scoring.teacher_top_k"),
-        (["+variants.x={of: rod, references: [runs/a]}"], "variants.x.references",
-         "variants.*.references"),
-        (["arms=[rod_distillation]"], "arms.rod_distillation", "arms.rod_distillation"),
-        (["recipe=former"], "selection.replay_score", "selection.replay_score"),
-    ],
-)  # fmt: skip
-def test_a_former_key_is_answered_in_one_sentence(
-    words: list[str], typed: str, key: str, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe").mkdir()
-    text = "# @package _global_\ndefaults: [toy, _self_]\nselection: {replay_score: loss}\n"
-    (tmp_path / "recipe" / "former.yaml").write_text(text)
-    recipe = [] if words == ["recipe=former"] else ["recipe=toy"]
-    done = nemo_rod("run", "--config-dir", tmp_path, *recipe, *words)
-    assert done.returncode == 2
-    assert done.stderr == f"nemo-rod: {typed} was removed in 0.1: {FORMER_KEYS[key]}.\n"
-
-
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "${seed}", "a[1]", "a\nb", "a/../*"])
 def test_a_folder_that_no_recipe_can_name_is_refused(name: str, tmp_path: Path) -> None:
     done = nemo_rod("init", name, cwd=tmp_path)
@@ -435,17 +411,6 @@ def test_a_refusal_is_one_sentence(words: list[str], sentence: str, tmp_path: Pa
     *titles, error = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("nemo-rod: ") and sentence in error
     assert all(title.startswith("[1/1] ") for title in titles)
-
-
-def test_the_former_name_of_a_stage_works_and_says_the_new_one(tmp_path: Path) -> None:
-    done = nemo_rod("score", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
-    assert done.returncode == 0, done.stderr
-    note, *stages = done.stderr.splitlines()
-    assert note.startswith("nemo-rod: `score` is now called `reference`;")
-    assert [line.partition("(nemo-rod ")[2].partition(",")[0] for line in stages] == [
-        "reference arm=base",
-        "reference arm=no_replay",
-    ]
 
 
 def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:

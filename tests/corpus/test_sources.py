@@ -244,5 +244,4 @@ def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: P
         with pytest.raises(ValueError, match=changed):
             run(tmp_path / "blocks", [parsed({**values, "options": other})])
     run(tmp_path / "plain", [web(write(tmp_path / "a", texts(60, 1)))])
-    # as in stores of earlier versions
     assert "options" not in manifest(tmp_path / "plain")["reading"]

@@ -355,7 +355,7 @@ def script(root: Path, lines: str) -> str:
         "from pathlib import Path\n"
         "from before import make_config\n"
         "from megatron.bridge.training.gpt_step import forward_step\n"
-        "from nemo_rod import swap_in\n"
+        "from nemo_rod.hosts import swap_in\n"
         f"root = Path({str(root)!r})\n"
         f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
         "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"

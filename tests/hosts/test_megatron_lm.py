@@ -67,7 +67,7 @@ class ScriptJobs(Jobs):
 
 def score_lines(role: str, checkpoint: str, out: str) -> str:
     return (
-        "from nemo_rod import swap_in\n"
+        "from nemo_rod.hosts import swap_in\n"
         f"swap_in.reference('megatron_lm', role='{role}', roles={ROLES}, "
         f"checkpoint='{checkpoint}', out='{out}')"
     )

@@ -15,7 +15,6 @@ import pytest
 import torch
 from places import ROOT, Later
 
-from nemo_rod.hosts import swap_in
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
 from nemo_rod.selection.held_out import is_due
@@ -117,14 +116,6 @@ def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
         sentence = r"does not return functools\.partial\(loss, loss_mask.* a loss for every token"
         with pytest.raises(ValueError, match=sentence):
             other(None, last)
-
-
-def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
-    with (
-        pytest.warns(DeprecationWarning, match=r"score is now called swap_in\.reference"),
-        pytest.raises(ValueError, match="'none' names none of the hosts"),
-    ):
-        swap_in.score("none")
 
 
 def test_sources_are_named_by_what_tells_them_apart() -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from nemo_rod import parts
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.build_report import judged
-from nemo_rod.lab.report.figures import FIGURES, during_training
+from nemo_rod.lab.report.figures import during_training
 from nemo_rod.lab.report.figures import plane as plane_module
 from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
 from nemo_rod.lab.report.figures.labels import Label, place_labels
@@ -43,6 +44,7 @@ from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, Sourc
 from nemo_rod.selection.arm_names import parse_arm
 
 K, S, STEPS = 4, 8, 23
+FIGURES = parts.names("figures")
 COUNTS = {
     "adaptation": {"news": 30, "wiki_de": 10},
     "replay": {"code": 5, "math": 20, "web": 40, "wiki": 15},

@@ -145,6 +145,20 @@ def test_measurement_section_and_stage(run: Path) -> None:
     assert means == pytest.approx(pairs.tolist(), abs=1e-4)
 
 
+def test_metric_and_figure(run: Path) -> None:
+    arm, report = run / "arms" / "rod", run / "report"
+    with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
+        for record, row in zip(curriculum, read_lines(arm / "metrics.jsonl"), strict=True):
+            is_chosen = np.isin(np.arange(len(record.score)), record.chosen)
+            gap = record.score[is_chosen].mean() - record.score[~is_chosen].mean()
+            assert row["margin/scores"] == pytest.approx(gap, abs=1e-6)
+    assert all("margin/scores" in line for line in read_lines(arm / "lines.jsonl"))
+    page = (report / "index.html").read_text()
+    assert "<h3>margin/scores</h3>" in page and "<h2>Compute by arm</h2>" in page
+    assert "compute (plain steps)" in page
+    assert {"compute.svg", "compute.png"} <= {file.name for file in (report / "figures").iterdir()}
+
+
 def test_command(run: Path, installed: Path) -> None:
     file = run / "arms" / "rod" / "curriculum.rod"
     rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")

@@ -82,8 +82,6 @@ def test_import_arrows_run_one_way() -> None:
     wrong = []
     for file in modules():
         source = room(file)
-        if source == "swap_in":  # names of users, found by text
-            continue
         if source not in {*HOUSE, *NEIGHBOURS, FACADE}:
             wrong.append(f"{file.relative_to(ROOT)}: give the new room '{source}' its place")
             continue
@@ -221,7 +219,7 @@ def test_imports_are_light() -> None:
 def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
     expected = {file.relative_to(ROOT).as_posix() for file in modules()}
     expected |= {f"nemo_rod/lab/report/{name}" for name in ("page.html", "paper.json")}
-    expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi", "nemo_rod/swap_in.pyi"}
+    expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi"}
     for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
         files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
         assert files, f"{folder}/ holds no .yaml file"

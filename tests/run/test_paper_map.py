@@ -8,7 +8,7 @@ import pytest
 from command_line import composed, nemo_rod
 from places import ROOT
 
-from nemo_rod.lab.report.figures import FIGURES
+from nemo_rod import parts
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.reproduce import ELEMENTS, Element
 from nemo_rod.run.variants import arm_settings
@@ -18,6 +18,7 @@ LINES = (ROOT / "docs" / "paper-map.md").read_text().splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if "|" in line]
 TEMPLATES = (ROOT / "nemo_rod/lab/report").glob("*.html")
 SECTIONS = "".join(template.read_text() for template in TEMPLATES)
+FIGURES = parts.names("figures")
 TABLES = {
     "arms", "sources", "checks", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
     "capabilities", "cheaper",

@@ -357,7 +357,7 @@ def test_references_of_the_smaller_model(root: Path) -> None:
     assert facts(root, "rod_small_reference")["references"] == [folder("toy_paper_small")]
     made_of = json.loads((arms(root) / "rod_small_reference" / "manifest.json").read_text())
     theirs = json.loads((arms(root, "toy_paper_small") / "no_replay/manifest.json").read_text())
-    assert made_of["inputs"]["references.0"] == theirs["outputs"]["weights"]
+    assert made_of["inputs"]["reference"] == theirs["outputs"]["weights"]
 
 
 def losses(root: Path, recipe: str, model: str) -> References:

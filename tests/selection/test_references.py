@@ -108,18 +108,6 @@ def test_everything_is_found(tmp_path):
     references.refuse_missing(np.ones(50, dtype=bool))
 
 
-def test_precisions_by_pytorchs_names_are_those_of_manifests(tmp_path):
-    """As swapped-in jobs once wrote them; they are found, filled in, and keep their digest."""
-    former, today = (manifest(0, 20, precision=name) for name in ("bfloat16", "bf16"))
-    write(tmp_path, former, 9)
-    write(tmp_path, today)
-    assert holds(tmp_path, former) and holds(tmp_path, today)
-    references = References.open([tmp_path], ArrayStore(20), precision="bf16")
-    assert [m.digest for m in references.manifests] == [former.digest]
-    with refused(r"manifest.json is of precision 'bfloat16', but candidates are scored in 'fp32'"):
-        references.refuse_other_precision("fp32")
-
-
 def test_parts_are_a_hundredth_of_a_folder(monkeypatch):
     monkeypatch.undo()
     for count, size, parts in ((1, 256, 1), (257, 256, 2), (25_601, 257, 100), (10**9, 10**7, 100)):

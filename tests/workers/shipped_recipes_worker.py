@@ -186,7 +186,7 @@ def main(root: Path, family: str) -> dict[str, Any]:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from nemo_rod import swap_in
+    from nemo_rod.hosts import swap_in
 
     pretrain(job(family, root, "base", ["old"], None), forward_step)
     pretrain(job(family, root, "specialist", ["new"], "base"), forward_step)

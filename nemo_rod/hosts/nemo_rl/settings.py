@@ -22,9 +22,7 @@ from nemo_rod.config import (
     Scoring,
     Selection,
     Validation,
-    blamed_key,
     config_folder,
-    former_key,
 )
 from nemo_rod.hosts.nemo_rl import compat
 
@@ -85,7 +83,7 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         config = parse_hydra_overrides(_on_defaults(load_config(recipe)), list(overrides))
     except (OverridesError, OmegaConfBaseException) as error:
-        raise ValueError(former_key(blamed_key(error)) or f"{recipe}: {error}") from None
+        raise ValueError(f"{recipe}: {error}") from None
     return resolve(config)
 
 
@@ -105,7 +103,7 @@ def _on_defaults(config: DictConfig) -> DictConfig:
         try:
             merged = merge_with_override(merged, layer)
         except OmegaConfBaseException as error:
-            sentence = former_key(blamed_key(error)) or " ".join(str(error).split())
+            sentence = " ".join(str(error).split())
             raise ValueError(sentence) from None
     return merged
 

@@ -22,7 +22,6 @@ schedule of every training step by `SelectingJob.around`, which chooses by
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, overload
@@ -160,14 +159,4 @@ def reference(host: str, *args: Any, **options: Any) -> None:
         >>> options = {"roles": roles, "role": "replay", "out": "references/old"}
         >>> swap_in.reference("megatron_bridge", cfg, forward_step, **options)
     """
-    parts.load("hosts", host).reference(*args, **options)
-
-
-def score(host: str, *args: Any, **options: Any) -> None:
-    """Calls `reference`; deprecated former name."""
-    warnings.warn(
-        "swap_in.score is now called swap_in.reference; the next release drops the old name",
-        DeprecationWarning,
-        stacklevel=2,
-    )
     parts.load("hosts", host).reference(*args, **options)

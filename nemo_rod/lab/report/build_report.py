@@ -70,7 +70,7 @@ def build_report(
     if not is_evaluated_yet:
         known = provenance_of(run_dir, {"arms": {}})
         page = render_page(
-            name, None, {}, {}, charts_of(parts), parts, explorers=explorers, provenance=known
+            name, None, {}, [], charts_of(parts), parts, explorers=explorers, provenance=known
         )
         write_whole(out / "index.html", page.encode())
         return None
@@ -104,7 +104,7 @@ def write_page(
 
     `shown` is the run, and runs of other recipes beside it.
     """
-    from nemo_rod.lab.report.figures import FIGURES, draw
+    from nemo_rod.lab.report.figures import pictures_of
     from nemo_rod.lab.report.figures.canvas import inline_svg, save
 
     results = shown[0][1]
@@ -119,11 +119,10 @@ def write_page(
             stem = out / "tables" / table.name
             stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
             stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
-    pictures = {}
-    for name in FIGURES:
-        if figure := draw(name, shown):
-            pictures[name] = inline_svg(figure, name)
-            save(figure, out / "figures" / name)
+    pictures = []
+    for name, picture in pictures_of(shown).items():
+        pictures.append((name, picture, inline_svg(picture.figure, name)))
+        save(picture.figure, out / "figures" / name)
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(out / "results.json", text.encode())
     charts = charts_of(parts, list(results["arms"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -24,6 +25,7 @@ Chart = dict[str, Any]
 
 _MAX_POINTS = 240  # of a curve; bounds the page
 _SMOOTHED = 0.02  # half the window of a smoothed line, as a share of its points
+_OURS = {"train", "rod", "validation", "timing", "throughput", "memory"}  # groups of metrics
 _STEPS, _HOURS = "steps done", "hours of training"
 
 
@@ -71,9 +73,19 @@ def charts_of(parts: Sequence[Part], names: Sequence[str] = ()) -> list[Chart]:
             colours, facet="source",
         ),
         _quantiles(arms),
+        *(
+            _lines(re.sub(r"\W", "_", key), key, _metric(arms, key, key), colours, smooth=True)
+            for key in _of_packages(arms)
+        ),
         _lines("base", "The base: training loss", _metric(base, *loss), colours, smooth=True),
     ]  # fmt: skip
     return [chart for chart in made if chart]
+
+
+def _of_packages(parts: Sequence[Part]) -> list[str]:
+    """Returns the metrics of steps that packages have registered."""
+    keys = dict.fromkeys(key for part in parts for row in part.rows for key in row)
+    return [key for key in keys if "/" in key and key.partition("/")[0] not in _OURS]
 
 
 def _metric(parts: Sequence[Part], key: str, name: str) -> list[Row]:

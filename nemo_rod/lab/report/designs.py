@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Arms = Mapping[str, Mapping[str, Any]]  # part of a results dictionary
-OWN = {"specialist", "base"}  # references of the run itself; "base" in runs before 0.1
+OWN = {"specialist"}  # references of the run itself
 WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 
 

@@ -100,7 +100,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         measured = {}  # the job diverges, as its curves show
     if name not in measured or not done:
         charts = charts_of(parts)
-        page = render_page(title, None, {}, {}, charts, parts, explorers=explorers, provenance={})
+        page = render_page(title, None, {}, [], charts, parts, explorers=explorers, provenance={})
         write_whole(out / "index.html", page.encode())
         return None
     length = about.get("scored_length", header.block_size) if header.scored else 0

@@ -15,7 +15,7 @@ from typing import Any
 
 from nemo_rod.lab.report import table
 from nemo_rod.lab.report.curves import Chart, vega_bundle
-from nemo_rod.lab.report.paper import paper_arms, title_of
+from nemo_rod.lab.report.paper import title_of
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
@@ -54,7 +54,7 @@ def render_page(
     recipe: str,
     results: Results | None,
     tables: Mapping[str, table.Table],
-    pictures: Mapping[str, str],
+    pictures: Sequence[tuple[str, Any, str]],
     charts: Sequence[Chart],
     parts: Sequence[Part],
     *,
@@ -63,8 +63,8 @@ def render_page(
 ) -> str:
     """Returns the whole page, with the results so far.
 
-    Without results, before any evaluation; tables without rows and missing pictures are left out,
-    and parts are shown if one is missing.
+    Without results, before any evaluation; tables without rows are left out, and parts are shown if
+    one is missing. Pictures are a name, its `figures.Picture` and the picture as SVG.
     """
     missing = [part.label for part in parts if part.is_missing]
     page = render(
@@ -91,7 +91,6 @@ def render_page(
 def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, Any]:
     """Returns the template's values on the results."""
     runs = [results, *results["replicates"]]
-    base = results["arms"].get("base") or {"adapt_loss": None}
     rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
     names = list(results["arms"])
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
@@ -122,11 +121,7 @@ def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, A
         "checks": checks,
         "marks": {name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
         "notes": results["notes"],
-        "base_loss": None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
-        "is_papers": bool(paper_arms(results["recipe"])),
         "paper_title": title_of(results["recipe"]),
-        "without": results["profile"].get("rod", {}).get("without")
-        or "the most influential source",
         "disagreements": [
             text for run in [*runs, *results["settings"]] for text in run["disagreements"]
         ],

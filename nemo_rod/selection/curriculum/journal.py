@@ -18,7 +18,7 @@ from typing import Any
 
 from nemo_rod.files import interpreting, read_json, read_lines, sync, with_advice, write_whole
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.competition import selection_metrics
+from nemo_rod.selection.competition import all_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.held_out import START_FILE, over_sources
@@ -130,7 +130,7 @@ def step_row(
         **over_sources(metrics, start, header.sources),
         "rod/overhead": total / metrics["timing/train/update"] - 1,  # of selection, in plain steps
         "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
-        **selection_metrics(choice, source_C, [row.name for row in header.sources]),
+        **all_metrics(choice, source_C, [row.name for row in header.sources]),
     }
 
 

@@ -31,7 +31,7 @@ from nemo_rod.selection.blocks import Blocks
 
 LOSS_DEFINITION = "mean next-token loss of the first tokens of the block, nats, fp32"
 SCHEMA = "rod-references-2"
-# PyTorch's names of precisions, which swapped-in jobs once wrote -> those of manifests
+# PyTorch's names of precisions -> those of manifests
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
@@ -319,8 +319,6 @@ def _opened(path: Path, manifest: ReferenceManifest) -> Folder | None:
     folder = Folder.open(path, unfinished=True)
     if {*manifest.lengths} <= {*folder.manifest.lengths}:
         manifest = replace(manifest, lengths=folder.manifest.lengths)
-    if manifest.precision == precision_name(folder.manifest.precision):
-        manifest = replace(manifest, precision=folder.manifest.precision)
     differences = [
         f"{field.name} {value!r} (expected {getattr(manifest, field.name)!r})"
         for field in fields(manifest)

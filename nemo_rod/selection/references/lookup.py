@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.references.folder import Folder, hash_heads, precision_name
+from nemo_rod.selection.references.folder import Folder, hash_heads
 
 
 class References:
@@ -120,7 +120,7 @@ class References:
     def refuse_other_precision(self, precision: str) -> None:
         """Refuses references of another precision than that of the caller's scoring pass."""
         for folder in self._folders:
-            if precision_name(its := folder.manifest.precision) != precision:
+            if (its := folder.manifest.precision) != precision:
                 raise ValueError(
                     f"{folder.path / 'manifest.json'} is of precision {its!r}, but candidates are "
                     f"scored in {precision!r}: write the references in that precision, or score in "

@@ -95,22 +95,33 @@ def add_axes(
     return axes
 
 
-def save(figure: Figure, stem: Path) -> None:
+def save(figure: Any, stem: Path) -> None:
     """Writes `<stem>.svg`, with text as outlines to look the same everywhere, and `<stem>.png`."""
+    if isinstance(figure, dict):
+        import vl_convert
+
+        stem.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(figure), encoding="utf-8")
+        stem.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(figure, scale=2))
+        return
     with rc_context(_RC | {"svg.fonttype": "path"}):
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Software": None})
 
 
-def inline_svg(figure: Figure, prefix: str) -> str:
+def inline_svg(figure: Any, prefix: str) -> str:
     """Returns the figure as an `<svg>` element for an HTML page with several of them.
 
     Colours become CSS variables, text stays text in the page's font, and ids get a unique prefix.
     """
-    stream = BytesIO()
-    with rc_context(_RC | {"svg.fonttype": "none"}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    svg = stream.getvalue().decode()
+    if isinstance(figure, dict):  # of Vega-Lite
+        import vl_convert
+
+        svg = str(vl_convert.vegalite_to_svg(figure))
+    else:
+        stream = BytesIO()
+        with rc_context(_RC | {"svg.fonttype": "none"}):
+            figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+        svg = stream.getvalue().decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # The SVG's style sheet would apply to the whole page.
