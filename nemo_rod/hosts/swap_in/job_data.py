@@ -138,7 +138,7 @@ class JobData:
         if stop > length:
             raise ValueError(
                 f"The job's data ends after {length} samples, before a pool of {count} that begins "
-                f"at {start} is complete: lower the multiplier or the number of steps."
+                f"at {start} is complete: draw fewer candidates a sample, or train fewer steps."
             )
         row_C, sample_C = np.zeros(count, dtype=np.int64), np.arange(start, stop)
         if self._blended:
