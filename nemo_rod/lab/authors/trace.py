@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole
+from nemo_rod.files import digest, move_whole, replacing
 from nemo_rod.lab.authors.blocks import HASHES, content_hashes
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
@@ -95,9 +95,7 @@ def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curric
 def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
     """Writes a curriculum as the authors' trace: chosen blocks, best first, steps from 1."""
     header = curriculum.header
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:
         for number, record in enumerate(curriculum, start=1):
             ids = record.trained_on
             hashes = content_hashes(store, ids)
@@ -115,8 +113,7 @@ def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
                     "rho": float(score[i]) if header.scored else None,
                     "target_loss": float(loss[i]) if header.scored else None,
                 }
-                file.write(json.dumps(row) + "\n")
-    move_whole(temporary, out)
+                file.write(f"{json.dumps(row)}\n".encode())
 
 
 class Table:

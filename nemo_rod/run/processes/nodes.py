@@ -89,7 +89,7 @@ class Nodes:
         or nothing at all.
         """
         if self.count == 1:
-            return {}
+            return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         variables = {STORE: f"{self.head if self.rank else self.address()}:{self.port}"}
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             import psutil
