@@ -475,7 +475,7 @@ def test_subprocesses_import_nothing_of_the_working_folder(
         for node in ast.walk(ast.parse(file.read_text())):
             words = getattr(node, "elts", ())
             texts = [word.value for word in words if isinstance(word, ast.Constant)]
-            is_python = words and not isinstance(words[0], ast.Constant)
+            is_python = words and isinstance(words[0], ast.Name | ast.Attribute | ast.Call)
             if is_python and {"-m", "-c"} & {*texts}:
                 assert "-P" in texts, f"{file}:{node.lineno}"
 
