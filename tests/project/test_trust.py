@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import sys
 import time
@@ -31,10 +32,12 @@ from nemo_rod import parts
 from nemo_rod.cli import main, path_parser
 from nemo_rod.commands import run_stages
 from nemo_rod.config import Launcher
-from nemo_rod.corpus import BlockStore
+from nemo_rod.corpus import BlockStore, SourceSpec
+from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import open_file, read_json, read_lines, remove, write_json, write_whole
 from nemo_rod.jobs import shared_job
 from nemo_rod.lab import curriculum_tools
+from nemo_rod.lab.authors.trace import _rows as trace_rows
 from nemo_rod.lab.authors.trace import export_trace
 from nemo_rod.lab.doctor import _verify
 from nemo_rod.lab.inspect.command import inspect
@@ -676,6 +679,45 @@ def test_values_are_of_a_size_that_a_run_writes(tmp_path: Path, text: str, sente
     file.write_text('{"a": 1}' * (1 << 22))
     with pytest.raises(ValueError, match=r"has no JSON in line 1|no end of line"):
         read_lines(file)
+
+
+def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * (64 << 20)])
+    one, ids = pa.array([1] * 2000), pa.array([[0] * 16] * 2000)
+    columns = {"token_ids": ids, "origin": long, "origin_tag": one, "content_hash": long}
+    columns |= {"split": pa.array(["train"] * 2000), "ref_loss": one, "n_response_tokens": one}
+    for name in ("part_00000.parquet", "refloss_train_000000000000.parquet"):
+        pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
+        assert (tmp_path / name).stat().st_size < 1 << 20
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words in (
+        ["blocks", tmp_path, tmp_path / "out", "tokenizer=byte"],
+        ["references", tmp_path, tmp_path / "out", f"blocks={made / 'blocks'}", "role=replay",
+         "model=x", "precision=bf16"],
+    ):  # fmt: skip
+        options = path_parser("import").parse_args(["import", *map(str, words)])
+        with time_limit(SECONDS), pytest.raises(ValueError, match="too much|has a text of"):
+            options.main(options)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 500 << 10
+    trace = tmp_path / "trace.jsonl"
+    trace.touch()
+    os.truncate(trace, 8 << 40)
+    with time_limit(SECONDS), pytest.raises(ValueError, match="no end of line|no row of"):
+        list(trace_rows(trace))
+
+
+def test_a_dataset_brings_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "data.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
+    spec = SourceSpec(name="x", role="replay", kind="huggingface", path=str(folder))
+    with time_limit(SECONDS), contextlib.suppress(ValueError):
+        list(Documents(spec))
+    assert not (tmp_path / "PWNED").exists()
 
 
 def test_yaml_of_a_folder_has_no_aliases(run: Path) -> None:
