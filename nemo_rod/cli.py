@@ -7,6 +7,7 @@ and packages are imported once the command is known, so that help is quick.
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ def main() -> None:
     from nemo_rod.commands.errors import errors_in_one_sentence
     from nemo_rod.commands.text import Lines
 
+    os.environ["PYTHONSAFEPATH"] = "1"  # of all processes: they import nothing of this folder
     if isinstance(sys.stdout, io.TextIOWrapper):  # some terminals lack the bars of `status`
         sys.stdout.reconfigure(errors="backslashreplace")
     lines: Any = Lines(sys.stderr or io.StringIO())  # of a process that was begun without one

@@ -31,8 +31,6 @@ PEAK_TFLOPS = {
     "H200": {"bf16": 989.0, "fp32": 67.0},
     "B200": {"bf16": 2250.0, "fp32": 75.0},
 }
-# a value of cluster.env that is taken from the environment of the job, and written nowhere
-REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
     lambda found: re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", found) is not None,

@@ -23,7 +23,6 @@ from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.selection.held_out import START_FILE
 
 LOGGERS = tuple(parts.HOUSE["loggers"])  # the hosts' own; packages register others
-SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
 # the most important metrics form a group that loggers, which sort by name, show first
 _AT_A_GLANCE = {

@@ -176,7 +176,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         else:
             # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
             alone = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-            command = [sys.executable, "-m", *(alone if nproc else ()), *arguments]
+            command = [sys.executable, "-P", "-m", *(alone if nproc else ()), *arguments]
         with open(logs / "launcher.log", "w") as log, contextlib.chdir(cwd or Path.cwd()):
             output = {"stdout": log, "stderr": log, "env": environment}
             launcher = subprocess.Popen(command, **output) if fresh else start(command, environment)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from nemo_rod.commands.text import printable
 from nemo_rod.signals import Stopped
 
 
 def leave(sentence: str, *, status: int = 2) -> NoReturn:
     """Ends the process with a sentence on standard error."""
     with suppress(BrokenPipeError):  # the reader has left
-        print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"nemo-rod: {printable(' '.join(sentence.split()))}", file=sys.stderr)
     raise SystemExit(status)
 
 

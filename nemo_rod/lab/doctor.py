@@ -83,7 +83,7 @@ def main(options: Namespace) -> None:
     if workers is not None:
         print(f"\nNeMo-RL's Megatron workers, {workers}:", flush=True)
         variables = {k: v for k, v in os.environ.items() if k != "NEMO_RL_VENV_DIR"}
-        command = [str(workers), "-m", "nemo_rod.cli", "doctor"]
+        command = [str(workers), "-P", "-m", "nemo_rod.cli", "doctor"]
         all_fine &= subprocess.run(command, env=variables).returncode == 0
     if not all_fine:
         raise SystemExit(1)
@@ -111,7 +111,7 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     yield _attempt("devices", _devices, _TRAINING)
     if sees_gpu() and can_be_found("fla"):
         advice = "Qwen3.5 would train wrongly, or hang: see the reason"
-        probe = [sys.executable, "-m", "nemo_rod.lab.delta_net_probe"]
+        probe = [sys.executable, "-P", "-m", "nemo_rod.lab.delta_net_probe"]
         yield _attempt("gated delta net", lambda: _run(probe).splitlines()[-1], advice)
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
@@ -167,19 +167,20 @@ def _devices() -> str:
 
 
 def _trainer() -> str:
-    _run([sys.executable, "-c", "import nemo_rod.megatron.train_job"])
+    _run([sys.executable, "-P", "-c", "import nemo_rod.megatron.train_job"])
     return "Megatron-Bridge's pretrain() loads"
 
 
 def _evaluate(expression: str) -> str:
     """Returns the last output line of a process that may import Megatron, whose imports print."""
-    output = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({expression}))"])
+    output = _run([sys.executable, "-P", "-c", f"{_FUNCTIONS}print(json.dumps({expression}))"])
     return output.splitlines()[-1]
 
 
 def _torchrun() -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-c", _SUM]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2"]
+    command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-P", "-c", _SUM]
     _run(command)
     return "two processes added up a number"
 

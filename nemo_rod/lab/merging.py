@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     import torch
 
 MAX_SHARD_BYTES = 5 * 2**30
-_COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
+_COPIED = re.compile(  # of a checkpoint, besides its weights
+    r"(generation_|preprocessor_|processor_|tokenizer_|video_preprocessor_)?config\.json|tokenizer\.json"
+    r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.txt"
+    r"|[\w.-]+\.(model|jinja|tiktoken)|(configuration|modeling|tokenization|processing)_\w+\.py"
+    r"|(?i:license|notice)[\w.-]*"
+)
 _INDEX_NAME = "model.safetensors.index.json"
 _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
 # Keys of config.json that do not affect a forward pass, beside those common to all models and those
@@ -300,11 +305,12 @@ def _merge(
         weight_map = split.tensor_to_filename
         index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
-    # configuration, tokenizer and licence, without weights and stage manifests
+    # configuration, tokenizer and licence; a link may lead to a file of the owner's
+    root = base_dir.resolve()
     for file in sorted(base_dir.iterdir()):
-        skipped = file.name == "manifest.json" or file.name.endswith(".index.json")
-        copied = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")
-        if file.is_file() and copied and not skipped:
+        # the cache of the hub has links to its own blobs
+        is_own = file.resolve().parent in (root, root.parents[1] / "blobs")
+        if file.is_file() and is_own and _COPIED.fullmatch(file.name):
             shutil.copyfile(file, out_dir / file.name)
 
 

@@ -7,6 +7,7 @@ command line makes a sentence of, name no file, take long, or change a file that
 
 import contextlib
 import io
+import os
 import resource
 import shutil
 import traceback
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import Damage, damaged, damages
+from damage import HOSTILE, Damage, damaged, damages
 from hypothesis import given
 from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
 from sandbox import Hangs, Sandbox, cases, time_limit
@@ -47,8 +48,8 @@ from nemo_rod.selection.references.folder import Folder, role_manifest
 
 pytestmark = pytest.mark.fuzz
 
-SECONDS = 30  # a case takes milliseconds
-MEMORY = 6 << 30  # beyond what the process has, for a count that damage has made huge
+SECONDS = 10  # a case takes milliseconds
+MEMORY = 500 << 20  # beyond what the process has, for a count or a file that was made huge
 # One word of the file's path has to be in the sentence.
 SAYS_WHERE = 2000  # letters of a sentence, at most
 
@@ -231,6 +232,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
     root = tmp_path_factory.mktemp("seeds")
     make_run(root / "run")
     make_texts(root / "texts")
+    (root / "victim").write_text('{"mine": 1}\n')
     return Sandbox(root)
 
 
@@ -247,11 +249,12 @@ def counted() -> Iterator[dict[str, int]]:
 @pytest.fixture(autouse=True)
 def limited() -> Iterator[None]:
     """Bounds the memory of all cases."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)  # maps of files do not count
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, hard))
     yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert not Path("PWNED").exists(), "a file's own code ran"
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -261,12 +264,16 @@ def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict
     others = [content for content in sandbox.content.values() if content]
     assert not outcome(reader, sandbox, None), "the whole files are refused"
 
-    @cases(reader.cases)
+    @cases(int(os.environ.get("FUZZ_CASES", reader.cases)))
     @given(damages())
     def check(damage: Damage) -> None:
         path = files[damage.file % len(files)]
         content = sandbox.content[path]
-        sandbox.write(path, damaged(damage, content, others) if content else None)
+        if damage.kind in HOSTILE:
+            other = sandbox.root / "victim"
+            sandbox.write(path, lambda: HOSTILE[damage.kind](path, other))
+        else:
+            sandbox.write(path, damaged(damage, content, others) if content else None)
         counted[name] = counted.get(name, 0) + 1
         try:
             wrong = outcome(reader, sandbox, path)

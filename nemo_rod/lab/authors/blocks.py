@@ -16,7 +16,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from nemo_rod.roles import ROLES
 HASHES = "content_hash.npy"
 _COLUMNS = ("token_ids", "origin", "origin_tag", "content_hash", "split")
 _ROWS = 256  # at a time, 8 MB of their int64
+_MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # of a block on average; bytes of a column of texts
 
 
 def content_hash(origin: str, tokens: NDArray[np.int32]) -> bytes:
@@ -162,18 +163,54 @@ def _parts(folder: Path) -> list[Path]:
     return parts
 
 
-def _read(part: Path) -> Iterator[_Rows]:
-    """Yields runs of rows of one source and split."""
+def open_table(file: Path, names: Sequence[str]) -> Any:
+    """Opens a parquet file of the authors' code; a few bytes of it may stand for gigabytes.
+
+    Raises:
+        ValueError: it lacks a column, or has more values than blocks have.
+    """
     import pyarrow.parquet as pq
 
-    with interpreting(part, cure="copy it again"), pq.ParquetFile(part) as file:
-        if lacking := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
-            raise ValueError(
-                f"{part} has no column {lacking[0]!r}, found "
-                f"{', '.join(file.schema_arrow.names)}: name a folder of the authors' blocks"
-            )
+    texts = [name for name in ("origin", "content_hash", "split") if name in names]
+    table = pq.ParquetFile(file, read_dictionary=texts)
+    there = table.schema_arrow.names
+    if lacking := [name for name in names if name not in there]:
+        raise ValueError(
+            f"{file} has no column {lacking[0]!r}, found {', '.join(there)}: name a folder that "
+            "the authors' code wrote"
+        )
+    for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            is_text = column.path_in_schema in texts
+            if column.num_values > _MOST_TOKENS * max(1, group.num_rows) or (
+                is_text and column.total_uncompressed_size > _MOST_TEXTS
+            ):
+                raise ValueError(f"{file} has too much in column {column.path_in_schema}")
+    return table
+
+
+def short_texts(batch: Any, name: str) -> list[Any]:
+    """Returns the values of a column; each text of a dictionary may be there any number of times.
+
+    Raises:
+        ValueError: a text is longer than any name or hash.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = batch.column(name)
+    words = column.dictionary if pa.types.is_dictionary(column.type) else column[:0]
+    if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
+        raise ValueError(f"column {name} has a text of {longest:,} bytes")
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _read(part: Path) -> Iterator[_Rows]:
+    """Yields runs of rows of one source and split."""
+    with interpreting(part, cure="copy it again"), open_table(part, _COLUMNS) as file:
         for batch in file.iter_batches(batch_size=_ROWS, columns=[*_COLUMNS]):
-            columns = [batch.column(name).to_pylist() for name in _COLUMNS[1:]]
+            columns = [short_texts(batch, name) for name in _COLUMNS[1:]]
             # one list of the same length per row, checked by the lengths of all
             lists = batch.column("token_ids")
             lengths = np.diff(np.asarray(lists.offsets))

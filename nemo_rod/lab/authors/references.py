@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import interpreting
+from nemo_rod.lab.authors.blocks import open_table, short_texts
 from nemo_rod.lab.authors.trace import Table
 from nemo_rod.selection.references.folder import ReferenceWriter, role_manifest
 
@@ -90,11 +91,7 @@ def _read(
     file: Path, tag: int, table: Table, block_size: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Yields block ids and losses of one role."""
-    import pyarrow.parquet as pq
-
-    with interpreting(file, cure="copy it again"), pq.ParquetFile(file) as parquet:
-        if lacking := [name for name in _COLUMNS if name not in parquet.schema_arrow.names]:
-            raise ValueError(f"it has no column {lacking[0]!r}")
+    with interpreting(file, cure="copy it again"), open_table(file, _COLUMNS) as parquet:
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=[*_COLUMNS]):
             mine = np.asarray(batch.column("origin_tag")) == tag
             if not mine.any():
@@ -106,7 +103,7 @@ def _read(
                     f"expected {block_size - 1} of a whole block: name the cache of these blocks"
                 )
             losses = np.asarray(batch.column("ref_loss"))[mine].astype(np.float32)
-            names = np.array(batch.column("content_hash").to_pylist(), dtype=object)[mine]
+            names = np.array(short_texts(batch, "content_hash"), dtype=object)[mine]
             if not np.isfinite(losses).all():
                 raise ValueError(
                     f"{file} has the loss {losses[~np.isfinite(losses)][0]} of block "

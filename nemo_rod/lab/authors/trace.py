@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole
+from nemo_rod.files import MOST_BYTES, digest, move_whole, replacing
 from nemo_rod.lab.authors.blocks import HASHES, content_hashes
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
@@ -95,9 +96,7 @@ def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curric
 def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
     """Writes a curriculum as the authors' trace: chosen blocks, best first, steps from 1."""
     header = curriculum.header
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:
         for number, record in enumerate(curriculum, start=1):
             ids = record.trained_on
             hashes = content_hashes(store, ids)
@@ -115,8 +114,7 @@ def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
                     "rho": float(score[i]) if header.scored else None,
                     "target_loss": float(loss[i]) if header.scored else None,
                 }
-                file.write(json.dumps(row) + "\n")
-    move_whole(temporary, out)
+                file.write(f"{json.dumps(row)}\n".encode())
 
 
 class Table:
@@ -189,8 +187,10 @@ def _rows(file: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the rows of a file from an offset on, with theirs; a torn last row is left out."""
     with file.open("rb") as lines:
         lines.seek(offset)
-        for line in iter(lines.readline, b""):
+        for line in iter(partial(lines.readline, MOST_BYTES), b""):
             place, offset = offset, offset + len(line)
+            if len(line) == MOST_BYTES:
+                raise ValueError(f"{file} has no end of line at byte {place}: copy it again")
             if not line.endswith(b"\n"):
                 return
             try:

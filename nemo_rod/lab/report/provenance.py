@@ -13,7 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from nemo_rod.files import read_json
+from nemo_rod.lab.data_alone import read_settings, without_secrets
 from nemo_rod.lab.launches import latest_config
 from nemo_rod.lab.report.results import Results
 from nemo_rod.roles import ROLES
@@ -32,13 +35,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         `versions` are those of the machine of the report.
     """
     file = latest_config(run_dir)
-    text = file.read_text(encoding="utf-8") if file else None
-    config: dict[str, Any] = {}
-    if text:
-        from omegaconf import OmegaConf
-
-        loaded: Any = OmegaConf.to_container(OmegaConf.create(text))
-        config = loaded if isinstance(loaded, dict) else {}
+    config: dict[str, Any] = without_secrets(read_settings(file)) if file else {}
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else None
     arms = results["arms"]
     trained, scored, seconds = (
         sum(arm[key] or 0 for arm in arms.values())

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.config import REFERENCE, Config
+from nemo_rod.config import Config
+from nemo_rod.files import remove, replacing
 from nemo_rod.run.handover import Stage
+from nemo_rod.trust import REFERENCE
 
 _CONFIG_HEAD = """\
 # Everything this run was launched with; what each key means is in nemo_rod/config.py.
@@ -39,11 +40,11 @@ def launch_folder(config: Config) -> Path:
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
     """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    run_dir = folder.parent.parent
+    remove(folder, below=run_dir)
     for name, text in files.items():
-        (folder / name).touch(mode=0o600)
-        (folder / name).write_text(text)
+        with replacing(folder / name, below=run_dir, mode=0o600) as file:
+            file.write(text.encode())
 
 
 def frozen_config(config: Config) -> str:
@@ -79,4 +80,5 @@ def stage_command(config: Config, stage: Stage) -> str:
     """Returns the shell command of a stage, with the frozen configuration."""
     command, *overrides = stage.command.split()
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
-    return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
+    words = [python_of(config), "-P", "-m", "nemo_rod.cli", command, *config_path, *overrides]
+    return shlex.join(words)

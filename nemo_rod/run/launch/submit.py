@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nemo_rod.config import REFERENCE, Config
+from nemo_rod.config import Config
 from nemo_rod.layout import check_nodes
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of, queue
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
+from nemo_rod.trust import REFERENCE
 
 _OWN_OPTIONS = {  # of sbatch -> why no cluster file sets them, and what to do
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
