@@ -66,7 +66,8 @@ _BINS_B = 160  # of the curve, four for every doubling of a source's blocks
 _EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
 _GOAL, _REST = 0.9, 0.1  # of the bound; log of the ratio up to which kappa does not move
 # Changes of log kappa for one of log F_val, which answers 0.4 times as much to kappa (toy)
-_GAIN, _LEAST_GAIN, _MOST, _LIMIT = 2.0, 0.5, math.log(4), math.log(64)
+_GAIN, _LEAST_GAIN, _REGAINED = 1.5, 0.1, 1.02
+_MOST, _LIMIT = math.log(2), math.log(1000)  # of the excess in one change, and of log kappa
 
 
 @dataclass(eq=False)
@@ -180,10 +181,10 @@ class Mix(Policy):
         expected = max(now + max(0.0, now - before), 1e-3 * self.forgetting)
         excess = math.log(expected / (_GOAL * self.forgetting))
         if abs(excess) > _REST:
-            if direction * excess < 0:
-                gain = max(_LEAST_GAIN, gain / 2)
+            turned = direction * excess < 0
+            gain = max(_LEAST_GAIN, gain / 2) if turned else min(_GAIN, _REGAINED * gain)
             direction = math.copysign(1.0, excess)
-            log_kappa += min(_MOST, max(-_MOST, gain * excess))
+            log_kappa += gain * min(_MOST, max(-_MOST, excess))
         log_kappa = min(_LIMIT, max(-_LIMIT, log_kappa))
         self.state = self.state | {"dial": np.array([log_kappa, gain, direction, now])}
 
