@@ -27,6 +27,7 @@ HOUSE: dict[str, dict[str, str]] = {
     "policies": {
         "joint": "nemo_rod.selection.policies:Joint",
         "fixed_share": "nemo_rod.selection.policies:FixedShare",
+        "mix": "nemo_rod.selection.mix:Mix",
         "schedule": "nemo_rod.selection.schedule:Schedule",
         "odm": "nemo_rod.selection.odm:ODM",
     },

@@ -29,7 +29,7 @@ from nemo_rod.loggers import check_installed, logger_names
 from nemo_rod.roles import ROLES
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, arm_settings, trained_arms
-from nemo_rod.selection.policies import check_policy
+from nemo_rod.selection.policies import check_policy, reference_roles, waits_for_update
 from nemo_rod.trust import REFERENCE, refuse_secrets
 
 _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
@@ -184,19 +184,26 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
-    check_policy(arm.planned.policy())
+    policy, needs = check_policy(arm.planned.policy()), arm.planned.needs
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."
         )
+    if "held_out" in needs and config.validation.every == 0:
+        raise ValueError(
+            f"validation.every=0 is not valid: expected >= 1, as {arm.name} needs held-out losses."
+        )
+    if waits_for_update(policy) and reference_roles(needs):
+        cause = f"policy={arm.selection.policy}" if scoring.every == 1 else f"every={scoring.every}"
+        for key, default in (("precision", None), ("prefix", "1")):
+            if (value := getattr(scoring, key)) != default:
+                raise ValueError(
+                    f"{arm.name} has scoring.{key}={value} and {cause}, which compares losses of "
+                    "training with references, of whole blocks and in its precision: set one of "
+                    "them."
+                )
     if not arm.scores or scoring.precision is None:
         return
-    if scoring.every != 1:
-        raise ValueError(
-            f"{arm.name} has scoring.precision={scoring.precision} and scoring.every="
-            f"{scoring.every}, which compares losses of training with references of another "
-            "precision: set one of them."
-        )
     multiple = (
         LOW_PRECISIONS[scoring.precision][0]
         * parallel.context

@@ -227,9 +227,9 @@ class Stages:
                 made_of["scoring.precision"] = settings.scoring.precision
             for folder in references:
                 outputs(folder, made_by=self.results.command("reference"))
-            if settings.variant.reference is not None and references:
+            if len(references) > len(settings.own_references):  # the last is of another run
                 made_of["reference"] = Folder.open(references[-1]).manifest.model
-            elif references:
+            elif "specialist" in settings.own_references:
                 made_of["specialist"] = self.results.weights(SPECIALIST)
             return made_of | self.launcher.inputs(self.config, scoring=False)
 

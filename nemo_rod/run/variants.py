@@ -30,6 +30,7 @@ from nemo_rod.config import (
 )
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
+from nemo_rod.selection.policies import reference_roles
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
 
@@ -124,9 +125,9 @@ class ArmSettings:
     @property
     def own_references(self) -> list[str]:
         """The keys of `REFERENCES` that the arm's own run computes, as its policy needs them."""
-        if "references" not in self.planned.needs:
-            return []
-        return ["base", "specialist"] if self.variant.reference is None else ["base"]
+        roles = reference_roles(self.planned.needs)
+        names = [name for name, made in REFERENCES.items() if made.role in roles]
+        return names if self.variant.reference is None else [n for n in names if n == "base"]
 
     @property
     def recorded_by(self) -> str | None:

@@ -29,6 +29,7 @@ from nemo_rod.selection.references.folder import role_manifest
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER = WORKERS / "plain_torch_worker.py"
 EXAMPLES = ROOT / "docs" / "examples" / "plain_torch"
+BLEND = {"policy": "mix"}
 
 
 class Runs:
@@ -78,9 +79,11 @@ def runs(
     runs.run(
         0, {"out": "specialist", **specialist}, {"out": "one"}, {"out": "resumed", "stop": 7},
         {"out": "resumed"}, {"out": "own_references", "references": own, "stop": 5},
+        {"out": "mix", **BLEND, "references": own[1:]},
     )  # fmt: skip
     runs.run(
         2, {"out": "ddp", "kind": "ddp"}, {"out": "fsdp2", "kind": "fsdp2"},
+        {"out": "mix_ddp", "kind": "ddp", **BLEND, "references": own[1:]},
         {"out": "fsdp2_base", "kind": "fsdp2", "role": "replay"},
     )  # fmt: skip
     return runs
@@ -92,6 +95,11 @@ def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(
 ) -> None:
     runs.assert_same_choices(name, runs.megatron if name == "one" else runs.records("one"))
     assert metric(runs.root / name, "step") == list(range(STEPS))
+
+
+@pytest.mark.parametrize("name", ["mix", "mix_ddp"])
+def test_a_blend_follows_the_model_as_under_megatron(name: str, runs: Runs) -> None:
+    runs.assert_same_choices(name, runs.tiny.single(policy_name="mix"))
 
 
 def test_it_trains_as_megatron_does(runs: Runs) -> None:

@@ -137,6 +137,8 @@ class RoDBatches:
             (held_out and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint,
              f"the held-out blocks in {held_out and held_out.root} are of another tokenizer than "
              f"those in {store.root}: prepare both with the model's."),
+            ("held_out" in policy.needs and not (held_out and validation_every),
+             f"{type(policy).__name__} follows held-out losses: give held_out, validation_every."),
             (held_out and held_out.digest == store.digest,
              f"the held-out blocks are those in {store.root} that are trained on: give "
              "BlockStore(..., split='holdout')."),
@@ -154,6 +156,7 @@ class RoDBatches:
             references=references,
             on_nonfinite=on_nonfinite,
             seed=getattr(pools, "seed", 0),
+            steps=steps,
         )
         self._losses = (
             TrainingLosses(self.scorer, self._batches_per_step) if observes(policy) else None
@@ -219,11 +222,13 @@ class RoDBatches:
                 "batches, labels included: train on every batch that the iterator yields."
             )
         choice = self.choice = self.selector.learn(choice, loss_K)
-        done, known = choice.pool.step + 1, dict(metrics or {})
+        done, losses, row = choice.pool.step + 1, dict[str, float](), dict[str, Any]()
         if measures and is_due(done, every=self.validation_every, steps=self.steps):
-            known |= self._held_out_losses()
+            losses = self._held_out_losses()
         if self._record is not None:
-            self._record.ended(choice, total, known)
+            row = self._record.ended(choice, total, {**(metrics or {}), **losses})
+        if losses:
+            self.selector.measured(row, self.scorer.from_first)
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights. Collective over the replicas."""

@@ -38,6 +38,7 @@ from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.competition import number
 from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.held_out import is_due
+from nemo_rod.selection.policies import reference_roles
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check
 
@@ -277,7 +278,7 @@ class SelectingJob(Job):
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
         refuse_nameless(self.policy, "policy")
-        name = type(self.policy).__name__
+        name, roles = type(self.policy).__name__, reference_roles(self.policy.needs)
         is_count = type(validation_every) is int and validation_every >= 0
         for refused, sentence in (
             (validation_every is not None and not is_count,
@@ -285,9 +286,11 @@ class SelectingJob(Job):
              "for no held-out losses, or None for the job's own interval."),
             (on_nonfinite not in get_args(OnNonfinite),
              f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
-            ("references" in self.policy.needs and not references,
-             f"{name} compares losses with reference losses: give their folders as 'references', "
-             "or policy=TakeAll() with multiplier=1."),
+            (roles and not references,
+             f"{name} compares losses of {' and '.join(roles)} with reference losses: give their "
+             "folders as 'references', or policy=TakeAll() with multiplier=1."),
+            ("held_out" in self.policy.needs and validation_every == 0,
+             f"validation_every=0 is not valid: expected >= 1, as {name} follows held-out losses."),
             (isinstance(self.policy, TakeAll) and self.multiplier > 1,
              f"TakeAll chooses nothing, so multiplier={self.multiplier} would draw samples that "
              "are never used: set multiplier=1."),
@@ -319,7 +322,8 @@ class SelectingJob(Job):
         references = None
         if self.references:
             try:
-                references = JobReferences.open(self.references, data)
+                roles = reference_roles(self.policy.needs)
+                references = JobReferences.open(self.references, data, roles=roles)
             except ValueError as error:
                 raise ValueError(
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
@@ -335,6 +339,7 @@ class SelectingJob(Job):
                 references=references,
                 on_nonfinite=self.on_nonfinite,
                 seed=facts.seed,
+                steps=facts.steps,
             ),
             data,
             scoring_micro_batch_size=0,  # as in training
@@ -351,7 +356,7 @@ class SelectingJob(Job):
                 f"No held-out losses can be measured: {str(error).removesuffix('.')}; give the "
                 "job a validation split of sources with roles, or set validation_every=0."
             )
-            if every is not None:
+            if every is not None or "held_out" in self.policy.needs:
                 raise ValueError(reason) from None
             if is_recorder():
                 print(f"nemo-rod: {reason}", file=sys.stderr, flush=True)
@@ -408,10 +413,13 @@ class SelectingJob(Job):
         done, row = choice.pool.step + 1, dict[str, Any]()
         metrics = {"train/loss": number(loss), "train/grad_norm": number(grad_norm)}
         metrics["train/lr"] = self._lr
+        losses = dict[str, float]()
         if is_due(done, every=self._every, steps=self._facts.steps):
-            metrics |= self._held_out_losses()
+            losses = self._held_out_losses()
         if self._record is not None:
-            row = self._record.ended(choice, total, metrics | peak_memory())
+            row = self._record.ended(choice, total, metrics | losses | peak_memory())
+        if losses:
+            self._rod.selector.measured(row, from_recorder)
         self.log(done, _shown(row))
 
     def _open(self, step: int, consumed: int) -> None:

@@ -34,7 +34,7 @@ from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST, ArmSettings
+from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
 from nemo_rod.trust import is_commit, name_and_revision
 
 _ASSUMED = (
@@ -173,7 +173,7 @@ def make_plan(config: Config) -> PlanResult:
         stages=costs,
         savings=_savings(planned, costs, shape),
         notes=[
-            *_notes(stages, planned, blocks, shape.kind),
+            *_notes(stages, planned, costs, blocks, shape),
             *_measured(stages, costs, profile.utilisation),
         ],
     )
@@ -322,6 +322,13 @@ def _savings(
         ),
     ]
     own = (SPECIALIST, "references_specialist")
+    savings.append(
+        Saving(
+            what="let a blend follow the model: selection.policy=mix; nothing is scored, and no "
+            "specialist is needed (docs/mix.md)",
+            gpu_hours=scoring / 3600 * processes + sum(hours.get(name, 0.0) for name in own),
+        )
+    )
     if hours.keys() >= {*own}:  # arms may have other references alone
         savings.append(
             Saving(
@@ -334,9 +341,13 @@ def _savings(
 
 
 def _notes(
-    stages: Stages, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
+    stages: Stages,
+    planned: Sequence[tuple[Work, Setup]],
+    costs: Sequence[StageCost],
+    blocks: dict[str, Any],
+    shape: Shape,
 ) -> list[str]:
-    config = stages.config
+    kind, config = shape.kind, stages.config
     notes, replicas = [], config.parallel.data
     if kind not in MEASURED:
         notes.append(
@@ -384,7 +395,25 @@ def _notes(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
-    if not any(work.pool_size for work, _ in planned):
+    plain = {
+        work.name: cost(dataclasses.replace(work, pool_size=0), setup, shape)
+        for work, setup in planned
+    }
+    flops = {stage.name: stage.flops for stage in costs}
+    in_all = []
+    for settings in trained_arms(config):
+        names = [f"references_{name}" for name in settings.own_references]
+        names += [SPECIALIST] if "specialist" in settings.own_references else []
+        if names:
+            of = plain[settings.name].flops
+            own, others = flops[settings.name] / of, sum(flops[name] for name in names) / of
+            in_all.append(f"{settings.name} {own:.2f} + {others:.2f}")
+    if in_all:
+        notes.append(
+            "cost in all, in plain runs, of the arm itself + its passes of references and its "
+            f"specialist: {', '.join(in_all)}."
+        )
+    else:
         setup = planned[-1][1]  # that of the recipe
         pool = stages.jobs.arm("rod", blocks).num_candidates
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
