@@ -182,9 +182,7 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
 def test_the_plan_counts_the_passes_that_run(
     layout: dict[str, int], size: int, part: float, blocks: int, expected: tuple[float, int]
 ) -> None:
-    setup = replace(
-        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part
-    )
+    setup = replace(SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part)
     assert setup.padded(blocks) == expected
 
 
