@@ -98,6 +98,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 f"{word} has several values: add -m for a run of each"
                 + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
             )
+        if equals and override.value() is None and (config_folder() / key).is_dir():
+            word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
         opened = any(key.startswith(f"{name}.") for name in _OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
     named = any(word.lstrip("+").startswith("recipe=") for word in taken)
@@ -218,9 +220,6 @@ def _check_value(word: str, override: Override) -> None:
             f"{word} is a number where Hydra expects the name of a file: choose one of "
             f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
         )
-    if choices and None in names:
-        more = " model.hf=NAME for another model" if group == "model" else " to leave the group out"
-        raise ValueError(f"{word} names no file: type ~{group}{more}.")
     if isinstance(chosen, list) and chosen and (choices or group == "arm"):
         raise ValueError(f"{word} is a list where one name is expected: {group}={chosen[0]}, say.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):

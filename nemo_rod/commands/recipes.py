@@ -22,6 +22,7 @@ from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
 from nemo_rod.commands.mistakes import ALL_KEYS, near_key, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
+from nemo_rod.commands.text import say
 from nemo_rod.config import Config, blamed_key, config_folder, former_key
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
@@ -50,7 +51,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
-        action = parts.load("recipe_commands", command)
+        action = obeying_dry_run(command, parts.load("recipe_commands", command))
 
     def task(composed: DictConfig) -> None:
         try:
@@ -83,6 +84,23 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
         raise
     except Exception as error:  # those of the task have ended there
         leave(_composition_error(error))
+
+
+def obeying_dry_run(command: str, action: Callable[[Config], None]) -> Callable[[Config], None]:
+    """Returns an action that does nothing with `dry_run`, unless it is known to show itself then.
+
+    `nemo_rod.commands.run_stages.shows_dry_run` marks such actions; others are told by their
+    docstring's first line.
+    """
+
+    def obedient(config: Config) -> None:
+        if config.dry_run and not hasattr(action, "shows_dry_run"):
+            what = str(action.__doc__ or "its work, which it does not describe").partition("\n")[0]
+            say(f"nemo-rod {command} would do this, and has done nothing: {what}")
+        else:
+            action(config)
+
+    return obedient
 
 
 def _composition_error(error: Exception) -> str:

@@ -13,12 +13,11 @@ from typing import NamedTuple
 from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
+from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.handover import OtherInputs, Stage, partial
-from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
 from nemo_rod.run.processes.torchrun import follow
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stage_log import StageLog
@@ -27,14 +26,6 @@ from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds
-# extra of nemo-rod that a stage needs -> the modules that it imports
-_NEEDS = {
-    "": (),
-    "data": ("tokenizers", "transformers"),
-    "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
-    "eval": ("torch", "safetensors"),
-    "report": ("jinja2", "matplotlib", "vl_convert"),
-}
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -61,6 +52,13 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
         command(config)
 
 
+def shows_dry_run(command: Callable[[Config], None]) -> Callable[[Config], None]:
+    """Marks a command that shows what it would do with `dry_run`; all others are not called."""
+    command.shows_dry_run = True  # type: ignore[attr-defined]
+    return command
+
+
+@shows_dry_run
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report.
 
@@ -113,34 +111,6 @@ def one_stage(command: str, config: Config) -> None:
     _execute(stages, chosen)
 
 
-def check_packages(stages: Iterable[Stage], config: Config) -> None:
-    """Refuses stages whose packages are not all installed.
-
-    NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
-
-    Raises:
-        ValueError: a package is missing; the message names the stage and the extra to install.
-    """
-    missing: dict[str, str] = {}  # module -> extra
-    names = []
-    here = launcher_of(config).environment and python_with_megatron() == sys.executable
-    for stage in stages:
-        if stage.extra == "bridge" and not here:
-            continue
-        lacks = [module for module in _NEEDS[stage.extra] if not can_be_found(module)]
-        for module in lacks:
-            missing.setdefault(module, stage.extra)
-        names += [stage.name] if lacks else []
-    if missing:
-        extras = ",".join(dict.fromkeys(missing.values()))
-        raise ValueError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which "
-            f"{names[0]} needs{' first' if len(names) > 1 else ''}: without a "
-            "GPU, run `make venv` in a checkout; with one, use an image of docs/images.md, or pip "
-            f"install 'nemo-rod[{extras}]' where torch is installed."
-        )
-
-
 def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
     config = stages.config
     for name in config.rebuild:
@@ -163,10 +133,11 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
         refuse_other_inputs(states, config.rebuild)
+        refuse_lacking(states, config)
     else:
+        refuse_lacking(states, config)
         if is_launch:
             check_idle(config)
-            check_packages([stage for stage in chosen if not stage.is_there()], config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
         displays = parts.load_all("progress_displays") if sys.stderr and sys.stderr.isatty() else ()
         with ExitStack() as stack:
@@ -237,6 +208,17 @@ def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) ->
         )
 
 
+def refuse_lacking(states: Sequence[StageState], config: Config) -> None:
+    """Refuses stages that are to run and lack something here, such as a file or a GPU.
+
+    Raises:
+        ValueError: something is lacking; the message has all of it, each with its cure.
+    """
+    to_run = [each.stage for each in states if each.state != "done"]
+    if lacks := [*lacking(to_run, config)]:
+        raise ValueError(" ".join(lacks))
+
+
 def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
     """Runs stages one after the other, skipping finished ones."""
     estimates = parts.load_all("time_left") if tells_time and len(stages) > 1 else []
@@ -250,7 +232,6 @@ def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
             if stage.is_done():
                 say(f"{label}: done before")
                 continue
-            check_packages([stage], config)
             left = next((estimate(config) for estimate in estimates), "")
             say(f"{label}  (about {left} left of all)" if left else label)
             start = time.monotonic()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import RECIPES, composed, nemo_rod
@@ -17,6 +18,9 @@ import nemo_rod as nemo_rod_package
 from nemo_rod import cli
 from nemo_rod.commands import recipes
 from nemo_rod.config import FORMER_KEYS, Config, Scoring, config_folder
+from nemo_rod.run import beforehand
+from nemo_rod.run.processes import pythons
+from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
@@ -181,8 +185,7 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
     "recipe=toy arms=[ü]": """, or '["A","B"]' with =, ü or the like""",
     "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',
-    "recipe=toy cluster=null": "cluster=null names no file: type ~cluster to leave the group out.",
-    "recipe=toy model=null": "names no file: type ~model model.hf=NAME for another model.",
+    "recipe=toy model=null": "The recipe must name its base model once: set model.hf to",
     "recipe=toy step=3": "step=3 is of export and evaluate: did you mean train.steps=3?",
     "recipe=toy domain.tokenizer=bytes": "is no tokenizer: did you mean byte?",
     "recipe=toy dry_run": "dry_run has no value: did you mean dry_run=true?",
@@ -455,6 +458,72 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     assert len(lines) == 17
     assert "nemo-rod prepare" in lines[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", cli.recipe_commands())
+def test_dry_run_of_every_command_says_something_and_does_nothing(
+    command: str, tmp_path: Path
+) -> None:
+    words = ("arm=rod", "step=10") if command == "export" else ()
+    done = nemo_rod(command, "recipe=toy", *words, "dry_run=true", cwd=tmp_path)
+    assert done.returncode == (2 if command == "evaluate" else 0), done.stderr  # of what is missing
+    assert done.stdout + done.stderr and not [*tmp_path.iterdir()]
+
+
+def test_a_command_of_another_package_is_not_called_with_dry_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran: list[bool] = []
+
+    def foreign(config: Config) -> None:
+        """Trains something."""
+        ran.append(config.dry_run)
+
+    obedient = recipes.obeying_dry_run("foreign", foreign)
+    config = composed("recipe=toy")
+    for config.dry_run in (True, False):
+        obedient(config)
+    assert ran == [False] and capsys.readouterr().err.endswith(
+        "has done nothing: Trains something.\n"
+    )
+
+
+def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path: Path) -> None:
+    done = nemo_rod("run", "recipe=german_qwen3_0_6b", "cluster=null", "--cfg", "job", cwd=tmp_path)
+    assert "  gpu: null" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "visible", "devices", "sentence"),
+    [
+        (["cluster=h100_1"], "0", 0, "cluster.gpu=H100, but torch sees no GPU on this machine"),
+        (["cluster=h100_1", "parallel=single"], "0", 1, None),
+        (["cluster=h100_1", "parallel=dp2"], "0", 1, "parallel puts 2 processes on this machine"),
+        (["parallel=dp2"], "0", 1, "where torch sees 1 GPU: each needs one"),
+        (["parallel=dp2"], "0", 0, None),
+        (["cluster=h100_1"], "", 1, "cluster.gpu=H100, but torch sees no GPU"),
+        (["cluster=b200_8", "parallel=dp8", "launcher=slurm"], "0", 0, None),
+    ],
+)
+def test_processes_have_the_gpus_that_the_cluster_names(
+    words: list[str],
+    visible: str,
+    devices: int,
+    sentence: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(pythons, "sees_gpu", lambda: True)
+    monkeypatch.setattr(beforehand, "sees_gpu", lambda: True)
+    monkeypatch.setattr(
+        pythons.subprocess,
+        "run",
+        lambda *_, **__: SimpleNamespace(stdout=f"{devices}\n", returncode=0),
+    )
+    size = (f"{name}.micro_batch_size=2" for name in ("train", "pretrain"))
+    config = composed("recipe=toy_synthetic", *words, *size)
+    lacks = [*beforehand.lacking(Stages(config).all(), config)]
+    assert [sentence in lack for lack in lacks] == [True] * (sentence is not None), lacks
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
@@ -43,6 +44,7 @@ _ASSUMED = (
 )
 
 
+@shows_dry_run
 def plan(config: Config) -> None:
     """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 

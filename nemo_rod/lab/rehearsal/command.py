@@ -13,6 +13,7 @@ from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
+from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, config_class, section
 from nemo_rod.files import write_json
@@ -36,6 +37,7 @@ _OWN = (
 )
 
 
+@shows_dry_run
 def rehearse(config: Config) -> None:
     """Rehearses a recipe and prints the table of its parts; or runs one part, as launchers do.
 
@@ -45,7 +47,7 @@ def rehearse(config: Config) -> None:
         RuntimeError: a part of the rehearsal failed.
     """
     options = section(config, Rehearsal)
-    if options.part is not None:
+    if options.part is not None and not config.dry_run:
         if not is_rehearsal(Path(config.run_dir)):
             raise ValueError(
                 f"rehearsal.part={options.part} is for the jobs of a rehearsal, and run_dir="

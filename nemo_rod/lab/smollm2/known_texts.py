@@ -49,7 +49,7 @@ def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
 
 
 def measure(config: Config) -> None:
-    """Measures every source of a recipe that was not measured yet, adaptation first.
+    """Trains the model on every source of text not measured yet, some steps each, new text first.
 
     Raises:
         ValueError: the recipe trains its own base, or a source is too short to train on.
