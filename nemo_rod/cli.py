@@ -70,6 +70,14 @@ def _run_command() -> None:
         if os.environ.get("RANK", "0") == "0":  # once per job of many processes
             note = f"`{former}` is now called `{command}`; the next release drops the old name"
             print(f"nemo-rod: {note}.", file=sys.stderr)
+    first = words[0] if words else ""
+    if first.startswith("recipe=") and command not in recipe_commands():
+        words = [f"runs/{first.removeprefix('recipe=')}", *words[1:]]
+    elif command in recipe_commands() and (launched := latest_config(Path(first))) is not None:
+        # a folder does not say which code to trust, and may have been moved
+        own = (f"run_dir={Path(first).absolute()}", "model.trust_remote_code=false")
+        path = ("--config-path", str(launched.parent.absolute()), "--config-name", "config")
+        words = [*own, *words[1:], *path]
     if takes_paths(command, words):
         options = path_parser(command).parse_args([command, *words])
         options.main(options)
@@ -98,6 +106,12 @@ def _help() -> str:
     ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}
     added = sorted({name for kind in kinds for name in parts.installed(kind)} - ours)
     return "\n".join([*lines, *([f"\nOf installed packages: {', '.join(added)}"] if added else [])])
+
+
+def latest_config(run_dir: Path) -> Path | None:
+    """Returns the configuration of the latest launch of a run folder; None without one."""
+    files = run_dir.glob("launch/*/config.yaml")
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def recipe_commands() -> list[str]:

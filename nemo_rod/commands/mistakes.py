@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from nemo_rod.config import config_class, config_folder
+from nemo_rod.config import config_class, config_folder, former_key
 from nemo_rod.parts import did_you_mean, names
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
@@ -58,7 +58,9 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
-        if word[0] == "+" and not _is_known(key):  # Hydra would add a key without effect
+        if word[0] != "~" and not _is_known(key):  # with "+", Hydra would add it, without effect
+            if former := former_key(key):
+                raise ValueError(former)
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in names("saved_step_commands"):
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
@@ -110,6 +112,12 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         )
     # Hydra takes no keys after an option with a value
     return [*taken, *(word for word in words if word not in given.overrides)]
+
+
+def config_folders(words: Sequence[str]) -> list[str]:
+    """Returns the folders of configurations that options of a command name."""
+    given = get_args_parser().parse_known_args(list(words))[0]
+    return [folder for folder in (given.config_dir, given.config_path) if folder]
 
 
 def known_keys() -> Iterator[str]:

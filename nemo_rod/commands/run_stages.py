@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
+from nemo_rod.files import read_json
 from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.handover import OtherInputs, Stage, partial
 from nemo_rod.run.launch.render import launch_folder, write_files
@@ -67,13 +69,32 @@ def run(config: Config) -> None:
     """
     stages = Stages(config)
     chosen = stages.all()
-    lacking = [name for name in config.arms if name not in {stage.name for stage in chosen}]
-    if lacking:
+    unmade = [name for name in config.arms if name not in {stage.name for stage in chosen}]
+    if unmade:
         raise ValueError(
-            f"No part that is installed makes the arm {lacking[0]}: take it out of arms=[...], or "
+            f"No part that is installed makes the arm {unmade[0]}: take it out of arms=[...], or "
             "install all of nemo_rod."
         )
     _execute(stages, chosen, is_launch=True)
+    if not (config.dry_run or stages.launcher.submits):
+        for line in results_of(config):
+            say(line)
+
+
+def results_of(config: Config) -> list[str]:
+    """Returns where a run's results are, and how to try them: the last lines of a run."""
+    folder, lines = Path(config.run_dir), list[str]()
+    results = folder / "report" / "results.json"
+    if results.is_file() and (verdict := read_json(results).get("verdict")):
+        lines.append(f"verdict  {verdict['says']}: {verdict['advice']}".rstrip(": "))
+    if (page := folder / "report" / "index.html").is_file():
+        lines.append(f"page     {page}")
+    made = [name for name in config.arms if (folder / "arms" / name / "hf").is_dir()]
+    if made:
+        name = "rod" if "rod" in made else made[-1]
+        lines.append(f"model    {folder / 'arms' / name / 'hf'}, for transformers and vLLM")
+        lines.append(f"try it   nemo-rod sample {shlex.quote(str(folder))} arm={name} prompt=TEXT")
+    return lines
 
 
 def one_stage(command: str, config: Config) -> None:
@@ -119,23 +140,28 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             near, all_ = parts.did_you_mean(name, known), ", ".join(dict.fromkeys(known))
             raise ValueError(f"rebuild=[{name}] is not a stage{near}: expected some of {all_}.")
     states = stage_states(chosen, config)
-    if not config.dry_run or stages.launcher.submits:
-        refuse_other_inputs(states, config.rebuild)
-    if stages.launcher.submits:
-        for name in parts.names("checks"):
-            if (line := parts.load("checks", name)(config)) and config.dry_run:
-                say(line)
-        submit(stages, chosen)
-    elif config.dry_run:
+    to_run = [each.stage for each in states if each.state != "done"]
+    if config.dry_run and not stages.launcher.submits:
         for number, (stage, state, why) in enumerate(states, start=1):
             label, note = f"[{number}/{len(states)}] {stage.title}", f": {why}" if why else ""
             say(f"{label}: {state}{note}  (nemo-rod {stage.command}, {stage.folder})")
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
-        refuse_other_inputs(states, config.rebuild)
-        refuse_lacking(states, config)
-    else:
-        refuse_lacking(states, config)
+    refuse_other_inputs(states, config.rebuild)
+    lacks = lacking(to_run, config)
+    if config.dry_run and stages.launcher.submits:  # perhaps of another machine
+        for lack in lacks:
+            if not lack.everywhere:
+                say(lack.sentence)
+        lacks = [lack for lack in lacks if lack.everywhere]
+    if lacks:
+        raise ValueError(" ".join(lack.sentence for lack in lacks))
+    if stages.launcher.submits:
+        for name in parts.names("checks") if config.dry_run else ():
+            if line := parts.load("checks", name)(config, to_run):
+                say(line)
+        submit(stages, chosen)
+    elif not config.dry_run:
         if is_launch:
             check_idle(config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
@@ -206,17 +232,6 @@ def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) ->
             f"{differ[0].why}: add rebuild=[{names}] to make {'it' if len(differ) == 1 else 'all'} "
             "again, or choose another run_dir."
         )
-
-
-def refuse_lacking(states: Sequence[StageState], config: Config) -> None:
-    """Refuses stages that are to run and lack something here, such as a file or a GPU.
-
-    Raises:
-        ValueError: something is lacking; the message has all of it, each with its cure.
-    """
-    to_run = [each.stage for each in states if each.state != "done"]
-    if lacks := [*lacking(to_run, config)]:
-        raise ValueError(" ".join(lacks))
 
 
 def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:

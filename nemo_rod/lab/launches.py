@@ -7,15 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_rod.cli import latest_config
 from nemo_rod.config import Config, config_class
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
-
-
-def latest_config(run_dir: Path) -> Path | None:
-    """Returns the configuration of the latest launch of a run folder; None without one."""
-    files = run_dir.glob("launch/*/config.yaml")
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def read_launch(run_dir: Path) -> tuple[str, Config]:

@@ -86,16 +86,15 @@ def continuations(
         ValueError: a prompt has no token.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from nemo_rod.run.published import load_quietly
 
     ids_by_prompt = [ids.tolist() for ids in tokenizer.encode_batch([*prompts])]
     for prompt, ids in zip(prompts, ids_by_prompt, strict=True):
         if not ids:
             raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = AutoModelForCausalLM.from_pretrained(
-        checkpoint, torch_dtype="auto", trust_remote_code=trust_remote_code
-    )
+    loaded = load_quietly(checkpoint, torch_dtype="auto", trust_remote_code=trust_remote_code)
     model = loaded.to(device).eval()
     how = {"temperature": temperature, "top_k": 0} if temperature else {}
     texts = []

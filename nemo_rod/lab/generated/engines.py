@@ -39,12 +39,13 @@ class Transformers:
     def __init__(self, folder: Path, length: int) -> None:
         """Loads the model of a checkpoint, for sequences of `length` tokens."""
         import torch
-        from transformers import AutoModelForCausalLM
+
+        from nemo_rod.run.published import load_quietly
 
         self.length = length
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = load_quietly(folder, dtype=dtype)
         self.model = model.to(self.device).eval()
 
     def sample(self, starts: Sequence[list[int]], temperature: float, seed: int) -> Sampled:

@@ -26,9 +26,8 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     Raises:
         ValueError: a folder lacks its part, or the arms have another tokenizer than the blocks.
     """
-    from transformers import AutoModelForCausalLM
-
     from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+    from nemo_rod.run.published import load_quietly
 
     base, arms = real / "base" / "hf", sorted(run.glob("arms/*/hf"))
     if not base.is_dir():
@@ -42,7 +41,7 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
 
     def losses(checkpoint: Path) -> dict[str, float]:
         store.check_tokenizer(load_tokenizer(str(checkpoint)))
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
+        model = load_quietly(checkpoint, dtype="float32").eval()
         scorer = TorchScorer(model, store, micro_batch_size=_MICRO_BATCH)
         means = source_losses(scorer, sources, num_blocks=len(store))
         return dict(zip((item.name for item in sources), means.values(), strict=True))

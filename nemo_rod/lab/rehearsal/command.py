@@ -21,11 +21,12 @@ from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal.derive import Places, other_runs, scaled_down, small_layout
 from nemo_rod.lab.rehearsal.forms import SmallModel, shrunken
 from nemo_rod.lab.rehearsal.materials import TABLE, describe, is_rehearsal
-from nemo_rod.lab.rehearsal.preflight import NotChecked, preflight, published_config
+from nemo_rod.lab.rehearsal.preflight import preflight, published_config
 from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.stages import RehearsalStages, run_stages
 from nemo_rod.lab.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 from nemo_rod.run.checks import check, to_config
+from nemo_rod.run.hub import NotChecked
 from nemo_rod.run.launch.submit import check_idle
 from nemo_rod.run.processes.pythons import sees_gpu
 from nemo_rod.run.stage_log import StageLog

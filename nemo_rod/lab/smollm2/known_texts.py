@@ -28,9 +28,10 @@ def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
     `pieces` are token ids, int64 [HELD_OUT + STEPS, PIECE]; the first are held out.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    from nemo_rod.run.published import load_quietly
+
+    model = load_quietly(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def held_out() -> float:
