@@ -13,6 +13,7 @@ from nemo_rod.lab.block_text import find_tokenizer
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.text import number_key, real_number
 from nemo_rod.parts import did_you_mean
+from nemo_rod.run.published import load_quietly
 from nemo_rod.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ def continuations(
         ValueError: a prompt has no token.
     """
     import torch
-
-    from nemo_rod.run.published import load_quietly
 
     ids_by_prompt = [ids.tolist() for ids in tokenizer.encode_batch([*prompts])]
     for prompt, ids in zip(prompts, ids_by_prompt, strict=True):

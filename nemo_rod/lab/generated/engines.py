@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.run.published import load_quietly
+
 _SCORED_TOKENS = 2048  # whose logits are held at once
 
 Sampled = tuple[list[list[int]], list[list[float]]]
@@ -39,8 +41,6 @@ class Transformers:
     def __init__(self, folder: Path, length: int) -> None:
         """Loads the model of a checkpoint, for sequences of `length` tokens."""
         import torch
-
-        from nemo_rod.run.published import load_quietly
 
         self.length = length
         self.device = "cuda" if torch.cuda.is_available() else "cpu"

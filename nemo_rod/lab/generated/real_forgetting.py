@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.run.published import load_quietly
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.selection.held_out import source_losses
 
@@ -27,7 +28,6 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
         ValueError: a folder lacks its part, or the arms have another tokenizer than the blocks.
     """
     from nemo_rod.hosts.plain_torch.scorer import TorchScorer
-    from nemo_rod.run.published import load_quietly
 
     base, arms = real / "base" / "hf", sorted(run.glob("arms/*/hf"))
     if not base.is_dir():

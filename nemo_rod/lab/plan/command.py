@@ -166,6 +166,7 @@ def make_plan(config: Config) -> PlanResult:
         )
         planned.append((work, setup))
     costs = [cost(work, setup, shape) for work, setup in planned]
+    trained_tokens = config.train.steps * config.train.batch_size * size
     return PlanResult(
         recipe=config.recipe,
         model={
@@ -179,6 +180,7 @@ def make_plan(config: Config) -> PlanResult:
             "adaptation_tokens": (blocks["num_adaptation"] + blocks["held_adaptation"]) * size,
             "replay_tokens": (blocks["num_replay"] + blocks["held_replay"]) * size,
             "source": blocks["source"],
+            "epochs": trained_tokens / size / max(1, blocks["num_adaptation"]),
         },
         layout=_layout(config),
         assumptions={
@@ -378,6 +380,13 @@ def _notes(
             f"domain.replay_ratio={config.domain.replay_ratio:g} thins replay after prepare has "
             "tokenised all of it: that takes more time than planned, and more disk until then."
         )
+    for spec in config.domain.specs:
+        if spec.kind == "generated":
+            notes.append(
+                f"domain.sources.{spec.name} is written by a model, which the time of prepare "
+                "leaves out: it takes one pass of the model for every token of a batch; `nemo-rod "
+                "prepare` shows its pace within a minute, and can be stopped and resumed."
+            )
     if section(config, Tasks).capabilities:
         notes.append("evaluate is planned without the questions of tasks.")
     if config.scoring.precision is not None:
