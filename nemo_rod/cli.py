@@ -70,14 +70,7 @@ def _run_command() -> None:
         if os.environ.get("RANK", "0") == "0":  # once per job of many processes
             note = f"`{former}` is now called `{command}`; the next release drops the old name"
             print(f"nemo-rod: {note}.", file=sys.stderr)
-    first = words[0] if words else ""
-    if first.startswith("recipe=") and command not in recipe_commands():
-        words = [f"runs/{first.removeprefix('recipe=')}", *words[1:]]
-    elif command in recipe_commands() and (launched := latest_config(Path(first))) is not None:
-        # a folder does not say which code to trust, and may have been moved
-        own = (f"run_dir={Path(first).absolute()}", "model.trust_remote_code=false")
-        path = ("--config-path", str(launched.parent.absolute()), "--config-name", "config")
-        words = [*own, *words[1:], *path]
+    words = with_folder(command, words)
     if takes_paths(command, words):
         options = path_parser(command).parse_args([command, *words])
         options.main(options)
@@ -106,6 +99,30 @@ def _help() -> str:
     ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}
     added = sorted({name for kind in kinds for name in parts.installed(kind)} - ours)
     return "\n".join([*lines, *([f"\nOf installed packages: {', '.join(added)}"] if added else [])])
+
+
+def with_folder(command: str, words: list[str]) -> list[str]:
+    """Returns words whose first may be a run's folder in place of its recipe, or the other way.
+
+    Raises:
+        ValueError: the folder's configuration names code, which the folder alone does not run.
+    """
+    first = words[0] if words else "-"
+    if first.startswith("recipe=") and command not in recipe_commands():
+        return [f"runs/{first.removeprefix('recipe=')}", *words[1:]]
+    if "=" in first or first[0] == "-" or command not in recipe_commands():
+        return words
+    if (launched := latest_config(Path(first))) is None:
+        return words
+    if code := re.search(r"[^\s'\"]+\.py:\w+", launched.read_text("utf-8", errors="replace")):
+        raise ValueError(
+            f"{launched} names code, {code[0]}, which a folder alone does not run: type the recipe "
+            "instead, as at first."
+        )
+    # the folder may have been moved, and does not say which code to trust
+    own = (f"run_dir={Path(first).absolute()}", "model.trust_remote_code=false")
+    path = ("--config-path", str(launched.parent.absolute()), "--config-name", "config")
+    return [*own, *words[1:], *path]
 
 
 def latest_config(run_dir: Path) -> Path | None:

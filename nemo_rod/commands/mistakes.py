@@ -197,6 +197,8 @@ def _meant(word: str, words: list[str]) -> str:
         return _file_as_recipe(word, Path(word))
     if word in _recipes():
         return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
+    if own := sorted(Path(word).glob("recipe/*.yaml")):
+        return f"{word} is a folder: did you mean --config-dir {word} recipe={own[0].stem}?"
     key, colon, value = word.partition(":")
     if key in known_keys():
         value = value or ("true" if word == "dry_run" else after or "VALUE")

@@ -21,10 +21,10 @@ from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
-from nemo_rod.commands.mistakes import ALL_KEYS, config_folders, near_key, understood
+from nemo_rod.commands.mistakes import ALL_KEYS, config_folders, known_keys, near_key, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.commands.text import say
-from nemo_rod.config import Config, blamed_key, config_folder, former_key
+from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
@@ -149,6 +149,9 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         group, name = missing.groups()
         near = next(Path().glob(f"*/{group}/{name}.yaml"), None)
         cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        stray = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), None)
+        if stray is not None:
+            cure = f" (move {stray} to {stray.parent / group / stray.name})"
         cure = cure or did_you_mean(name, options)
         own = f"; {OWN_CLUSTER}" if group == "cluster" else ""
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}{own}."
@@ -158,6 +161,17 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         place, value = _place(in_file[1], key, folders)
         written = f"{key}={value}"
     cause = str(error.__cause__ or error)
+    if in_file and key in known_keys():
+        section, _, last = key.rpartition(".")
+        if section and "not in '" in cause:
+            return f"{place}{key} is of the command line: write {section}:, and {last}: below it."
+    if whole := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", cause):
+        sections = {type(value).__name__: name for name, value in vars(config_class()()).items()}
+        name = sections.get(whole[1], whole[1])
+        group = f"- override /{name}: {whole[2]}" if (config_folder() / name).is_dir() else ""
+        cure = f"name a file of it under defaults, as `{group}`, or " if group else ""
+        where = _place(in_file[1], name, folders)[0] if in_file else ""
+        return f"{where}{name} is a section, not {whole[2]}: {cure}write keys below it."
     if unknown := re.search(r"Key '(.+)' not in '", cause):  # train={stepz:3}, or train.stepz=3
         key = key if key.endswith(unknown[1]) else f"{key}.{unknown[1]}"
         return f"{place}There is no key {key}{near_key(key)}: {ALL_KEYS}."
@@ -173,7 +187,7 @@ def _place(name: str, key: str, folders: Sequence[Path]) -> tuple[str, str]:
     """Returns "FILE:LINE: " of a dotted key in a configuration, and the value that is there."""
     file = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), Path(name))
     node, line, value = yaml.compose(file.read_text("utf-8")), 1, ""
-    for part in key.split("."):
+    for part in [key, *key.split(".")]:
         for entry, below in node.value if isinstance(node, yaml.MappingNode) else ():
             if entry.value == part:
                 node, line, value = below, entry.start_mark.line + 1, str(below.value)

@@ -13,6 +13,7 @@ from nemo_rod import parts
 from nemo_rod.config import Config
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import TextFile
+from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.installation import page, pip_install
 from nemo_rod.run import hub
 from nemo_rod.run.handover import Stage
@@ -75,7 +76,7 @@ def _texts(config: Config) -> Iterator[str]:
     name = config.domain.tokenizer
     if name == config.model.hf:
         yield from _model(config)
-    elif not (name in parts.names("tokenizers") or hub.is_here(name) or hub.is_name(name)):
+    elif not (name == BYTE or hub.is_here(name) or hub.is_name(name)):
         yield f"domain.tokenizer={name} does not exist: {_FOLDER}."
     for spec in config.domain.specs:
         if spec.path is not None and not (hub.is_here(spec.path) or hub.is_name(spec.path)):

@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from nemo_rod import parts
 from nemo_rod.config import Config
+from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.trust import name_and_revision
 
 GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
@@ -46,7 +46,7 @@ def named(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict
     if "base" in stages and config.model.hf is not None:
         found["model.hf"] = Repository(*name_and_revision(config.model.hf))
     if "prepare" in stages:
-        if (name := config.domain.tokenizer) not in parts.names("tokenizers"):
+        if (name := config.domain.tokenizer) != BYTE:
             found["domain.tokenizer"] = Repository(*name_and_revision(name))
         for spec in config.domain.specs:
             if spec.path is not None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import (
     Config,
@@ -270,8 +271,14 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     except (OmegaConfBaseException, ValueError) as error:  # of no mapping
         if former := former_key(f"{where}.{blamed_key(error)}"):
             raise ValueError(former) from None
+        known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
+        if wrong and wrong not in known:
+            near = parts.did_you_mean(wrong, known)
+            raise ValueError(
+                f"There is no key {where}.{wrong}{near}: expected some of {', '.join(known)}."
+            ) from None
         sentence = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
+        raise ValueError(f"{where} is not valid ({sentence}): correct its keys.") from None
     check_bounds(merged, f"{where}.")
     _CHECKED[key] = merged
     return merged
