@@ -165,7 +165,7 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         section, _, last = key.rpartition(".")
         if section and "not in '" in cause:
             return f"{place}{key} is of the command line: write {section}:, and {last}: below it."
-    if whole := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", cause):
+    if whole := re.search(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", cause):
         sections = {type(value).__name__: name for name, value in vars(config_class()()).items()}
         name = sections.get(whole[1], whole[1])
         group = f"- override /{name}: {whole[2]}" if (config_folder() / name).is_dir() else ""

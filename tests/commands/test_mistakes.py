@@ -15,9 +15,11 @@ HEAD = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
 SOURCE = "domain: {sources: {x: {role: replay, kind: %s}}}"
 # what is below HEAD in my/recipe/mine.yaml -> a part of the sentence about it
 IN_A_FILE = {
-    "domain:\n  tokeniser: byte": "my/recipe/mine.yaml:4: There is no key domain.tokeniser (did you "
+    "domain:\n  tokeniser: byte":
+    "my/recipe/mine.yaml:4: There is no key domain.tokeniser (did you "
     "mean domain.tokenizer?)",
-    "train:\n  steps: sixty": "mine.yaml:4: train.steps=sixty is not valid: expected a whole number",
+    "train:\n  steps: sixty":
+    "mine.yaml:4: train.steps=sixty is not valid: expected a whole number",
     "train:\n\tsteps: 3": "mine.yaml:4 is not YAML (found character '\\t' that cannot start any "
     "token): indent with spaces",
     "train: {steps: 3}\ntrain: {lr: 1}": "mine.yaml:4 is not YAML (found duplicate key train)",
@@ -43,7 +45,7 @@ IN_A_FILE = {
     SOURCE % "huggingface, path: ./none": "domain.sources.x.path=./none does not exist: expected a",
     SOURCE % "generated, path: a/b/c, max_tokens: 9": "domain.sources.x.path=a/b/c does not exist",
     "domain: {tokenizer: ./none}": "domain.tokenizer=./none does not exist: expected a folder, or",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,27 +74,34 @@ def test_a_mistake_in_a_file(command: str, content: str, place: Path) -> None:
 
 
 TYPED = {  # words -> a part of the sentence about them
-    "run recipe=toy cluster=h100_1": "cluster.gpu=H100, but torch sees no GPU on this machine: check "
+    "run recipe=toy cluster=h100_1":
+    "cluster.gpu=H100, but torch sees no GPU on this machine: check "
     "nvidia-smi and CUDA_VISIBLE_DEVICES, or add cluster=null to run on the CPU.",
     "train recipe=toy arm=rod cluster=a100_8": "cluster.gpu=A100, but torch sees no GPU",
-    "run recipe=toy cluster=a100": "(did you mean a100_8?): expected one of a100_1, a100_8, b200_8, "
+    "run recipe=toy cluster=a100":
+    "(did you mean a100_8?): expected one of a100_1, a100_8, b200_8, "
     "b300_8, gh200_1, h100_1, h100_8, h200_8, l40s_1, rtx4090_1, rtx5090_1, template; any other "
-    "GPU "
-    "needs its own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml",
-    "run recipe=toy launcher=slurm": "or your own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours",
-    "run recipe=german_qwen3_0_6b cluster=null model.hf=runs/a/b/hf": "model.hf=runs/a/b/hf does not "
+    "GPU needs its own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml",
+    "run recipe=toy launcher=slurm":
+    "or your own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours",
+    "run recipe=german_qwen3_0_6b cluster=null model.hf=runs/a/b/hf":
+    "model.hf=runs/a/b/hf does not "
     "exist: expected a folder, or a name or NAME@REVISION on the Hugging Face hub",
-    "run recipe=german_qwen3_0_6b cluster=null model.hf=empty": "model.hf=empty holds no config.json",
-    "run recipe=german_qwen3_0_6b cluster=null model.hf=a.jsonl": "model.hf=a.jsonl holds no config.",
-    "plan recipe=german_qwen3_0_6b model.hf=config_alone": "model.hf=config_alone holds no *.safeten",
-    "run recipe=german_qwen3_0_6b cluster=null model.hf=Qwen/Qwen3@": "model.hf=Qwen/Qwen3@ does not",
+    "run recipe=german_qwen3_0_6b cluster=null model.hf=empty":
+    "model.hf=empty holds no config.json",
+    "run recipe=german_qwen3_0_6b cluster=null model.hf=a.jsonl":
+    "model.hf=a.jsonl holds no config.",
+    "plan recipe=german_qwen3_0_6b model.hf=config_alone":
+    "model.hf=config_alone holds no *.safeten",
+    "run recipe=german_qwen3_0_6b cluster=null model.hf=Qwen/Qwen3@":
+    "model.hf=Qwen/Qwen3@ does not",
     "run --config-dir my recipe=stray": "There is no recipe=stray (move my/stray.yaml to "
     "my/recipe/stray.yaml)",
     "run my recipe=mine": "my is a folder: did you mean --config-dir my recipe=mine?",
     "export recipe=toy": "An earlier step needs its arm and its number, such as arm=rod step=1200.",
     "status recipe=toy": "runs/toy holds no launch",
     "sample recipe=toy": "prompt= is missing",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", TYPED)
@@ -131,7 +140,7 @@ def test_a_silent_hub_costs_its_seconds_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(hub, "check_access", silent)
     monkeypatch.setattr(hub, "_SECONDS", 0.2)
-    config = composed("recipe=german_qwen3_0_6b", "cluster=null", "model.hf=own/silent")
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "model.hf=own/silent")
     began = time.monotonic()
     for _ in range(2):
         ((sentence, everywhere),) = beforehand.lacking(Stages(config).all(), config)
@@ -149,7 +158,7 @@ def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(hub, "check_access", refuse)
     hub._answer.cache_clear()
-    config = composed("recipe=german_qwen3_0_6b", "cluster=null", "model.hf=own/none")
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "model.hf=own/none")
     lacks = beforehand.lacking(Stages(config).all(), config)
     hub._answer.cache_clear()
     assert lacks == [("model.hf: The hub has no model own/none that this account may read.", True)]

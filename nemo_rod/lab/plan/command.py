@@ -88,40 +88,30 @@ def plan(config: Config) -> None:
 
 
 def check_stages(config: Config, stages: Sequence[Stage]) -> str:
-    """Refuses stages that do not fit the GPUs of their cluster, or the disk of this machine.
+    """Refuses stages whose layout cannot run on its cluster, if the model's shape is known.
 
     Returns:
         The size of their submission in a line; "" where it cannot be planned.
 
     Raises:
         ValueError: the layout cannot run or does not fit.
-        OSError: there is too little room on this disk.
     """
     shape = None
-    with suppress(ValueError):
-        shape = model_shape(config)
+    if config.cluster.gpu is not None:
+        with suppress(ValueError):
+            shape = model_shape(config)
     if shape is None:
         return ""
-    if config.cluster.gpu is not None:
-        for memory in _memories(config, shape).values():
-            check_memory(config, memory)
+    for memory in _memories(config, shape).values():
+        check_memory(config, memory)
     try:
         result = make_plan(config)
     except ValueError:
         return ""
-    names = {stage.name for stage in stages}
-    left = [stage for stage in result.stages if stage.name in names]
-    needed, place = sum(stage.disk for stage in left), Path(config.run_dir).absolute()
-    folder = next(folder for folder in (place, *place.parents) if folder.exists())
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise OSError(
-            f"run_dir={config.run_dir} would need {format_size(needed)}, and {format_size(free)} "
-            "are free there: choose another run_dir, lower checkpoint.keep, or make room."
-        )
-    if config.cluster.gpu is None:
-        return ""
-    hours = {stage.name: stage.hours for stage in left}
+    planned = {stage.name: stage for stage in result.stages}
+    left = [planned[stage.name] for stage in stages if stage.name in planned]
     gpu_hours = sum(stage.gpu_hours for stage in left)
+    hours = {stage.name: stage.hours for stage in left}
     chains: dict[str, tuple[float, list[str]]] = {}  # stage -> hours to its end, the way there
     for stage in stages:
         before = max((chains[need] for need in stage.needs if need in chains), default=(0.0, []))
@@ -133,6 +123,27 @@ def check_stages(config: Config, stages: Sequence[Stage]) -> str:
         f"job; {format_hours(gpu_hours)} GPU-hours in all; the longest chain takes {wall(longest)} "
         f"without queues: {' -> '.join(way)}; {cluster.image or 'no image'}"
     )
+
+
+def check_disk(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses stages that would fill the disk of their run, as far as they can be planned.
+
+    Raises:
+        OSError: they would; the message has the room that there is.
+    """
+    names = {stage.name for stage in stages}
+    try:
+        needed = sum(stage.disk for stage in make_plan(config).stages if stage.name in names)
+    except ValueError:
+        return ""
+    place = Path(config.run_dir).absolute()
+    folder = next(folder for folder in (place, *place.parents) if folder.exists())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise OSError(
+            f"run_dir={config.run_dir} would need {format_size(needed)}, and {format_size(free)} "
+            "are free there: choose another run_dir, lower checkpoint.keep, or make room."
+        )
+    return ""
 
 
 def make_plan(config: Config) -> PlanResult:
