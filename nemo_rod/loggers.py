@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from nemo_rod import parts
 from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.installation import pip_install
 from nemo_rod.selection.held_out import START_FILE
 
 LOGGERS = tuple(parts.HOUSE["loggers"])  # the hosts' own; packages register others
@@ -67,8 +68,8 @@ def check_installed(names: Sequence[str]) -> None:
             parts.load("loggers", name, key="logger")
         elif importlib.util.find_spec(name) is None:
             raise ValueError(
-                f"logger={name} is set, but the package {name} is not installed: pip install "
-                f"'nemo-rod[{name}]', or leave the logger out."
+                f"logger={name} is set, but the package {name} is not installed: "
+                f"{pip_install(name)}, or leave the logger out."
             )
 
 

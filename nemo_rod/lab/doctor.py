@@ -24,6 +24,7 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.installation import is_checkout, page, pip_install
 from nemo_rod.lab.text import say_briefly
 from nemo_rod.roles import ROLES
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
@@ -40,7 +41,8 @@ _SUM = (
 )
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.lab import doctor; "
-_TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
+_ALL = "make venv" if is_checkout() else "`make venv` in a clone"
+_TRAINING = f"needed to train and to score: {_ALL}, or use an image of {page('images')}"
 _IN_WORKERS = "NeMo-RL's workers have it, see below; `nemo-rod evaluate` needs it here"
 
 
@@ -102,12 +104,13 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     for name in ("core", "bridge"):
         package, module = f"megatron-{name}", f"megatron.{name}"
         yield _untested(_installed(package, package, advice, missing, module))
-    advice = "needed for checkpoints and tokenizers: make venv"
+    advice = f"needed for checkpoints and tokenizers: {_ALL}, or {pip_install('data')}"
     yield _installed("transformers", "transformers", advice)
-    advice = "only for such input: make venv, or pip install nemo-rod[data]"
+    advice = f"only for such input: {_ALL}, or {pip_install('data')}"
     for name in ("datasets", "pyarrow", "zstandard"):
         yield _installed(name, name, advice, None)
-    yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
+    advice = f"only for tasks=...: {pip_install('eval')}"
+    yield _installed("lm-eval", "lm-eval", advice, None)
     yield _attempt("devices", _devices, _TRAINING)
     if sees_gpu() and can_be_found("fla"):
         advice = "Qwen3.5 would train wrongly, or hang: see the reason"

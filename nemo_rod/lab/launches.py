@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_rod.cli import latest_config
 from nemo_rod.commands.arguments import Key
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, config_class
@@ -20,12 +21,6 @@ TRUST = Key(
     choices=("true", "false"),
     read=lambda word: word == "true",
 )
-
-
-def latest_config(run_dir: Path) -> Path | None:
-    """Returns the configuration of the latest launch of a run folder; None without one."""
-    files = run_dir.glob("launch/*/config.yaml")
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Config]:

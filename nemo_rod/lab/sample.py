@@ -14,6 +14,7 @@ from nemo_rod.lab.data_alone import refuse_code
 from nemo_rod.lab.launches import TRUST, read_launch
 from nemo_rod.lab.text import number_key, printable_lines, real_number
 from nemo_rod.parts import did_you_mean
+from nemo_rod.run.published import load_quietly
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import explain_own_code
 
@@ -90,7 +91,6 @@ def continuations(
         ValueError: a prompt has no token.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     ids_by_prompt = [ids.tolist() for ids in tokenizer.encode_batch([*prompts])]
     for prompt, ids in zip(prompts, ids_by_prompt, strict=True):
@@ -100,7 +100,7 @@ def continuations(
     if not trust_remote_code:
         refuse_code(checkpoint)
     with explain_own_code(f"The checkpoint {checkpoint}", "trust_remote_code"):
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = load_quietly(
             checkpoint,
             torch_dtype="auto",
             trust_remote_code=trust_remote_code,

@@ -21,6 +21,15 @@ def published_names(folder: Path) -> dict[str, str]:
     return _NAMES.get(str(config.get("model_type")), {})
 
 
+def load_quietly(folder: str | Path, **options: Any) -> Any:
+    """Returns a checkpoint's model, as AutoModelForCausalLM loads it, without a bar of its own."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would stand among the lines of progress
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
 def save_published(model: Any, folder: Path) -> None:
     """Saves a transformers model as a checkpoint with the published names."""
     from transformers.utils import logging

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import (
     Config,
@@ -27,6 +28,7 @@ from nemo_rod.config import (
     Scoring,
     Selection,
     Variant,
+    blamed_key,
 )
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
@@ -265,8 +267,14 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except (OmegaConfBaseException, ValueError) as error:  # of no mapping
+        known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
+        if wrong and wrong not in known:
+            near = parts.did_you_mean(wrong, known)
+            raise ValueError(
+                f"There is no key {where}.{wrong}{near}: expected some of {', '.join(known)}."
+            ) from None
         sentence = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
+        raise ValueError(f"{where} is not valid ({sentence}): correct its keys.") from None
     check_bounds(merged, f"{where}.")
     _CHECKED[key] = merged
     return merged

@@ -7,6 +7,7 @@ calls `ended` after it. `nemo_rod.hosts.swap_in.install` describes the user's op
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
 import time
@@ -43,6 +44,11 @@ from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
+
+
+def say_last(text: str) -> None:
+    """Prints a line as this process ends, below the last of the trainer's."""
+    atexit.register(lambda: print(f"nemo-rod: {text}", file=sys.stderr, flush=True))
 
 
 class Installed(ExitStack):
@@ -433,6 +439,8 @@ class SelectingJob(Job):
             content = self.held_out.content() if self.held_out else ""
             self._record = JobRecord(self.out, header, step=step, steps=steps, held_out=content)
             self._rod.on_choice = self._record.chosen
+            if self.out is not None:
+                say_last(f"choices are in {self.out}; `nemo-rod report {self.out}` shows them.")
             return self._record.is_new
 
         is_new, self._is_open = from_recorder(opened), True

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, config_folder
 from nemo_rod.files import remove, replacing
 from nemo_rod.run.handover import Stage
 from nemo_rod.trust import REFERENCE
@@ -40,11 +41,27 @@ def launch_folder(config: Config) -> Path:
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
     """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
-    run_dir = folder.parent.parent
+    run_dir, files = folder.parent.parent, {**files, "command": typed_command()}
     remove(folder, below=run_dir)
     for name, text in files.items():
         with replacing(folder / name, below=run_dir, mode=0o600) as file:
             file.write(text.encode())
+
+
+def typed_command() -> str:
+    """Returns the command line that composed this configuration; "" of one composed elsewhere."""
+    if not HydraConfig.initialized():
+        return ""
+    job = HydraConfig.get()
+    folders = {source.provider: source.path for source in job.runtime.config_sources}
+    if folders.get("main") != str(config_folder()):  # that of an earlier launch
+        earlier = Path(folders.get("main", "")) / "command"
+        return earlier.read_text("utf-8") if earlier.is_file() else ""
+    own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
+    once = ("rebuild=", "dry_run=")
+    words = [word for word in job.overrides.task if not word.startswith(once)]
+    program = sys.argv[0].split() if sys.argv[0].startswith("nemo-rod ") else ["nemo-rod", "run"]
+    return shlex.join([*program, *own, *words])
 
 
 def frozen_config(config: Config) -> str:

@@ -91,8 +91,8 @@ def _check_cluster(config: Config) -> None:
     cluster, launcher = config.cluster, config.launcher
     if cluster.gpus_per_node < 1:
         raise ValueError(
-            f"launcher={launcher.kind} needs a cluster: add cluster=b200_8, or your own, made from "
-            "hydra_configs/cluster/template.yaml."
+            f"launcher={launcher.kind} needs a cluster: add cluster=b200_8, or your own: "
+            "`nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml."
         )
     for key in ("account", "partition", "image"):
         if str(getattr(cluster, key)).startswith("YOUR_") or getattr(cluster, key) == "":

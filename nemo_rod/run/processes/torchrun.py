@@ -245,6 +245,8 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
 def _forwarded_signals(process: Running) -> Iterator[list[int]]:
     """Forwards stop signals to the job, so that it saves, and leaves no process behind.
 
+    A second Ctrl-C kills it instead; it then resumes from its latest checkpoint.
+
     Yields:
         Numbers of the received signals.
     """
@@ -252,6 +254,12 @@ def _forwarded_signals(process: Running) -> Iterator[list[int]]:
 
     def forward(number: int, _: object) -> None:
         received.append(number)
+        if number == signal.SIGINT and received.count(number) > 1:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+            return
+        if number == signal.SIGINT:
+            print("Saving after this step, then stopping (Ctrl-C again: at once).", file=sys.stderr)
         process.terminate()
 
     previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
