@@ -687,8 +687,9 @@ def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) 
 
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * (64 << 20)])
     one, ids = pa.array([1] * 2000), pa.array([[0] * 16] * 2000)
+    targets = pa.array([15] * 2000)
     columns = {"token_ids": ids, "origin": long, "origin_tag": one, "content_hash": long}
-    columns |= {"split": pa.array(["train"] * 2000), "ref_loss": one, "n_response_tokens": one}
+    columns |= {"split": pa.array(["train"] * 2000), "ref_loss": one, "n_response_tokens": targets}
     for name in ("part_00000.parquet", "refloss_train_000000000000.parquet"):
         pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
         assert (tmp_path / name).stat().st_size < 1 << 20
