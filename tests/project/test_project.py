@@ -33,7 +33,7 @@ ALONE = {
     "corpus": {"bounds", "files", "parts", "roles", "trust"},
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
-MOST_LINES = 16_300  # of the house
+MOST_LINES = 16_900  # of the house
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"
