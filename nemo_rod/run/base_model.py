@@ -46,7 +46,7 @@ def initialise_base(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from nemo_rod.corpus.tokenizer import load_tokenizer
+    from nemo_rod.corpus.adapters import load_tokenizer
     from nemo_rod.run.published import save_published
 
     options = dict(architecture)

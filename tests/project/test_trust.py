@@ -425,7 +425,7 @@ def test_secrets_are_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> Non
     "words",
     [
         "+cluster.env.HF_TOKEN='${oc.env:HF_TOKEN}'", "+cluster.env.TOKENIZERS_PARALLELISM=false",
-        "+cluster.env.HF_TOKEN_PATH=/home/me/token", "cluster.setup=['export HF_TOKEN=$(cat ~/t)']",
+        "+cluster.env.HF_TOKEN_PATH=/secrets/token", "cluster.setup=['export HF_TOKEN=$(cat ~/t)']",
         "+cluster.env.http_proxy='http://proxy:3128'", "+cluster.env.DATA='${oc.env:HOME}/data'",
         "model.special_tokens=renamed", "+nemo_rl.policy.tokenizer.pad_token=x",
     ],
