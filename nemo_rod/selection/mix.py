@@ -26,10 +26,11 @@ a source has no forecast, and target 0: new text comes first.
 **prefer** is the dial. kappa is how many nats of learning one is ready to give up for a nat that is
 not forgotten; "learning" is 1/2, "balance" 1, "keeping" 2.
 
-**forgetting** bounds F_val. kappa then starts at `prefer` and moves only when held-out losses are
-measured: by `gain` times the log of F_val over nine tenths of the bound, where a rise since the
-last measurement counts twice. It rests near that value, and the gain halves whenever the direction
-changes, down to a quarter, so that it neither hunts noise nor swings with a delay.
+**forgetting** bounds F_val. kappa then starts at `prefer` and, once every target is known, moves
+when held-out losses are measured: its log by a gain times that of F_val over a little less than the
+bound, with F_val as it will be if it goes on as since the last measurement. It rests near that
+value, and the gain halves whenever the direction changes, so that it neither hunts noise nor swings
+with a delay.
 
 Shape suffixes: C = candidates, K = chosen, M = sources, B = bins, E = exponents.
 """
@@ -64,10 +65,10 @@ LONG_MEMORY_BLOCKS, SPREAD = 128, 1 / 3
 _OLD_STEPS = 3.0  # of the curve
 _BINS_B = 160  # of the curve, four for every doubling of a source's blocks
 _EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
-_GOAL, _REST = 0.9, 0.1  # of the bound; log of the ratio up to which kappa does not move
+_GOAL, _REST = 0.93, 0.07  # of the bound; log of the ratio up to which kappa does not move
 # Changes of log kappa for one of log F_val, which answers 0.4 times as much to kappa (toy)
-_GAIN, _LEAST_GAIN, _REGAINED = 1.5, 0.1, 1.02
-_MOST, _LIMIT = math.log(2), math.log(1000)  # of the excess in one change, and of log kappa
+_GAIN, _LEAST_GAIN, _REGAINED = 2.0, 0.1, 1.03
+_MOST, _LIMIT = 0.5, math.log(1000)  # of the excess in one change, and of log kappa
 
 
 @dataclass(eq=False)
@@ -163,7 +164,8 @@ class Mix(Policy):
         self.state["batch"] = np.array(len(chosen))
         memory_M = np.where(compared_M, MEMORY_BLOCKS, LONG_MEMORY_BLOCKS)
         add_blocks(self.state, pool.step, source_K[known_K], value_K[known_K], memory_M)
-        for source in np.flatnonzero(self._asked(pool, "auto")).tolist():
+        is_auto_M = self._asked(pool, "auto")
+        for source in np.flatnonzero(is_auto_M).tolist():
             new = value_K[known_K & (source_K == source)]
             curve = self.state["curve"][source]
             before = curve[0].sum()
@@ -171,6 +173,7 @@ class Mix(Policy):
             if len(new):
                 number = min(int(4 * math.log2(max(1.0, middle))), _BINS_B - 1)
                 curve[:, number] += len(new), len(new) * middle, new.sum()
+        self.state["aims"] = (self.targets(pool)[is_auto_M] > 0).all()
 
     def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Moves kappa towards a forgetting a little below the bound; see the module docstring."""
@@ -178,9 +181,10 @@ class Mix(Policy):
         if now is None or self.forgetting is None:
             return
         log_kappa, gain, direction, before = self.state["dial"].tolist()
-        expected = max(now + max(0.0, now - before), 1e-3 * self.forgetting)
+        trend = min(2.0, max(0.5, now / before)) if before > 0 else 2.0
+        expected = max(now, 1e-3 * self.forgetting) * trend
         excess = math.log(expected / (_GOAL * self.forgetting))
-        if abs(excess) > _REST:
+        if abs(excess) > _REST and self.state.get("aims", True):
             turned = direction * excess < 0
             gain = max(_LEAST_GAIN, gain / 2) if turned else min(_GAIN, _REGAINED * gain)
             direction = math.copysign(1.0, excess)

@@ -190,10 +190,10 @@ def test_the_bound_is_kept_without_hunting(
 
 def test_a_rise_counts_before_it_reaches_the_bound() -> None:
     policy = Mix(forgetting=0.1)
-    policy.measured(0, {"validation/forgetting": 0.03})
-    assert policy.state["dial"][0] < 0  # 0.06 is expected: there is room to learn
+    policy.measured(0, {"validation/forgetting": 0.04})
+    assert policy.state["dial"][0] < 0  # 0.08 is expected: there is room to learn
     policy.measured(1, {"validation/forgetting": 0.08})
-    assert policy.state["dial"][0] > Mix(forgetting=0.1).state["dial"][0] - 1.5 * math.log(2)
+    assert policy.state["dial"][0] > 0  # 0.16 is expected
     before = policy.state["dial"].copy()
     policy.measured(2, {"train/loss": 2.0})
     np.testing.assert_array_equal(policy.state["dial"], before)
