@@ -28,8 +28,8 @@ from tiny import Setting, Torchrun, metric, printed  # noqa: E402
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.jobs import EvaluateJob  # noqa: E402
-from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
+from nemo_rod.transformers_losses import load  # noqa: E402
 
 worker = Later("architectures_worker")
 STEPS, MERGED_AT = 8, 0.25
