@@ -20,6 +20,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
+from nemo_rod.checkpoints.losses import TOLERANCE, block_losses, distance, load, num_bytes
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import ModelJob
@@ -28,7 +29,6 @@ from nemo_rod.megatron.models import build
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.ranks import from_recorder
-from nemo_rod.transformers_losses import TOLERANCE, block_losses, distance, load, num_bytes
 
 FILE = "compared.json"  # beside the checkpoint
 _BLOCKS = 2
@@ -171,6 +171,6 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
                 flush=True,
             )
             return {"not_compared": reason}
-    routes = any("router" in name or "gate" in name for name, _ in reference.named_modules())
+    routes = any(name.endswith(("router", ".gate")) for name, _ in reference.named_modules())
     values = {"losses": losses.tolist(), "class": type(reference).__name__, "length": length}
     return {**values, "routes": routes}

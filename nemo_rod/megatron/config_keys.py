@@ -17,17 +17,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from nemo_rod.megatron import PLATFORM
+from nemo_rod.checkpoints.published import NOT_COMPUTED
+from nemo_rod.megatron import STAND_INS
 
-# Keys that do not affect a forward pass, beside those that all models have and those of generation:
-# names, kernels, and settings of training.
-NOT_COMPUTED = re.compile(
-    r"_?name_or_path|_commit_hash|architectures|auto_map|(torch_)?dtype|use_\w+_kernels|ep_size"
-    r"|_?attn_implementation\w*|use_cache|\w+_token_ids?|num_logits_to_keep|max_position_embeddings"
-    r"|(transformers|unsloth)_\w+|tokenizer_class|model_max_length|prefix|task_specific_params"
-    r"|\w*(dropout|pdrop|layerdrop|jitter_noise|loss_coef|loss_alpha)\w*|seq_aux|pretraining_tp"
-    r"|output_router_logits|initializer_\w+|num_nextn_predict_layers|mtp_num_hidden_layers"
-)
 _SECTIONS = ("text_config",)
 
 
@@ -59,7 +51,8 @@ def _described(config: Any) -> Any:
     """Returns the values of Bridge's description of a model; None where it has none."""
     from megatron.bridge import AutoBridge
 
-    PLATFORM.prepare_bridge()
+    for stand_in in STAND_INS:
+        stand_in.prepare_bridge()
     try:
         provider = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     except Exception:  # of any of its bridges

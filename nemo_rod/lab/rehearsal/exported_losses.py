@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from nemo_rod.checkpoints.losses import TOLERANCE, distance, load
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.run.run_folder import RunFolder
-from nemo_rod.transformers_losses import TOLERANCE, distance, load
 
 
 def main() -> int:
