@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from nemo_rod.files import read_json, write_json
 
 BYTE = "byte"  # the name of the tokenizer whose ids are bytes
 PROBES = (
@@ -46,6 +49,9 @@ class Tokenizer(Protocol):
     def token(self, token_id: int) -> str | None:
         """Returns the name of an id in the vocabulary; None if there is no such id."""
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuses a tokenizer that cuts texts otherwise than the files it comes from."""
+
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, without added special tokens."""
 
@@ -67,3 +73,15 @@ def fingerprint_of(tokenizer: Tokenizer) -> str:
     for tokens in tokenizer.encode_batch([*PROBES, *words]):
         state.update(np.array([len(tokens), *tokens], dtype="<u4").tobytes())
     return state.hexdigest()
+
+
+def save_fast(tokenizer: Any, directory: str | os.PathLike[str]) -> None:
+    """Writes a fast tokenizer of transformers such that version 4 reads it, too."""
+    tokenizer.save_pretrained(str(directory))
+    file = Path(directory) / "tokenizer_config.json"
+    config = read_json(file)
+    if config.get("tokenizer_class") == "TokenizersBackend":  # the name in version 5
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    write_json(file, config)

@@ -25,12 +25,13 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.installation import is_checkout, page, pip_install
+from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.text import say_briefly
 from nemo_rod.roles import ROLES
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
 from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
-_USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
+_USAGE = "nemo-rod doctor [BLOCKS] [base=MODEL] [functions=ROAD]"
 _DESCRIPTION = """\
 Shows what is installed, and whether it works on this machine; in NeMo-RL's image, also for the
 environment of its Megatron workers. The exit status is 1 if a required part is missing. With
@@ -63,7 +64,8 @@ def declare(parser: Arguments) -> None:
     )
     roads = ("all", *ROADS)
     help = f"shows functions with their tested and installed parameters: {', '.join(roads)}"
-    parser.add_keys(Key("functions", "ROAD", help, choices=roads))
+    base = "folder or hub name of a base: does Megatron-Bridge take its whole config.json over?"
+    parser.add_keys(Key("functions", "ROAD", help, choices=roads), Key("base", "MODEL", base))
     parser.set_defaults(main=main)
 
 
@@ -76,7 +78,7 @@ def main(options: Namespace) -> None:
     if options.blocks is not None and not options.blocks.exists():
         raise ValueError(f"{options.blocks} does not exist: expected {_USAGE}.")
     workers, all_fine = worker_python(), True
-    for name, fine, result, advice in findings(options.blocks, workers):
+    for name, fine, result, advice in findings(options.blocks, workers, options.base):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
         say_briefly("")
@@ -91,7 +93,9 @@ def main(options: Namespace) -> None:
         raise SystemExit(1)
 
 
-def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
+def findings(
+    blocks: Path | None = None, workers: Path | None = None, base: str | None = None
+) -> Iterator[Finding]:
     """Checks one part after the other.
 
     `workers` is a Python of another environment that trains; Megatron is not needed here then.
@@ -121,6 +125,9 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
         advice = "nemo-rod doctor functions=all shows all of them"
         count = lambda: str(json.loads(_evaluate("doctor.function_counts()")))  # noqa: E731
         yield _attempt("megatron functions", count, advice)
+        if base is not None:
+            keys = ignored_keys(base)
+            yield Finding("base", None if keys else True, sentence(keys, base) if keys else base)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
@@ -14,7 +15,6 @@ from nemo_rod.lab.data_alone import refuse_code
 from nemo_rod.lab.launches import TRUST, read_launch
 from nemo_rod.lab.text import number_key, printable_lines, real_number
 from nemo_rod.parts import did_you_mean
-from nemo_rod.run.published import load_quietly
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import explain_own_code
 

@@ -22,6 +22,7 @@ from nemo_rod.config import PEAK_TFLOPS
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron.base_losses import compare_base
 from nemo_rod.megatron.bridge_config import (
     bridge_config,
     recompute,
@@ -96,6 +97,7 @@ def train(
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     sharded = shares_optimizer(job)
     refuse_foreign_checkpoint(out / "checkpoints", identity, job.parallel, sharded=sharded)
+    compare_base(job, job.start, heartbeat)
     bridge, provider = model_provider(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )

@@ -46,8 +46,8 @@ def initialise_base(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from nemo_rod.checkpoints.published import save_published
     from nemo_rod.corpus.adapters import load_tokenizer
-    from nemo_rod.run.published import save_published
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)

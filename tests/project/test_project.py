@@ -23,7 +23,8 @@ PACKAGE = ROOT / "nemo_rod"
 
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
-    *("files", "installation", "parts", "progress", "roles", "signals", "trust", "upstream"),
+    *("files", "installation", "parts", "progress", "roles", "signals", "trust"),
+    *("checkpoints", "upstream"),
     *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )

@@ -18,6 +18,7 @@ from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
+from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import (
     GIB,
@@ -69,6 +70,8 @@ def plan(config: Config) -> None:
     here = [f"a run is refused here: {x.sentence}" for x in lacks if not x.everywhere]
     result = dataclasses.replace(result, notes=[*result.notes, *here])
     print(format_plan(result))
+    if config.model.hf is not None and (keys := ignored_keys(config.model.hf)):
+        print(f"\n  Warning: {sentence(keys, config.model.hf)}.")
     if config.cluster.gpu and (others := shipped_layouts(config)):
         rows = [
             (

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_json
-from nemo_rod.run.published import load_quietly
 
 STEPS, PIECE, HELD_OUT, MOST = 100, 64, 32, 1 / 4
 LEAST = 0.05  # gain of new text, in nats, for a verdict on the others
