@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def main(options: Namespace) -> None:
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():
-            raise ValueError(f"{own} has no folder recipe: `nemo-rod init {own}` makes one.")
+            init = shlex.join(["nemo-rod", "init", str(own)])
+            raise ValueError(f"{own} has no folder recipe: `{init}` makes one.")
         folders.append(own)
     names = sorted(file.stem for folder in folders for file in (folder / "recipe").glob("*.yaml"))
     rows: list[tuple[str, ...]] = []

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, lock, read_lines
+from nemo_rod.files import interpreting, lock, read_lines, writing
 from nemo_rod.signals import KEPT_OPEN, Stopped
 
 _SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
@@ -97,7 +97,7 @@ class StageLog:
 
     def _write(self, event: str, **more: Any) -> None:
         row = {"time": round(time.time(), 1), "event": event, **more}
-        with open(self.path, "ab+") as file:
+        with writing(self.path), open(self.path, "ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a crash cut off
             file.write(json.dumps(row).encode() + b"\n")
