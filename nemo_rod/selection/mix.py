@@ -173,7 +173,7 @@ class Mix(Policy):
             if len(new):
                 number = min(int(4 * math.log2(max(1.0, middle))), _BINS_B - 1)
                 curve[:, number] += len(new), len(new) * middle, new.sum()
-        self.state["aims"] = (self.targets(pool)[is_auto_M] > 0).all()
+        self.state["aims"] = np.asarray((self.targets(pool)[is_auto_M] > 0).all())
 
     def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Moves kappa towards a forgetting a little below the bound; see the module docstring."""
