@@ -49,7 +49,7 @@ FIXED = ("fixed_8", "fixed_5", "fixed_12", "fixed_20")
 # of every seed; those of the first two seeds come before any of a third
 FIRST = ("no_replay", "rod", *FIXED, "fixed_like_rod")
 SECOND = ("schedule_like_rod", "rod_averages", "source_like_rod", "no_replay_third_lr")
-LOOKS = (30, 61, 91)  # steps of no_replay after which held-out losses are measured, too
+LOOKS = (41, 82)  # steps of no_replay after which held-out losses are measured, too
 SCORED = 64  # blocks of a scoring pass
 COST = {"rod": 1.6}  # in plain arms; a guess, until one is measured
 
@@ -190,7 +190,8 @@ class Laws:
     def measure(self, name: str, seed: int, **row: Any) -> None:
         """Adds an arm's held-out losses and its row, and writes all of them."""
         begin = time.monotonic()
-        for suffix, store in (("", self.held_out), ("/english", self.english)):
+        english = None if "_at_" in name else self.english
+        for suffix, store in (("", self.held_out), ("/english", english)):
             if store is None:
                 continue
             scorer = TorchScorer(self.model, store, micro_batch_size=SCORED)
@@ -231,7 +232,7 @@ class Laws:
         begin = time.monotonic()
         losses = train(self.model, batches, o, look)
         seconds = time.monotonic() - begin
-        if name in FIXED:
+        if name in FIXED or name == "no_replay":
             self.plain_seconds = seconds
         elif name == "rod" and self.plain_seconds:
             COST["rod"] = seconds / self.plain_seconds
@@ -245,18 +246,19 @@ class Laws:
             counts=np.array(counts).tolist(), train_loss=[round(x, 4) for x in losses],
         )  # fmt: skip
         if name == "no_replay":
-            self.reference("specialist", seed)
+            self.reference("specialist", seed, f"specialist_{seed}")
 
     def restore(self) -> None:
         with torch.no_grad():
             for key, value in self.model.state_dict().items():
                 value.copy_(self.base[key])
 
-    def reference(self, name: str, seed: int) -> None:
+    def reference(self, kind: str, seed: int, name: str) -> None:
         """Writes the present model's losses on the blocks that RoD can draw."""
-        role = {"specialist": "adaptation", "base": "replay"}[name]
+        role = {"specialist": "adaptation", "base": "replay"}[kind]
         scorer = TorchScorer(self.model, self.store, micro_batch_size=SCORED)
         drawn = self.candidates(seed, 2).drawn(self.train.steps)
+        drawn |= role == "replay"  # for every seed
         with bf16():
             scorer.losses(np.arange(SCORED))  # to learn the precision
             manifest = role_manifest(
@@ -264,7 +266,7 @@ class Laws:
                 precision=scorer.precision,
             )  # fmt: skip
             write_references(
-                scorer, self.out / "references" / f"{name}_{seed}", manifest=manifest, name=name,
+                scorer, self.out / "references" / name, manifest=manifest, name=name,
                 required=drawn[manifest.start : manifest.stop], agree=scorer.from_first,
             )  # fmt: skip
 
@@ -286,9 +288,7 @@ class Laws:
         references = averages = None
         if name.startswith("rod"):
             policy = None
-            folders = [
-                self.out / "references" / f"{kind}_{seed}" for kind in ("specialist", "base")
-            ]
+            folders = [self.out / "references" / name for name in (f"specialist_{seed}", "base")]
             references = References.open(folders, self.store)
         elif name == "fixed_like_rod":
             with Curriculum.open(recorded, read_only=True) as curriculum:
@@ -316,8 +316,7 @@ class Laws:
         """Measures the base and trains everything that ends in time."""
         self.restore()
         self.measure("base", 0)
-        for seed in seeds:
-            self.reference("base", seed)
+        self.reference("base", seeds[0], "base")
         early, late = seeds[:2], seeds[2:]
         queue = [("no_replay", seed) for seed in early]
         queue += [(name, seed) for seed in early for name in FIRST[1:]]
@@ -380,7 +379,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--until", type=Path, metavar="FILE")
     parser.add_argument("overrides", nargs="*", help="keys of the recipe, such as train.steps=4")
-    o = parser.parse_args()
+    o = parser.parse_intermixed_args()
     more: dict[str, Any] = {"overrides": o.overrides}
     if o.until:
         more["until"] = lambda: float(o.until.read_text())
