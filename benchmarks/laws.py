@@ -12,7 +12,7 @@ order of the store; both are written again after every arm. What was measured be
 measured again. Before each arm, FILE is read for the time (seconds since 1970) by which it must
 end; an arm that cannot is left out.
 
-Shape suffixes: B = blocks of a micro-batch, K = blocks of a step, S = tokens, T = S - 1 targets.
+Shape suffixes: B = blocks of a micro-batch, S = tokens, T = S - 1 targets, H = hidden size.
 """
 
 from __future__ import annotations
@@ -32,17 +32,26 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from nemo_rod import BlockStore, Candidates, Curriculum, FixedShare, References, RoDBatches, TakeAll
+from nemo_rod import (
+    BlockStore,
+    Candidates,
+    Curriculum,
+    FixedShare,
+    Joint,
+    References,
+    RoDBatches,
+    TakeAll,
+)
 from nemo_rod.config import Optimisation
 from nemo_rod.hosts.plain_torch import TorchScorer
 from nemo_rod.hosts.plain_torch.write_references import weights_digest
 from nemo_rod.lab.composing import composed
-from nemo_rod.reference_pass import write_references
 from nemo_rod.selection.candidates import retention_for_share
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, replay_share
-from nemo_rod.selection.dealing import deal
-from nemo_rod.selection.estimates import SourceAverages
+from nemo_rod.selection.estimated_scores import EstimatedScores
+from nemo_rod.selection.policies import observes
 from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.selection.references.reference_pass import write_references
 
 RECIPE = "recipe=german_smollm2_135m_laws"
 FIXED = ("fixed_8", "fixed_5", "fixed_12", "fixed_20")
@@ -86,19 +95,17 @@ def bf16() -> Any:
     return torch.autocast(device().type, torch.bfloat16)
 
 
-def _losses(hidden_BTH: torch.Tensor, weight: torch.Tensor, target_BT: torch.Tensor) -> Any:
-    logits = linear(hidden_BTH, weight).float()
-    loss = cross_entropy(logits.flatten(0, 1), target_BT.flatten(), reduction="none")
-    return loss.view(target_BT.shape).mean(1)
+def _loss(hidden_BTH: torch.Tensor, weight: torch.Tensor, target_BT: torch.Tensor) -> Any:
+    return cross_entropy(linear(hidden_BTH, weight).float().flatten(0, 1), target_BT.flatten())
 
 
-_compiled_losses: Callable[..., Any] = torch.compile(_losses, dynamic=False)
+_compiled_loss: Callable[..., Any] = torch.compile(_loss, dynamic=False)
 
 
-def block_losses(model: Any, tokens_BS: torch.Tensor) -> torch.Tensor:
-    """Returns the loss of every block, nats per token, `[B]`, to be trained on."""
+def batch_loss(model: Any, tokens_BS: torch.Tensor) -> torch.Tensor:
+    """Returns the mean loss of blocks, nats per token; the logits are never whole in fp32."""
     hidden = model.model(input_ids=tokens_BS, use_cache=False).last_hidden_state
-    function = _compiled_losses if os.environ.get("COMPILED", "1") == "1" else _losses
+    function = _compiled_loss if os.environ.get("COMPILED", "1") == "1" else _loss
     return function(hidden[:, :-1], model.lm_head.weight, tokens_BS[:, 1:])
 
 
@@ -124,31 +131,24 @@ def train(
     optimizer = torch.optim.AdamW(
         groups, o.lr, betas, o.adam_eps, o.weight_decay, fused=device().type == "cuda"
     )
-    averages, means, parts, step = batches.selector.averages, [], [], 0
+    passes, parts, means = o.batch_size // batches.micro_batch_size, [], []
+    learns = observes(batches.selector.policy)  # from losses of the model's own output
     with bf16():
         for batch in batches:
-            loss_B = block_losses(model, batch["input_ids"])
-            (loss_B.sum() / o.batch_size).backward()
-            parts.append(loss_B.detach())
-            if len(parts) < o.batch_size // batches.micro_batch_size:
+            tokens = batch["input_ids"]
+            loss = model(**batch).loss if learns else batch_loss(model, tokens)
+            (loss / passes).backward()
+            parts.append(loss.detach())
+            if len(parts) < passes:
                 continue
-            loss_K, parts = torch.cat(parts), []
             torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_grad)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(o, step)
+                group["lr"] = learning_rate(o, len(means))
             optimizer.step()
             optimizer.zero_grad()
-            means.append(loss_K.mean())
-            choice = batches.choice
-            if averages is not None and step and choice is not None:
-                order = deal(
-                    choice.block_ids, micro_batch_size=batches.micro_batch_size, replicas=1
-                )[0].ravel()
-                known = dict(zip(order.tolist(), loss_K.tolist(), strict=True))
-                own_K = np.array([known[i] for i in choice.block_ids.tolist()], np.float32)
-                batches.choice = batches.selector.learn(choice, own_K)
-            step += 1
-            look(step)
+            means.append(torch.stack(parts).mean())
+            parts.clear()
+            look(len(means))
     return [float(mean) for mean in means]
 
 
@@ -285,32 +285,26 @@ class Laws:
         recorded = self.out / "arms" / f"rod_{seed}" / "curriculum.rod"
         pools: Any = self.candidates(seed, 2)
         policy: Any = TakeAll()
-        references = averages = None
+        references = None
         if name.startswith("rod"):
-            policy = None
+            policy = EstimatedScores(Joint()) if name == "rod_averages" else Joint()
             folders = [self.out / "references" / name for name in (f"specialist_{seed}", "base")]
             references = References.open(folders, self.store)
         elif name == "fixed_like_rod":
             with Curriculum.open(recorded, read_only=True) as curriculum:
                 policy = FixedShare(replay_share(curriculum))
         elif name in ("schedule_like_rod", "source_like_rod"):
-            by: Any = {"schedule": "role", "source": "source"}[name.split("_", 1)[0]]
+            by: Any = "source" if name == "source_like_rod" else "role"
             curriculum = Curriculum.open(recorded, read_only=True)
             pools = _Followed(pools, curriculum, by=by, store=self.store)
         else:
             share = float(name[6:]) / 100 if name.startswith("fixed_") else 0.0
             pools = self.candidates(seed, 1, share)
-        batches = RoDBatches(
+        return RoDBatches(
             self.model, self.store, references, steps=self.train.steps,
             batch_size=self.train.batch_size, micro_batch_size=self.micro_batch_size,
             scoring_micro_batch_size=SCORED, policy=policy, pools=pools, out=out,
         )  # fmt: skip
-        if name == "rod_averages":
-            batches.selector.averages = averages = SourceAverages(
-                self.store.source_index, len(self.store.sources), every=0, seed=seed
-            )
-        assert averages is batches.selector.averages
-        return batches
 
     def go(self, seeds: list[int], only: list[str] | None = None) -> None:
         """Measures the base and trains everything that ends in time."""
@@ -361,7 +355,7 @@ def speeds(
                 wait()
                 begin = time.perf_counter()
                 with bf16():
-                    block_losses(model, tokens).sum().backward()
+                    batch_loss(model, tokens).backward()
                 wait()
                 seconds.append(time.perf_counter() - begin)
                 model.zero_grad()

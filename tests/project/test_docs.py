@@ -256,3 +256,17 @@ def test_every_step_of_the_method_has_its_function() -> None:
         for part in name.split("."):
             (function,) = (n for n in body if getattr(n, "name", None) == part)
             body = function.body  # type: ignore[attr-defined]
+
+
+def test_tables_of_german_laws_are_those_of_their_raw_numbers():
+    page = (ROOT / "docs" / "research" / "laws.md").read_text().splitlines()
+    made = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "laws_table.py"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = [line for line in made.stdout.splitlines() if line.startswith("|")]
+    heads = [page[n - 1 : n + 1] for n, line in enumerate(page) if line.startswith("|---")]
+    assert [line for line in page if line.startswith("|")] == [
+        *heads[0], *rows[:11], *heads[1], *rows[11:18], *heads[2], *rows[18:26], *heads[3],
+        *rows[26:],
+    ]  # fmt: skip
