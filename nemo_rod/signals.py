@@ -102,6 +102,16 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, number)
 
 
+def kill_tree(pid: int) -> None:
+    """Kills a process and all that it has started, and these, whatever sessions they lead."""
+    with suppress(OSError):  # it has ended
+        os.kill(pid, signal.SIGSTOP)  # so that it starts no more
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in file.read_text().split():
+                kill_tree(int(child))
+        os.kill(pid, signal.SIGKILL)
+
+
 def name_process(name: str) -> None:
     """Names this process for `top`, in up to 15 characters; a fork has its parent's name."""
     set_name = 15  # PR_SET_NAME of <sys/prctl.h>

@@ -19,6 +19,7 @@ from nemo_rod import cli
 from nemo_rod.commands import recipes
 from nemo_rod.config import Config, Scoring, config_folder
 from nemo_rod.run import beforehand
+from nemo_rod.run.launch.render import typed_command
 from nemo_rod.run.processes import pythons
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
@@ -536,6 +537,43 @@ def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made: Pa
 def test_dry_run_of_what_is_there_says_so(made: Path) -> None:
     done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made}", "dry_run=true")
     assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "report", "evaluate", "train"])
+def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made: Path) -> None:
+    done = nemo_rod(command, "run", "dry_run=true", cwd=made.parent)
+    assert done.returncode == 0, done.stderr
+    assert command == "evaluate" or f" {made}/" in done.stderr.replace(",", "")
+
+
+def test_a_run_folder_switches_on_no_code(tmp_path: Path) -> None:
+    config = tmp_path / "run" / "launch" / "local" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("selection: {policy: 'theirs.py:Policy'}\n")
+    done = nemo_rod("report", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "names code, theirs.py:Policy, which a folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["recipe=toy", "seed=7", "dry_run=true"], "nemo-rod plan recipe=toy seed=7"),
+        (["recipe=toy", "arms=[base,rod]"], "nemo-rod plan recipe=toy 'arms=[base,rod]'"),
+        (["recipe=own", "--config-dir", "."], "nemo-rod plan --config-dir={} recipe=own"),
+    ],
+)
+def test_a_launch_keeps_the_command_that_repeats_it(
+    words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "own.yaml").write_text("# @package _global_\ndefaults: [toy, _self_]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["nemo-rod"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    typed: list[str] = []
+    monkeypatch.setattr(recipes, "on_all_nodes", lambda *_: typed.append(typed_command()))
+    recipes.run_recipe("plan", words)
+    assert typed == [command.format(tmp_path)]
 
 
 def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What a process leaves behind."""
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from places import ROOT
 
@@ -17,6 +19,31 @@ kill_children()
 print(orphan, child.wait(), pathlib.Path("/proc", orphan).exists())
 subprocess.run(["kill", "-9", orphan], stderr=subprocess.DEVNULL)
 """
+
+
+STUBBORN = """
+import signal, sys
+from pathlib import Path
+from nemo_rod.config import Launcher
+from nemo_rod.run.processes.torchrun import run_process
+apart = "setsid sh -c 'echo progress: up; sleep 300' & wait; sleep 300"
+ignores = f"trap '' TERM; {apart}"
+print(run_process(["sh", "-c", ignores], Path(sys.argv[1], "logs", "log"), Launcher()))
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once_what_does_not_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUBBORN, str(tmp_path)]
+    running = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    assert running.stderr.readline() == "progress: up\n"
+    running.send_signal(signal.SIGINT)
+    assert "(Ctrl-C again: at once)" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert "it was asked to stop, and ended" in out
 
 
 def ended(how: str) -> list[str]:

@@ -21,7 +21,14 @@ from nemo_rod.files import open_file, read_bytes, write_whole
 from nemo_rod.progress import PREFIX
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.pythons import python_with_megatron, sees_gpu
-from nemo_rod.signals import KEPT_OPEN, STOP_SIGNALS, HeartbeatFile, Stopped, end_with_parent
+from nemo_rod.signals import (
+    KEPT_OPEN,
+    STOP_SIGNALS,
+    HeartbeatFile,
+    Stopped,
+    end_with_parent,
+    kill_tree,
+)
 
 # How processes ended: messages by kind; empty on success.
 Ending = dict[str, str]
@@ -255,9 +262,7 @@ def _forwarded_signals(process: Running) -> Iterator[list[int]]:
     def forward(number: int, _: object) -> None:
         received.append(number)
         if number == signal.SIGINT and received.count(number) > 1:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
-            return
+            return kill_tree(process.pid)
         if number == signal.SIGINT:
             print("Saving after this step, then stopping (Ctrl-C again: at once).", file=sys.stderr)
         process.terminate()
