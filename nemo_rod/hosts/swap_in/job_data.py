@@ -293,6 +293,14 @@ class JobReferences(References):
 
     __getitem__ = References.losses
 
+    def compare(self, block_ids: np.ndarray, hashes: np.ndarray) -> None:
+        """Refuses samples of other content than references are of; those without any are left out.
+
+        References may be of replay alone, whose ids come last.
+        """
+        have = block_ids >= self.manifests[0].start
+        self.checked_losses(block_ids[have], hashes[have])
+
 
 def losses_and_mask(forward_step: Callable) -> ForwardStep:
     """Wraps the job's forward step to return token losses and their mask instead of one number.
