@@ -288,7 +288,7 @@ class JobPools:
 class JobReferences(References):
     """References of a job's samples, which are not read to look one up.
 
-    Their digest covers the data behind the samples; `checked_losses` compares those that are read.
+    Their digest covers the data behind the samples; `compare` compares those that are read.
     """
 
     __getitem__ = References.losses
