@@ -7,30 +7,20 @@
 Scores are estimated as in `EstimatedScores`, but no candidate is ever scored, and no specialist is
 trained. What is compared are the losses of the blocks that were trained on anyway:
 
-    replay       loss - loss of the base on the same block: the forgetting so far. It is 0 at the
-                 first step.
-    new text     loss - target of its source: what is left to be learned. "specialist" as a target
-                 stands for its loss on the same block.
+    replay       loss - loss of the base on the same block, 0 at the first step: what was forgotten
+    new text     loss - target of its source, or for "specialist" its loss on the same block: what
+                 is left to be learned. A source that was never seen comes first.
 
-A block of the base's own text is worth what was forgotten of it, a new one what its source has left
-to learn, both in nats per token. Text of a new source that was never seen comes first; an old
-source, and any that was not seen for more steps than there are sources, gets a block now and then.
-
-**"auto"** is the loss that new text alone would come to in all steps of the run. It is read from
+"auto" is the loss that new text alone would come to in all steps of the run, by a fit of
 
     loss(x) = c + a (x + 3)^-b,        x: steps' worth of the source's blocks that were trained on
 
-fitted to the losses of training, in which replay does not count. In the first tenth of its blocks
-a source has no forecast, and target 0: new text comes first.
+In the first tenth of its blocks a source has no forecast, and target 0: new text comes first.
 
-**prefer** is the dial. kappa is how many nats of learning one is ready to give up for a nat that is
-not forgotten; "learning" is 1/2, "balance" 1, "keeping" 2.
-
-**forgetting** bounds F_val. kappa then starts at `prefer` and, once every target is known, moves
-when held-out losses are measured: its log by a gain times that of F_val over a little less than the
-bound, with F_val as it will be if it goes on as since the last measurement. It rests near that
-value, and the gain halves whenever the direction changes, so that it neither hunts noise nor swings
-with a delay.
+A bound on F_val moves kappa when held-out losses are measured, once every target is known: its log
+by a gain times that of F_val over a little less than the bound, with F_val as it will be if it goes
+on as since the last measurement. It rests near that value, and the gain falls whenever the
+direction changes, so that it neither hunts noise nor swings with a delay.
 
 Shape suffixes: C = candidates, K = chosen, M = sources, B = bins, E = exponents.
 """
@@ -67,7 +57,7 @@ _BINS_B = 160  # of the curve, four for every doubling of a source's blocks
 _EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
 _GOAL, _REST = 0.93, 0.07  # of the bound; log of the ratio up to which kappa does not move
 # Changes of log kappa for one of log F_val, which answers 0.4 times as much to kappa (toy)
-_GAIN, _LEAST_GAIN, _REGAINED = 2.0, 0.1, 1.03
+_GAIN, _LEAST_GAIN, _TURNED = 2.0, 0.1, 0.7  # first, least, and what a turn leaves of it
 _MOST, _LIMIT = 0.5, math.log(1000)  # of the excess in one change, and of log kappa
 
 
@@ -80,7 +70,8 @@ class Mix(Policy):
     """
 
     target: Target | Mapping[str, Target] = "auto"  # of all new text, or by source
-    prefer: float | str = "balance"  # kappa, or a name for it
+    # kappa: nats of learning that one gives up for a nat that is not forgotten; or a name for it
+    prefer: float | str = "balance"
     forgetting: float | None = None  # F_val that is not to be exceeded, in nats
 
     def __post_init__(self) -> None:
@@ -185,8 +176,8 @@ class Mix(Policy):
         expected = max(now, 1e-3 * self.forgetting) * trend
         excess = math.log(expected / (_GOAL * self.forgetting))
         if abs(excess) > _REST and self.state.get("aims", True):
-            turned = direction * excess < 0
-            gain = max(_LEAST_GAIN, gain / 2) if turned else min(_GAIN, _REGAINED * gain)
+            if direction * excess < 0:
+                gain = max(_LEAST_GAIN, _TURNED * gain)
             direction = math.copysign(1.0, excess)
             log_kappa += gain * min(_MOST, max(-_MOST, excess))
         log_kappa = min(_LIMIT, max(-_LIMIT, log_kappa))

@@ -352,7 +352,7 @@ class SelectingJob(Job):
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
                     "sample length, masks, number of steps and multiplier."
                 ) from None
-        data.compare = references.checked_losses if references else None
+        data.compare = references.compare if references else None
         self._rod = RoDSelector(
             Selector(
                 pools=self._pools,

@@ -288,10 +288,18 @@ class JobPools:
 class JobReferences(References):
     """References of a job's samples, which are not read to look one up.
 
-    Their digest covers the data behind the samples; `checked_losses` compares those that are read.
+    Their digest covers the data behind the samples; `compare` compares those that are read.
     """
 
     __getitem__ = References.losses
+
+    def compare(self, block_ids: np.ndarray, hashes: np.ndarray) -> None:
+        """Refuses samples of other content than references are of; those without any are left out.
+
+        References may be of replay alone, whose ids come last.
+        """
+        have = block_ids >= self.manifests[0].start
+        self.checked_losses(block_ids[have], hashes[have])
 
 
 def losses_and_mask(forward_step: Callable) -> ForwardStep:
