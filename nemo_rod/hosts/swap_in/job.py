@@ -27,11 +27,13 @@ from nemo_rod.hosts.swap_in.job_data import (
     JobPools,
     JobReferences,
     losses_and_mask,
+    parts_of,
     refuse_other_order,
 )
-from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, check_roles, check_weights
 from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.save_helpers import end_with_rank
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll
@@ -114,6 +116,7 @@ class Facts(NamedTuple):
     steps: int  # of the whole job
     every: int | None  # steps between two validations of the job itself
     checkpoints: str | Path | None  # folder in which it saves them
+    loads: str | Path | None = None  # folder from which it loads its own, if known
 
 
 class Job:
@@ -134,6 +137,7 @@ class Job:
     ) -> None:
         check_value(Candidates, "multiplier", multiplier)
         self.roles, self.multiplier = roles, multiplier
+        self._blends: Sequence[Any] = ()  # of the splits, if known before the data is built
         self.out = None if out is None else Path(out)
 
     def candidates(self, num_trained: int, batch_size: int) -> int:
@@ -145,22 +149,29 @@ class Job:
 
         Args:
             train: the training dataset; see `JobData`.
-            valid: the validation dataset; None without one.
+            valid: the validation dataset, or a list of several; None without one.
             num_drawn: samples that the job draws in all.
             facts: further facts of the job.
 
         Raises:
-            ValueError: the roles, or the references, belong to other data.
+            ValueError: the roles, or the references, belong to other data, or there is less of it
+                than the job's steps draw.
         """
-        self.data = JobData(train, self.roles, num_samples=num_drawn, unused=self.unused)
+        splits = [blend[0] for blend in self._blends[1:]]
+        splits += [[part.dataset_path for part in parts_of(valid) if hasattr(part, "dataset_path")]]
+        paths = [getattr(part, "dataset_path", "") for part in parts_of(train)]
+        roles = self.roles = check_roles(self.roles, [paths, *splits])
+        self.data = JobData(train, roles, num_samples=num_drawn, unused=self.unused)
+        self.data.refuse_end(facts.steps * round(self.multiplier * facts.batch_size))
 
     def ended(self, loss: Any, grad_norm: Any) -> None:
         """Ends the step whose schedule was the last, on all ranks; numbers may be missing."""
 
     @staticmethod
-    def train_blend(blend: Any, per_split: Any) -> Any:
-        """Returns the blend of the train split, of two forms to give it; None if there is none."""
-        return blend or (per_split[0] if per_split else None)
+    def blends(blend: Any, per_split: Any) -> list[Any]:
+        """Returns the blends of the splits, the train split's first, of two forms to give them."""
+        train, *others = [blend] if blend else (per_split or [None])
+        return [train, *filter(None, others)] if train else []
 
     def refuse(
         self,
@@ -168,7 +179,7 @@ class Job:
         ddp: Any,
         sections: Mapping[str, Any],
         *features: tuple[Any, str, str, str],
-        blend: Sequence[Any] | None,
+        blends: Sequence[Any],
     ) -> None:
         """Refuses, before anything starts, a job that selection does not support.
 
@@ -179,12 +190,12 @@ class Job:
                 `--` for arguments of a command line.
             features: for each further unsupported feature whether the job has it, its setting, the
                 reason, and the cure.
-            blend: the paths of the job's sources, with their weights or in a tuple with them; None
-                if not known yet.
+            blends: paths and weights of the sources of every split, of the train split first;
+                empty if not known yet.
 
         Raises:
             ValueError: the message names the setting, the reason and the cure; or a source has no
-                role.
+                role, or no weight.
         """
         refused = [feature[1:] for feature in features if feature[0]]
         for prefix, section in sections.items():
@@ -199,8 +210,13 @@ class Job:
                 refused.append((prefix + spelt, reason, cure))
         for setting, reason, cure in refused:
             raise ValueError(f"Selection does not work with {setting}: it {reason}; {cure}.")
-        if blend is not None:
-            assign_roles(blend[0], self.roles)
+        self._blends = blends
+        if blends:
+            train = blends[0][0]
+            roles = check_roles(self.roles, [blend[0] for blend in blends])
+            assign_roles(train, roles, train=train)
+            for prefixes, weights, *_ in blends:
+                check_weights(prefixes, weights)
         refuse_unsafe(model, ddp)
 
     def put_into(
@@ -227,6 +243,7 @@ class Job:
             ValueError: see `check_host`.
         """
         check_host(host, trainer.train_step)
+        end_with_rank()
         count = loaders.get_train_valid_test_num_samples
         build = loaders.build_train_valid_test_datasets
         train_step = trainer.train_step
@@ -356,7 +373,7 @@ class SelectingJob(Job):
         self._every = facts.every if every is None else every
         try:
             if every != 0:
-                self.held_out = HeldOut(valid, self.roles, unused=self.unused)
+                self.held_out = HeldOut(valid, self.roles, unused=self.unused, train=data.prefixes)
         except ValueError as error:
             reason = (
                 f"No held-out losses can be measured: {str(error).removesuffix('.')}; give the "
@@ -437,7 +454,9 @@ class SelectingJob(Job):
             seed, steps = self._facts.seed, self._facts.steps
             header = job_header(selector, self.data, decided_by=self.policy, seed=seed)
             content = self.held_out.content() if self.held_out else ""
-            self._record = JobRecord(self.out, header, step=step, steps=steps, held_out=content)
+            self._record = JobRecord(
+                self.out, header, step=step, steps=steps, held_out=content, former=self._former()
+            )
             self._rod.on_choice = self._record.chosen
             if self.out is not None:
                 say_last(f"choices are in {self.out}; `nemo-rod report {self.out}` shows them.")
@@ -450,6 +469,16 @@ class SelectingJob(Job):
             if self._record is not None:
                 self._record.begin(losses)
             self.log(step, _shown(losses))
+
+    def _former(self) -> Path | None:
+        """Returns the folder of the record of the job whose checkpoints this one loads."""
+        loads = self._facts.loads
+        if loads is None or self.out is None:
+            return None
+        # of a checkpoint's own folder, too
+        folders = (Path(loads) / "rod", Path(loads).parent / "rod")
+        found = next((each for each in folders if each.is_dir()), folders[0])
+        return None if found.resolve() == self.out.resolve() else found
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights; empty for a job without held-out data. Collective."""

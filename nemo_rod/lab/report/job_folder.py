@@ -5,7 +5,7 @@ The hosts write the files of such a folder; they have the forms of a trained arm
     job.json                 number of steps
     curriculum.rod           blocks drawn and trained on
     metrics.jsonl            metrics by step, with held-out losses
-    validation_start.json    held-out losses before the first step
+    validation_start.json    held-out losses of the base, before step 0
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         results["notes"].append(
             f"The record begins at step {header.first_step}: costs and shares are of the steps "
             "since then."
+        )
+    if not _loss(before):
+        results["notes"].append(
+            f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
+            "not known."
         )
     write_page(files, [(run, results)], parts, explorers)
     return results
