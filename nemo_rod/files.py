@@ -317,9 +317,19 @@ def with_advice(error: OSError, path: Path) -> OSError:
 
     Earlier output is complete after any error: a repeated run resumes from it.
     """
+    number = error.errno or errno.ENOSPC  # NumPy only says how much of an array it wrote
     advice = ": make room and run it again, it resumes where it stopped"
-    reason = f"{error.strerror}{advice if error.errno in FULL else ''}"
-    return OSError(error.errno, reason, str(path))
+    reason = f"{os.strerror(number)}{advice if number in FULL else ''}"
+    return OSError(number, reason, str(path))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Re-raises the errors of a block that writes a file as `with_advice` returns them."""
+    try:
+        yield
+    except OSError as error:
+        raise with_advice(error, path) from error
 
 
 def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda note: None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from argparse import Namespace
 from pathlib import Path
@@ -36,7 +37,8 @@ def main(options: Namespace) -> None:
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():
-            raise ValueError(f"{own} has no folder recipe: `nemo-rod init {own}` makes one.")
+            init = shlex.join(["nemo-rod", "init", str(own)])
+            raise ValueError(f"{own} has no folder recipe: `{init}` makes one.")
         folders.append(own)
     files = [file for folder in folders for file in (folder / "recipe").glob("*.yaml")]
     files.sort(key=lambda file: file.stem)

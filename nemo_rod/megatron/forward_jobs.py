@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import write_json
+from nemo_rod.files import write_json, writing
 from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
@@ -68,7 +68,8 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
                 mean = float(loss[source == index].mean())
                 result["loss"].setdefault(entry.role, {})[entry.name] = mean
                 result["blocks"].setdefault(entry.role, {})[entry.name] = entry.count
-            np.save(Path(job.out) / f"{name}.npy", loss.astype(np.float32))
+            with writing(file := Path(job.out) / f"{name}.npy"):
+                np.save(file, loss.astype(np.float32))
             write_json(Path(job.out) / f"{name}.json", result)
             progress.step(number + 1)
         del scorer

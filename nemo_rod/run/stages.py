@@ -20,6 +20,7 @@ import numpy as np
 
 from nemo_rod import parts
 from nemo_rod.config import Config
+from nemo_rod.files import writing
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
@@ -161,7 +162,8 @@ class Stages:
 
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
-            np.save(folder / "wanted.npy", self.jobs.drawn())
+            with writing(wanted := folder / "wanted.npy"):
+                np.save(wanted, self.jobs.drawn())
             job = self.jobs.job(
                 ReferenceJob,
                 f"references/{name}",

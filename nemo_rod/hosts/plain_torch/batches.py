@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
+from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import (
     Candidates,
@@ -41,7 +44,8 @@ class RoDBatches:
     `labels` of whole blocks, int64 `[B, S]`, on the model's device.
 
     The iterator must not be read ahead of the optimizer, or blocks are scored with old weights:
-    give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`.
+    give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`. A loop whose
+    updates do not fall between two steps is refused at the first that shows it.
 
     Args:
         model: the model that the loop trains: a causal language model of Hugging Face, possibly
@@ -171,6 +175,15 @@ class RoDBatches:
         self._is_open = False
         self._began: float | None = None  # when the step under way began; None between steps
 
+    # What libraries ask of a loader of which they skip batches, as Trainer does when it resumes: a
+    # dataset of whole batches.
+    batch_size, drop_last = None, False
+
+    @property
+    def dataset(self) -> IterableDataset:
+        """All batches from step 0 on; None stands for each of the steps before `next_step`."""
+        return _FromTheStart(self)
+
     def __len__(self) -> int:
         """Returns the number of batches of all steps in this process."""
         return self.steps * self._batches_per_step
@@ -241,17 +254,28 @@ class RoDBatches:
         """Yields the batches of this process, from `next_step` on. Collective over the replicas.
 
         Raises:
-            ValueError: a score is not finite, replicas chose different blocks, or the record is of
-                another run.
+            ValueError: a score is not finite, replicas chose different blocks, the record is of
+                another run, or the weights were not updated once for the batches of a step.
         """
+        updates = Updates(self.scorer.model, batches=self._batches_per_step)
+        try:
+            yield from self._steps(updates)
+        finally:
+            updates.close()
+
+    def _steps(self, updates: Updates) -> Iterator[dict[str, torch.Tensor]]:
         while self.next_step < self.steps:
             self._began, step = time.perf_counter(), self.next_step
+            updates.refuse_between(step)
             self.choice = choice = self._choose(step)
+            updates.chosen(step)
             size, replicas = self.micro_batch_size, self.scorer.replicas
             shares = deal(choice.block_ids, micro_batch_size=size, replicas=replicas)
             own = shares[self.scorer.rank].reshape(-1, size)
             try:
                 for number, block_ids in enumerate(own, start=1):
+                    if number > 1:
+                        updates.refuse_within(number - 1)
                     tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
                     tokens_BS = tokens.to(self.scorer.device).long()
                     if number == len(own):  # a checkpoint after it continues with the next step
@@ -303,3 +327,13 @@ class RoDBatches:
             scored_length=length,
         )
         return self._record.is_new
+
+
+class _FromTheStart(IterableDataset):
+    def __init__(self, batches: RoDBatches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | None]:
+        batches = self.batches
+        yield from repeat(None, len(batches) // batches.steps * batches.next_step)
+        yield from batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -141,4 +142,5 @@ def _config(options: Namespace) -> None:
         options.default, options.runs, out, recipe=options.recipe, curriculum=options.curriculum
     )
     print(f"{out}: arms {', '.join(arms)}; without a counterpart: {', '.join(unused) or 'nothing'}")
-    print(f"next: nemo-rod plan --config-dir {out.parent.parent} recipe={out.stem}")
+    words = ("nemo-rod", "plan", "--config-dir", str(out.parent.parent), f"recipe={out.stem}")
+    print(f"next: {shlex.join(words)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,10 +58,11 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
         if rebuilt and not config.dry_run:
             stage.move_aside()
     write_files(folder, stages.launcher.render(config, list(pending.values())))
+    submit = ["bash", str(folder / "submit.sh")]
     if config.dry_run:
-        _say(f"{len(pending)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
+        _say(f"{len(pending)} jobs rendered, none submitted: {shlex.join(submit)}")
         return
-    done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(submit, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
     jobs = {
@@ -70,7 +72,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
     }
     for number, job in jobs.items():
         _say(f"{number:>10}  {pending[job.stage].title}")
-    _say(f"Submitted {len(jobs)} jobs. Their progress: nemo-rod status {config.run_dir}")
+    _say(f"Submitted {len(jobs)} jobs. Their progress: {_command('status', config)}")
 
 
 def check_idle(config: Config) -> None:
@@ -82,7 +84,7 @@ def check_idle(config: Config) -> None:
     if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(
             f"An earlier launch of {config.run_dir} is still active (jobs {', '.join(alive)}): "
-            f"wait for it to end, or end it with `nemo-rod cancel {config.run_dir}`."
+            f"wait for it to end, or end it with `{_command('cancel', config)}`."
         )
 
 
@@ -162,6 +164,10 @@ def _check_cluster(config: Config) -> None:
             )
     check_nodes(config.parallel, cluster.gpus_per_node)
     launcher_of(config).check_cluster(config)
+
+
+def _command(name: str, config: Config) -> str:
+    return shlex.join(["nemo-rod", name, config.run_dir])
 
 
 def _say(text: str) -> None:

@@ -40,6 +40,7 @@ from nemo_rod.files import (
     read_json,
     with_advice,
     write_whole,
+    writing,
 )
 from nemo_rod.selection.arrays import Ids, Nats, Records
 from nemo_rod.selection.choice import Choice
@@ -233,10 +234,8 @@ class Curriculum:
 
     def sync(self) -> None:
         """Waits until all steps are on disk; errors as of `append`."""
-        try:
+        with writing(self.path):
             os.fsync(self._fd)
-        except OSError as error:
-            raise with_advice(error, self.path) from error
 
     def truncate(self, step: int) -> None:
         """Drops the records of `step` and later, so that `step` is appended next.
