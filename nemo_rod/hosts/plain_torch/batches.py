@@ -177,7 +177,7 @@ class RoDBatches:
 
     # What libraries ask of a loader of which they skip batches, as Trainer does when it resumes: a
     # dataset of whole batches.
-    batch_size, drop_last = None, False
+    batch_size, drop_last, prefetch_factor = None, False, None
 
     @property
     def dataset(self) -> IterableDataset:
