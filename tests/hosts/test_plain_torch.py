@@ -567,6 +567,9 @@ def test_libraries_may_skip_the_batches_of_steps_done(done: int) -> None:
     rest = [batch["input_ids"] for batch in skip_first_batches(batches, 4 * done)]
     assert len(rest) == 16 - 4 * done
     assert all(torch.equal(*pair) for pair in zip(rest, first[4 * done :], strict=True))
+    if done:  # with another accumulation than the checkpoint's
+        with pytest.raises(ValueError, match=r"was not skipped: .* than the 4 of a step"):
+            scored(**next(iter(skip_first_batches(batches, 2 * done))))
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

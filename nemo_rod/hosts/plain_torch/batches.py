@@ -181,7 +181,7 @@ class RoDBatches:
 
     @property
     def dataset(self) -> IterableDataset:
-        """All batches from step 0 on; None stands for each of the steps before `next_step`."""
+        """All batches from step 0 on, of which those before `next_step` are only placeholders."""
         return _FromTheStart(self)
 
     def __len__(self) -> int:
@@ -333,7 +333,28 @@ class _FromTheStart(IterableDataset):
     def __init__(self, batches: RoDBatches) -> None:
         self.batches = batches
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | None]:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | _Done]:
         batches = self.batches
-        yield from repeat(None, len(batches) // batches.steps * batches.next_step)
+        per_step = len(batches) // batches.steps
+        yield from repeat(_Done(per_step), per_step * batches.next_step)
         yield from batches
+
+
+class _Done:
+    """Stands for a batch of a step before `next_step`, and refuses to be trained on."""
+
+    def __init__(self, per_step: int) -> None:
+        self.per_step = per_step
+
+    def __iter__(self) -> Any:
+        raise ValueError(
+            "A batch of a step that is done was not skipped: the loop resumes with another number "
+            f"of batches to an update than the {self.per_step} of a step (Trainer's "
+            f"gradient_accumulation_steps={self.per_step})."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in iter(self)
+
+    def keys(self) -> Any:
+        return iter(self)
