@@ -76,6 +76,7 @@ def _run_command() -> None:
             near = f" (did you mean nemo-rod run {command}?)"
         raise ValueError(
             f"There is no command '{command}'{near}: expected one of {', '.join(known)}."
+            f"{parts.uninstalled()}"
         )
     elif {*_HELP} & {*words}:
         recipe_parser(command).print_help()

@@ -113,6 +113,7 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
             f"{where} names none of the {kind.replace('_', ' ')}"
             f"{did_you_mean(name, names(kind))}: expected one of "
             f"{', '.join(names(kind))}; {page('extending')} says how a package adds one."
+            f"{uninstalled()}"
         )
     try:
         return others[name].load()
@@ -147,6 +148,13 @@ def _from_file(file: Path, attribute: str, kind: str, key: str) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{where} cannot be imported ({reason}): correct the file.") from error
+
+
+def uninstalled() -> str:
+    """Returns a sentence to add where the package is on the path without metadata; "" elsewhere."""
+    if registered()[0]:
+        return ""
+    return " nemo_rod is on the path, but not installed, and so knows few of its parts: install it."
 
 
 def load_all(kind: str) -> list[Any]:

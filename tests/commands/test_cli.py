@@ -17,7 +17,7 @@ from made_up_run import make_run
 import nemo_rod as nemo_rod_package
 from nemo_rod import cli
 from nemo_rod.commands import recipes
-from nemo_rod.config import Config, Scoring, config_folder
+from nemo_rod.config import Config, config_folder
 from nemo_rod.run import beforehand
 from nemo_rod.run.launch.render import typed_command
 from nemo_rod.run.processes import pythons
@@ -78,11 +78,6 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
 def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         composed("recipe=toy", *overrides)
-
-
-def test_a_prefix_is_typed_as_a_share() -> None:
-    parts = [Scoring(prefix=prefix).part for prefix in ("1", "1/2", "1/4", "1/8")]
-    assert parts == [1, 0.5, 0.25, 0.125]
 
 
 @pytest.mark.parametrize(

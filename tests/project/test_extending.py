@@ -199,7 +199,7 @@ FILE, ANY = "FILE.py:NAME", "or a name that a package registers."
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("selection.policy=nope", f"joint, fixed_share, schedule, odm, capped, {FILE}, {ANY}"),
+        ("selection.policy=nope", f"joint, fixed_share, mix, schedule, odm, capped, {FILE}, {ANY}"),
         ("selection.score=nope", f"expected reducible_loss, relative, {FILE}, {ANY}"),
         ("launcher.kind=nope", f"expected local, slurm, nemo_rl, ray, timed, {ANY}"),
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, modules, such as"),

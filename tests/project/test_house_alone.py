@@ -10,6 +10,7 @@ import pytest
 from command_line import nemo_rod, with_packages
 from tiny_recipe import ARMS, RECIPE
 
+from nemo_rod import cli, parts
 from nemo_rod.files import read_json
 
 STAGES = (  # of RoD's arm, each as a command
@@ -48,12 +49,20 @@ def test_a_recipe_runs_without_a_room(room: str, wheel: Path, tmp_path: Path) ->
     assert not [name for name in trained if re.match(r"nemo_rod\.(lab|hosts)\b", name)]
 
 
+def test_a_package_without_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "registered", lambda: ({}, {}))
+    monkeypatch.setattr("sys.argv", ["nemo-rod", "status", "run"])
+    for call in (lambda: parts.load("hosts", "megatron_bridge"), cli._run_command):
+        with pytest.raises(ValueError, match=r"one of .*\. nemo_rod is on the path, but"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("status run", "There is no command 'status': expected one of run, prepare, "),
         ("run recipe=toy_synthetic", "makes the arm merge_0.6: take it out of arms=[...], or"),
-        ("run recipe=toy_synthetic report.prompts=[]", "Could not override 'report.prompts'"),
+        ("run recipe=toy_synthetic report.prompts=[]", "There is no key report.prompts: "),
     ],
 )
 def test_what_is_not_there_is_said(words: str, sentence: str, wheel: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ EXPECTED = {  # bound -> its keys; those of pretrain are as those of train
     "fp32 or bf16": "train.grad_reduce",
     "in [1, 1024]": "selection.multiplier",
     "expected or exact": "selection.balance",
-    "joint, fixed_share, schedule, odm, FILE.py:NAME, or a name that a package registers": (
+    "joint, fixed_share, mix, schedule, odm, FILE.py:NAME, or a name that a package registers": (
         "selection.policy"
     ),
     "reducible_loss, FILE.py:NAME, or a name that a package registers": "selection.score",
