@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,11 @@ def declare(parser: Arguments) -> None:
     )
     add = partial(add_verb, parser, verbs)
     text = "Makes a block store of a folder of the authors' blocks."
-    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N]"
-    verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME [check=N]", text)
+    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N] [repeated=keep]"
+    verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME", text)
     verb.add_argument("folder", metavar="FOLDER", type=Path, help="folder of part_*.parquet")
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the new store, or of a run")
-    compared = "compares one of N blocks with its content_hash, by default 64"
+    compared = "compares one of N blocks with its content_hash, by default 1: all"
     verb.add_keys(
         Key("tokenizer", "NAME", "made the blocks"),
         number_key(
@@ -38,6 +39,12 @@ def declare(parser: Arguments) -> None:
             read=partial(real_number, least=math.ulp(0.0), most=1.0),
         ),
         number_key("check", "N", compared, "a number from 1 on", least=1),
+        Key(
+            "repeated",
+            "keep",
+            "blocks twice or in both splits; by default they are refused",
+            choices=("keep", "refuse"),
+        ),
     )
     roles = ROLES
     text = "Makes references of a cache of losses, for the training blocks of one role."
@@ -94,7 +101,8 @@ def _blocks(options: Namespace) -> None:
         tokenizer,
         block_size=size,
         pool_share=options.pool_share or 1.0,
-        check_every=options.check or 64,
+        check_every=options.check or 1,
+        repeated=options.repeated or "refuse",
         progress=progress.step,
     )
     if stage is not None and stage.inputs is not None:
@@ -127,7 +135,8 @@ def _curriculum(options: Namespace) -> None:
     from nemo_rod.corpus import BlockStore
     from nemo_rod.lab.authors.trace import import_trace
 
-    with import_trace(options.traces, BlockStore(options.blocks), options.out) as curriculum:
+    store, say = BlockStore(options.blocks), partial(print, file=sys.stderr)
+    with import_trace(options.traces, store, options.out, note=say) as curriculum:
         print(
             f"{options.out}: {len(curriculum):,} steps of {curriculum.header.num_chosen:,} blocks"
         )
