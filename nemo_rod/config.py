@@ -35,7 +35,7 @@ PEAK_TFLOPS = {
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
-    lambda found: re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", found) is not None,
+    lambda found: re.fullmatch(r"(\d+-)?\d{1,2}(:[0-5]\d){2}", found) is not None,
 )
 SHARE = Bound(
     "a share in [0, 1], or a trained arm",

@@ -123,7 +123,7 @@ SMILE = "\U0001f642".encode()
         (b"a sentence of this base\0another one that is cut",
          [(b"a sentence of this base", False), (b"another one that is cut", True)]),
         (b"a sentence of this base\0cut", [(b"a sentence of this base", False)]),
-        *((b"a base wrote this " + SMILE[:n], [(b"a base wrote this ", True)]) for n in range(1, 4)),
+        *((b"a base wrote it: " + SMILE[:n], [(b"a base wrote it: ", True)]) for n in range(1, 4)),
         (b"a sentence of this " + SMILE, [(b"a sentence of this " + SMILE, True)]),
         (b"a sentence of this \xff\xff", [(b"a sentence of this ", True)]),
         (b"a sentence of this " + SMILE[:2] + b"\0",

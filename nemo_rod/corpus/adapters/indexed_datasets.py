@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.formats import Input
-from nemo_rod.corpus.input_files import matching_files
+from nemo_rod.corpus.input_files import HEAD, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
@@ -138,8 +138,10 @@ class IndexedFile(Input):
             raise ValueError(f"{path} has no index: {index} is missing, put it beside the .bin")
         size = index.stat().st_size
         self.parts = [(str(Path(name).with_suffix(".idx")), size)]
-        with index.open("rb") as handle:
-            header = handle.read(_HEADER_BYTES)
+        for file in (path, index):
+            with file.open("rb") as handle:
+                refuse_placeholder(file, head := handle.read(HEAD))
+        header = head[:_HEADER_BYTES]
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise ValueError(f"{index} is no index of Megatron: fetch or write it again")
         code, sequences, ends = struct.unpack("<BQQ", header[len(_MAGIC) :])
@@ -165,12 +167,11 @@ class IndexedFile(Input):
         self._lengths, self._starts, self._ends = arrays
         self._path, self.type = path, np.dtype(_TYPES[code])
         # As its tools write it, a sequence begins where the one before ends.
-        end = self._place(sequences)
-        if end != self.size or [*self._ends[:1], *self._ends[-1:]] != [0, sequences]:
-            raise ValueError(
-                f"{path} has {self.size} bytes, and its index ends at {end}: it was cut off, or "
-                "belongs to another index; fetch both again"
-            )
+        if self._place(sequences) != self.size or [*self._ends[:1], *self._ends[-1:]] != [
+            0,
+            sequences,
+        ]:
+            raise ValueError(f"{path} {self._mismatch()}")
         self.tokens = self.size // self.type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
@@ -219,6 +220,34 @@ class IndexedFile(Input):
     def consumed(self) -> int:
         """Returns the number of bytes of the .bin read so far."""
         return self._place(int(self._ends[self._done]))
+
+    def _mismatch(self) -> str:
+        """Returns in what the index differs from that of the whole file, in order, and the cure."""
+        sizes = self._lengths.astype(np.int64) * self.type.itemsize
+        end = int((self._starts + sizes).max(initial=0))
+        order = np.argsort(self._starts, kind="stable")
+        in_file, docs = np.cumsum(sizes[order]) - sizes[order], [*self._ends[:1], *self._ends[-1:]]
+        if end == self.size and (self._starts[order] == in_file).all() and (sizes >= 0).all():
+            if (order == np.arange(len(order))).all():
+                if (np.diff(self._ends) >= 0).all() and 0 <= docs[0] <= docs[-1] <= len(order):
+                    return (
+                        f"is whole, but its index lists the documents of sequences {docs[0]} to "
+                        f"{docs[1]} of {len(order)}: it is a part; give the index of all documents"
+                    )
+            else:
+                return (
+                    "is whole, but its index lists its sequences in another order: give the "
+                    "index that was written with it"
+                )
+        if 0 < end < self.size and (sizes >= 0).all() and (self._starts >= 0).all():
+            return (
+                f"has {self.size} bytes, of which its index describes those before {end}: it is "
+                "the index of a part; give that of all documents, or the part's own .bin"
+            )
+        return (
+            f"has {self.size} bytes, and its index ends at {end}: it was cut off, or belongs to "
+            "another index; fetch both again"
+        )
 
     def _place(self, sequence: int) -> int:
         """Returns where a sequence begins in the .bin, and, after the last one, where that ends."""
