@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
-from nemo_rod.commands.mistakes import ALL_KEYS, near_key, understood
+from nemo_rod.commands.mistakes import ALL_KEYS, near_key, tasks_by_name, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.config import Config, blamed_key, config_folder
 from nemo_rod.parts import did_you_mean
@@ -116,6 +116,7 @@ def _composition_error(error: Exception) -> str:
         near = next(Path().glob(f"*/{group}/{name}.yaml"), None)
         cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
         cure = cure or did_you_mean(name, options)
+        cure = cure or (tasks_by_name([name]) if group == "tasks" else "")
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}."
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
     if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):

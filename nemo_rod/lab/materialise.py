@@ -23,7 +23,7 @@ import numpy as np
 
 from nemo_rod.corpus.shards import index_bytes
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole, read_json, sync, write_json, write_whole
+from nemo_rod.files import digest, move_whole, naming, read_json, sync, write_json, write_whole
 from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -95,7 +95,8 @@ def materialise(
         if begun := begun or not path.exists():  # parts after a missing one are written again
             temporary = path.with_name(f".{path.name}.tmp")
             rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
-            writer.write(temporary, rows, start * header.num_chosen)
+            with naming(path):
+                writer.write(temporary, rows, start * header.num_chosen)
             move_whole(temporary, path)
         progress(stop)
     writer.finish([writer.name(number, len(starts)) for number in range(len(starts))])

@@ -77,7 +77,7 @@ def declare(parser: Arguments) -> None:
 
 def _blocks(options: Namespace) -> None:
     from nemo_rod.corpus.tokenizer import load_tokenizer
-    from nemo_rod.files import write_json
+    from nemo_rod.files import naming, write_json
     from nemo_rod.lab.authors.blocks import import_blocks
     from nemo_rod.lab.composing import composed
     from nemo_rod.progress import Progress
@@ -95,16 +95,17 @@ def _blocks(options: Namespace) -> None:
         trusted = config.model.trust_remote_code
         tokenizer = load_tokenizer(config.domain.tokenizer, eod=eod, trust_remote_code=trusted)
     progress = Progress(f"import {options.folder.name}", 0, unit="blocks")
-    store = import_blocks(
-        options.folder,
-        out,
-        tokenizer,
-        block_size=size,
-        pool_share=options.pool_share or 1.0,
-        check_every=options.check or 1,
-        repeated=options.repeated or "refuse",
-        progress=progress.step,
-    )
+    with naming(out):
+        store = import_blocks(
+            options.folder,
+            out,
+            tokenizer,
+            block_size=size,
+            pool_share=options.pool_share or 1.0,
+            check_every=options.check or 1,
+            repeated=options.repeated or "refuse",
+            progress=progress.step,
+        )
     if stage is not None and stage.inputs is not None:
         made = {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
         record = {"stage": stage.name, "inputs": stage.inputs(), "outputs": made}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole
+from nemo_rod.files import digest, move_whole, naming
 from nemo_rod.lab.authors.blocks import HASHES, as_bytes, content_hashes, is_hash
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
@@ -117,7 +117,7 @@ def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
     header = curriculum.header
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with naming(out), temporary.open("w", encoding="utf-8") as file:
         for number, record in enumerate(curriculum, start=1):
             ids = record.trained_on
             hashes = content_hashes(store, ids)

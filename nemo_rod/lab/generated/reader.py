@@ -38,7 +38,7 @@ from nemo_rod.corpus.formats import Input, JsonLines, LongText
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer, whole_characters
-from nemo_rod.files import digest, digest_files, move_whole, with_advice, write_json
+from nemo_rod.files import digest, digest_files, move_whole, naming, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.toy.debian import default_cache_dir
 from nemo_rod.progress import Progress
@@ -168,12 +168,9 @@ class _Written(Input):
             if fresh:
                 sampler = sampler or Sampler(spec, self._sampling, self._folder, settings["engine"])
                 made = file.with_suffix(f".{os.getpid()}")
-                try:
+                with naming(file):
                     made.write_text(json.dumps(sampler.sample(number)))
                     move_whole(made, file)
-                except OSError as error:
-                    made.unlink(missing_ok=True)
-                    raise with_advice(error, file) from error
             batch = json.loads(file.read_text())
             counts.update(batch["counts"])
             if fresh:

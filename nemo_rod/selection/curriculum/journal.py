@@ -16,7 +16,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, read_json, read_lines, sync, with_advice, write_whole
+from nemo_rod.files import (
+    interpreting,
+    naming,
+    read_json,
+    read_lines,
+    sync,
+    with_advice,
+    write_whole,
+)
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import all_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
@@ -105,7 +113,7 @@ class Journal:
         is_validated = any(name.startswith("validation/") for name in metrics)
         start = read_json(begin) if is_validated and begin.exists() else {}
         row = step_row(step, choice, metrics, self._curriculum.header, start)
-        with open(self._metrics, "a") as file:
+        with naming(self._metrics), open(self._metrics, "a") as file:
             file.write(_line(row))
             descriptor = os.dup(file.fileno())
         self._writes = [self._disk.submit(_sync_and_close, descriptor, self._metrics)]
