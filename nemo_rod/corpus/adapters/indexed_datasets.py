@@ -167,11 +167,9 @@ class IndexedFile(Input):
         self._lengths, self._starts, self._ends = arrays
         self._path, self.type = path, np.dtype(_TYPES[code])
         # As its tools write it, a sequence begins where the one before ends.
-        if self._place(sequences) != self.size or [*self._ends[:1], *self._ends[-1:]] != [
-            0,
-            sequences,
-        ]:
-            raise ValueError(f"{path} {self._mismatch()}")
+        ends = [self._place(0), self._place(sequences), *self._ends[:1], *self._ends[-1:]]
+        if ends != [0, self.size, 0, sequences]:
+            raise ValueError(f"{path} {self._mismatch() if sequences else 'has an empty index'}")
         self.tokens = self.size // self.type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
@@ -224,30 +222,19 @@ class IndexedFile(Input):
     def _mismatch(self) -> str:
         """Returns in what the index differs from that of the whole file, in order, and the cure."""
         sizes = self._lengths.astype(np.int64) * self.type.itemsize
-        end = int((self._starts + sizes).max(initial=0))
-        order = np.argsort(self._starts, kind="stable")
-        in_file, docs = np.cumsum(sizes[order]) - sizes[order], [*self._ends[:1], *self._ends[-1:]]
-        if end == self.size and (self._starts[order] == in_file).all() and (sizes >= 0).all():
-            if (order == np.arange(len(order))).all():
-                if (np.diff(self._ends) >= 0).all() and 0 <= docs[0] <= docs[-1] <= len(order):
-                    return (
-                        f"is whole, but its index lists the documents of sequences {docs[0]} to "
-                        f"{docs[1]} of {len(order)}: it is a part; give the index of all documents"
-                    )
-            else:
-                return (
-                    "is whole, but its index lists its sequences in another order: give the "
-                    "index that was written with it"
-                )
-        if 0 < end < self.size and (sizes >= 0).all() and (self._starts >= 0).all():
+        order, end = np.argsort(self._starts, kind="stable"), int((self._starts + sizes).max())
+        begin, follow = int(self._starts.min()), np.cumsum(sizes[order]) - sizes[order]
+        if (sizes < 0).any() or (self._starts[order] != begin + follow).any() or end > self.size:
             return (
-                f"has {self.size} bytes, of which its index describes those before {end}: it is "
-                "the index of a part; give that of all documents, or the part's own .bin"
+                f"has {self.size} bytes, and its index ends at {end}: it was cut off, or belongs "
+                "to another index; fetch both again"
             )
-        return (
-            f"has {self.size} bytes, and its index ends at {end}: it was cut off, or belongs to "
-            "another index; fetch both again"
-        )
+        what = f"documents of its sequences {self._ends[0]} to {self._ends[-1]} of {len(order)}"
+        if (begin, end) != (0, self.size):
+            what = f"bytes {begin} to {end} of its {self.size}"
+        elif (order != np.arange(len(order))).any():
+            what = "sequences in another order"
+        return f"is whole, but its index lists {what}: give the index that was written with it"
 
     def _place(self, sequence: int) -> int:
         """Returns where a sequence begins in the .bin, and, after the last one, where that ends."""
@@ -264,9 +251,10 @@ class IndexedFile(Input):
                 begin, size = self._place(first), self._place(end) - self._place(first)
                 tokens = int(self._lengths[first:end].sum(dtype=np.int64))
                 if size != self.type.itemsize * tokens or not first <= end <= len(self._starts):
-                    raise ValueError(
-                        f"{self.place}: its index is damaged at document {number}: fetch it again"
-                    )
+                    fault = self._mismatch()
+                    if "in another order" not in fault:
+                        fault = f"has an index that is damaged at document {number}: fetch it again"
+                    raise ValueError(f"{self.place} {fault}")
                 file.seek(begin)
                 yield np.frombuffer(file.read(size), self.type)
 
