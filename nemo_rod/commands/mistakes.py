@@ -19,7 +19,7 @@ from nemo_rod.parts import did_you_mean, names
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 # dictionaries that take any name below them, so that no "+" needs to be typed
-_OPEN = (
+OPEN = (
     *("selection.policy_options", "domain.sources", "variants", "tasks.capabilities"),
     *("cluster.env", "cluster.sbatch", "cluster.cpu_sbatch"),
 )
@@ -64,7 +64,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
             continue  # as if there were none
-        is_group = key in _OPEN or (config_folder() / key).is_dir()
+        is_group = key in OPEN or (config_folder() / key).is_dir()
         if word[0] == "~" and not is_group and key in known_keys():
             raise ValueError(f"{word} takes away what every run needs: give {key} a value instead.")
         if key == "recipe" and ("/" in value or value.endswith(".yaml")):
@@ -98,7 +98,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 f"{word} has several values: add -m for a run of each"
                 + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
             )
-        opened = any(f"{key}.".startswith(f"{name}.") for name in _OPEN)
+        opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
     named = any(word.lstrip("+").startswith("recipe=") for word in taken)
     if not named and not _WITHOUT_RECIPE & {word.partition("=")[0] for word in words}:

@@ -36,7 +36,7 @@ def install_megatron_bridge() -> None:
         return
 
     def initialize_megatron(cfg: Any, **options: Any) -> Any:
-        _refuse_async(cfg.checkpoint.async_save, "checkpoint.async_save=True")
+        _refuse_async(cfg.checkpoint.async_save, "cfg.checkpoint.async_save=True")
         return initialize.initialize_megatron(cfg, **{**options, "allow_no_cuda": True})
 
     setup.initialize_megatron = initialize_megatron

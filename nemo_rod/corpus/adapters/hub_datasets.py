@@ -50,8 +50,8 @@ class HuggingFaceDataset(Input):
                     )
         self.parts = [file for file in files if _is_data(os.path.join(path, file[0]), saved)]
         for part, _ in self.parts:
-            with (file := Path(path, part)).open("rb") as head:
-                refuse_placeholder(file, head.read(HEAD))
+            with Path(path, part).open("rb") as head:
+                refuse_placeholder(Path(path, part), head.read(HEAD))
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None  # of this reading

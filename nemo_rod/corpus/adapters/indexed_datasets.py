@@ -224,7 +224,11 @@ class IndexedFile(Input):
         sizes = self._lengths.astype(np.int64) * self.type.itemsize
         order, end = np.argsort(self._starts, kind="stable"), int((self._starts + sizes).max())
         begin, follow = int(self._starts.min()), np.cumsum(sizes[order]) - sizes[order]
-        if (sizes < 0).any() or (self._starts[order] != begin + follow).any() or end > self.size:
+        if (
+            (sizes < 0).any()
+            or (self._starts[order] != begin + follow).any()
+            or end > (self.size or 0)
+        ):
             return (
                 f"has {self.size} bytes, and its index ends at {end}: it was cut off, or belongs "
                 "to another index; fetch both again"
