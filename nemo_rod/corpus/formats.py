@@ -149,6 +149,10 @@ class Extract:
         except KeyError as error:
             field = error.args[0]
             optional = f", or leave records without it out: begin filter with {field} != null"
+            if any((c.field, c.operator, c.value) == (field, "==", None) for c in self.comparisons):
+                optional = (
+                    f", or keep records without it alone: jq -c 'select(.{field} == null)' FILE"
+                )
             raise ValueError(missing_field(where, field, record) + optional) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None

@@ -27,8 +27,13 @@ _PLACEHOLDERS = (
     (rb"version https://(git-lfs|hawser)\.github\.com/", "a pointer of Git LFS: run git lfs pull"),
     (rb"(\.\./)*(\.git)?/annex/objects/", "a pointer of git-annex: run git annex get on it"),
     (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title)\b", "an HTML page"),
-    (rb"(<\?xml[^>]*>\s*)?<Error>\s*<", "a storage's error in XML: fetch the file again"),
-    (rb"(?i)(404: |error: )?(not found|entry not found|access denied|forbidden)\.?\s*\Z",
+    (rb"(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|ListBucketResult)\b",
+     "a storage's answer in XML: fetch the file again"),
+    (rb"outs:\r?\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
+    (rb'(?i)(\{"(error|message|detail)": ?")?(error |http )?(\d{3}:? )?'
+     rb"((repository|entry|page|file) )?(not found|access denied|forbidden|unauthorized|"
+     rb"invalid username or password|bad gateway|too many requests|internal server error|"
+     rb'service unavailable|gateway time-?out)\.?("\})?\s*\Z',
      "a server's error: fetch the file again"),
 )  # fmt: skip
 _HTML = (".html", ".htm", ".xhtml")

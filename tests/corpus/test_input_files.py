@@ -222,8 +222,10 @@ PLACEHOLDERS = {
     b"<!DOCTYPE html>\n<html><body>404</body></html>": "an HTML page, as servers answer: fetch the",
     b"\xef\xbb\xbf\r\n<html>\r\n<head><title>502 Bad Gateway</title>": "an HTML page, as servers",
     b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">': "an HTML page, as servers",
-    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>NoSuchKey</Code>': "error in XML: fetch",
-    b"<Error>\n <Code>AccessDenied</Code></Error>": "a storage's error in XML: fetch the file",
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>': "answer in XML: fetch",
+    b"<Error>\n <Code>AccessDenied</Code></Error>": "a storage's answer in XML: fetch the file",
+    b'{"error": "Repository not found"}': "a server's error: fetch the file again",
+    b"outs:\n- md5: a1b2\n  size: 3\n": "a pointer of DVC: run dvc pull",
     b"404: Not Found": "a server's error: fetch the file again",
     b"Entry not found\n": "a server's error: fetch the file again",
 }
@@ -282,6 +284,7 @@ def test_records_without_a_field_are_left_out(
     refuse(web(tmp_path / "a.jsonl", filter='lang == "de"'), "a.jsonl:1: no field 'lang'",
            "leave records without it out: begin filter with lang != null")  # fmt: skip
     refuse(web(tmp_path / "a.jsonl"), ":2: no field 'text'", "begin filter with text != null")
+    refuse(web(tmp_path / "a.jsonl", filter="lang == null"), "jq -c 'select(.lang == null)' FILE")
 
 
 @pytest.mark.parametrize(

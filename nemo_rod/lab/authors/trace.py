@@ -64,7 +64,10 @@ def import_trace(
     """
     if out.exists():
         raise ValueError(f"{out} exists: choose a new file, or remove it")
-    phases = [_steps(trace, note) for trace in traces]
+    phases: list[NDArray[Any]] = []
+    for trace in traces:
+        before = int(phases[-1]["step"][-1, 0]) if phases else 0
+        phases.append(_steps(trace, note, before))
     sizes = [steps.shape[1] for steps in phases]
     if len({*sizes}) > 1:
         raise ValueError(
@@ -173,7 +176,7 @@ class Table:
         return ids
 
 
-def _steps(trace: Path, note: Callable[[str], object]) -> NDArray[Any]:
+def _steps(trace: Path, note: Callable[[str], object], before: int) -> NDArray[Any]:
     """Returns the steps of one phase, `_ROW` [T, K], of each its last record."""
     if not trace.exists():
         raise ValueError(f"{trace} does not exist: name the folder of a run")
@@ -195,7 +198,8 @@ def _steps(trace: Path, note: Callable[[str], object]) -> NDArray[Any]:
     steps, counts = np.unique(run["step"], return_counts=True)
     if len(steps) > 1 and counts[-1] < counts[0]:  # a kill cut it
         run, steps, counts = run[: -counts[-1]], steps[:-1], counts[:-1]
-    first = min(int(steps[0]), 1)  # some count from 0
+    # some count from 0, and some on from the last step `before`
+    first = int(steps[0]) if steps[0] in (0, before + 1) else 1
     if (missing := np.flatnonzero(steps != first + np.arange(len(steps)))).size:
         raise ValueError(
             f"{trace} has {len(steps)} of {steps[-1] - first + 1} steps, step "
