@@ -15,7 +15,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
-.PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom gpu-kit image image-cpu nemo-rl-project
+.PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom sbom-image gpu-kit image image-cpu nemo-rl-project
 .PHONY: test-second test-matrix test-nemo2 test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
 .DEFAULT_GOAL := help
 
@@ -135,9 +135,19 @@ hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests
 	      --generate-hashes --python-version 3.$$minor $$file; } >requirements/hashed/$$name; \
 	done
 
-sbom: $(READY) ## list what .venv has, with versions and licences, in CycloneDX: runs/sbom.json
+sbom: $(READY) ## list what .venv has, and what the wheel needs, in CycloneDX: runs/sbom*.json
 	@test -x .venv-sbom/bin/cyclonedx-py || $(BIN)/python -m venv .venv-sbom
 	@$(call pip,.venv-sbom) --require-hashes -r requirements/hashed/sbom.txt
 	@mkdir -p runs
 	@.venv-sbom/bin/cyclonedx-py environment --output-reproducible --output-file runs/sbom.json $(BIN)/python
-	@echo "runs/sbom.json"
+	@rm -rf runs/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir runs/wheel .
+	@$(BIN)/python -m zipfile -e runs/wheel/*.whl runs/wheel && sed -n 's/^Requires-Dist: //p' \
+	  runs/wheel/*.dist-info/METADATA | .venv-sbom/bin/cyclonedx-py requirements --output-reproducible \
+	  --pyproject pyproject.toml --output-file runs/sbom-wheel.json -
+	@echo "runs/sbom.json runs/sbom-wheel.json"
+
+sbom-image: ## list the Python packages of an image in CycloneDX: IMAGE=nemo-rod:cpu; runs/sbom-image.json
+	@test -x .venv-sbom/bin/cyclonedx-py || $(MAKE) --no-print-directory sbom
+	@$(ENGINE) run --rm --entrypoint python3 $(or $(IMAGE),nemo-rod:cpu) -m pip freeze --all | \
+	  .venv-sbom/bin/cyclonedx-py requirements --output-reproducible --output-file runs/sbom-image.json -
+	@echo "runs/sbom-image.json"

@@ -7,6 +7,7 @@ and packages are imported once the command is known, so that help is quick.
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ def main() -> None:
     from nemo_rod.commands.errors import errors_in_one_sentence
     from nemo_rod.commands.text import Lines
 
+    os.environ["PYTHONSAFEPATH"] = "1"  # of all processes: they import nothing of this folder
     if isinstance(sys.stdout, io.TextIOWrapper):  # some terminals lack the bars of `status`
         sys.stdout.reconfigure(errors="backslashreplace")
     lines: Any = Lines(sys.stderr or io.StringIO())  # of a process that was begun without one
@@ -63,6 +65,7 @@ def _run_command() -> None:
         return
     if command in ("help", "--help"):  # nemo-rod help run
         command, words = words[0], ["--help"]
+    words = with_folder(command, words)
     if takes_paths(command, words):
         options = path_parser(command).parse_args([command, *words])
         options.main(options)
@@ -91,6 +94,37 @@ def _help() -> str:
     ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}
     added = sorted({name for kind in kinds for name in parts.installed(kind)} - ours)
     return "\n".join([*lines, *([f"\nOf installed packages: {', '.join(added)}"] if added else [])])
+
+
+def with_folder(command: str, words: list[str]) -> list[str]:
+    """Returns words whose first may be a run's folder in place of its recipe, or the other way.
+
+    Raises:
+        ValueError: the folder's configuration names code, which the folder alone does not run.
+    """
+    first = words[0] if words else "-"
+    if first.startswith("recipe=") and command not in recipe_commands():
+        return [f"runs/{first.removeprefix('recipe=')}", *words[1:]]
+    if "=" in first or first[0] == "-" or command not in recipe_commands():
+        return words
+    if (launched := latest_config(Path(first))) is None:
+        return words
+    if code := re.search(r"[^\s'\"]+\.py:\w+", launched.read_text("utf-8", errors="replace")):
+        raise ValueError(
+            f"{launched} names code, {code[0]}, which a folder alone does not run: type the recipe "
+            "instead, as at first."
+        )
+    # the folder may have been moved, and does not say what may run; the words that follow do
+    untrusted = ("model.trust_remote_code=false", "cluster.setup=[]", "cluster.python=null")
+    own = (f"run_dir={Path(first).absolute()}", *untrusted, "launcher.kind=local")
+    path = ("--config-path", str(launched.parent.absolute()), "--config-name", "config")
+    return [*own, *words[1:], *path]
+
+
+def latest_config(run_dir: Path) -> Path | None:
+    """Returns the configuration of the latest launch of a run folder; None without one."""
+    files = run_dir.glob("launch/*/config.yaml")
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def recipe_commands() -> list[str]:

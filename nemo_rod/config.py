@@ -24,15 +24,19 @@ Part = TypeVar("Part")
 # of a scoring pass: multiples that its products need, of tokens and rows of weights, and of columns
 LOW_PRECISIONS = {"fp8": (8, 16), "mxfp8": (32, 32)}
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
-# dense peak TFLOP/s by `cluster.gpu` and `model.precision`, of NVIDIA's data sheets (H100 and H200:
-# SXM; B200: DGX)
+# dense peak TFLOP/s by `cluster.gpu` and `model.precision`, of NVIDIA's data sheets (H100, H200 and
+# A100: SXM; B200: DGX; B300: HGX) and white papers (RTX, with FP32 accumulation)
 PEAK_TFLOPS = {
     "H100": {"bf16": 989.0, "fp32": 67.0},
     "H200": {"bf16": 989.0, "fp32": 67.0},
     "B200": {"bf16": 2250.0, "fp32": 75.0},
+    "B300": {"bf16": 2250.0, "fp32": 75.0},
+    "GH200": {"bf16": 989.0, "fp32": 67.0},
+    "A100": {"bf16": 312.0, "fp32": 19.5},
+    "L40S": {"bf16": 362.0, "fp32": 91.6},
+    "RTX_4090": {"bf16": 165.2, "fp32": 82.6},
+    "RTX_5090": {"bf16": 209.5, "fp32": 104.8},
 }
-# a value of cluster.env that is taken from the environment of the job, and written nowhere
-REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
     lambda found: re.fullmatch(r"(\d+-)?\d{1,2}(:[0-5]\d){2}", found) is not None,

@@ -8,13 +8,18 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _CURE = "restore it from a copy, or run its stage again"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# of a file of values; a folder of somebody else may hold any number
+MOST_BYTES, _MOST_OBJECTS, _MOST_LINES = 1 << 25, 1 << 20, 1 << 21
 
 
 def check_name(kind: str, name: str) -> None:
@@ -41,9 +46,10 @@ def share(files: Iterable[Path]) -> None:
             file.chmod(0o666 & ~mask)
 
 
-def write_json(path: Path, value: object) -> None:
-    """Writes a JSON file atomically; see `write_whole`."""
-    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+def write_json(path: Path, value: object, *, below: Path | None = None) -> None:
+    """Writes a JSON file atomically; see `replacing`."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode(), below=below)
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
@@ -52,8 +58,11 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     Raises:
         ValueError: the file holds something else; the message names it.
     """
+    data = read_bytes(path)
+    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
+        raise ValueError(f"{path} has more than {_MOST_OBJECTS:,} objects: {_CURE}")
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged (not valid JSON: {error}): {_CURE}") from None
     if not isinstance(value, dict):
@@ -120,33 +129,153 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
         ValueError: another line is damaged or lacks a key; the message names the file.
     """
     rows, cure = [], "restore it from a copy, or remove the line"
-    *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} has no JSON in line {number} ({error}): {cure}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path} has no JSON object in line {number}: {cure}")
-        expect_keys(path, row, keys)
-        rows.append(row)
+    with open_file(path) as file:
+        # a line that is too long ends nowhere, and those after the last number are not read
+        for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), start=1):
+            if not line.endswith(b"\n"):
+                if len(line) == MOST_BYTES:
+                    raise ValueError(f"{path} has no end of line {number}: {cure}")
+                break
+            if number > _MOST_LINES:
+                raise ValueError(f"{path} has more than {_MOST_LINES} lines: {cure}")
+            try:
+                row = json.loads(line.decode(errors="replace"))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path} has no JSON in line {number} ({error}): {cure}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path} has no JSON object in line {number}: {cure}")
+            expect_keys(path, row, keys)
+            rows.append(row)
     return rows
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file atomically.
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Returns the content of a regular file of at most `most` bytes.
 
     Raises:
+        ValueError: it has more, or is none.
+    """
+    with open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise ValueError(f"{path} has {size:,} bytes, unlike any of its kind: {_CURE}")
+        return file.read()
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY, *, below: Path | None = None) -> IO[bytes]:
+    """Opens a regular file; a pipe, which would wait for ever, is refused.
+
+    Args:
+        path: the file.
+        flags: those of `os.open`. A file that is written is never a link.
+        below: as for `replacing`; if `flags` make the file, its folder is made, too.
+
+    Raises:
+        ValueError: it is none, or a link.
+    """
+    flags |= os.O_NONBLOCK | (os.O_NOFOLLOW if below or flags & os.O_RDWR else 0)
+    cure = "expected a file: remove it"
+    try:
+        if below is None:
+            file = os.open(path, flags, 0o666)
+        else:
+            with folder_below(path.parent, below, make=bool(flags & os.O_CREAT)) as folder:
+                file = os.open(path.name, flags, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ValueError(f"{path} is a link or a pipe, {cure}") from None
+        error.filename = str(path)
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise ValueError(f"{path} is not a regular file, {cure}")
+    mode = "rb" if not flags & os.O_RDWR else "ab+" if flags & os.O_APPEND else "r+b"
+    return os.fdopen(file, mode)
+
+
+def write_whole(path: Path, data: bytes, *, below: Path | None = None) -> None:
+    """Writes a file atomically; see `replacing`."""
+    with replacing(path, below=below) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, *, below: Path | None = None, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yields a new file that takes the place of `path` once the block has ended well.
+
+    Its name is random until then, so nothing that is there already is written to.
+
+    Args:
+        path: the file; its folder is made if it is missing.
+        below: folder below which no link is followed, such as that of a run; None follows any.
+        mode: permissions, less those of the umask.
+
+    Raises:
+        ValueError: a folder below `below` is a link.
         OSError: the write failed; the message names the file and, where known, the remedy.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    name = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        temporary.write_bytes(data)
-        move_whole(temporary, path)
+        with folder_below(path.parent, below) as folder:
+            descriptor = os.open(name, flags, mode, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(descriptor)
+                os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise with_advice(error, path) from error
+
+
+@contextmanager
+def folder_below(path: Path, below: Path | None = None, *, make: bool = True) -> Iterator[int]:
+    """Opens a folder, by default made if it is missing; below `below`, no link is followed.
+
+    Raises:
+        ValueError: a folder below `below` is a link.
+    """
+    place = path if below is None else below
+    if make:
+        place.mkdir(parents=True, exist_ok=True)
+    names = path.relative_to(place).parts
+    folder = os.open(place, os.O_DIRECTORY)
+    try:
+        for name in names:
+            place /= name
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=folder)
+            try:
+                inner = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise ValueError(
+                    f"{place} is a link or a file, expected a folder: remove it"
+                ) from None
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def remove(path: Path, *, below: Path) -> None:
+    """Removes a file, or a folder with all that is in it; a link below `below` is not followed."""
+    with suppress(FileNotFoundError), folder_below(path.parent, below, make=False) as folder:
+        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(path.name, dir_fd=folder)
+        else:
+            os.unlink(path.name, dir_fd=folder)
 
 
 def move_whole(temporary: Path, path: Path) -> None:
@@ -188,9 +317,19 @@ def with_advice(error: OSError, path: Path) -> OSError:
 
     Earlier output is complete after any error: a repeated run resumes from it.
     """
+    number = error.errno or errno.ENOSPC  # NumPy only says how much of an array it wrote
     advice = ": make room and run it again, it resumes where it stopped"
-    reason = f"{error.strerror}{advice if error.errno in FULL else ''}"
-    return OSError(error.errno, reason, str(path))
+    reason = f"{os.strerror(number)}{advice if number in FULL else ''}"
+    return OSError(number, reason, str(path))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Re-raises the errors of a block that writes a file as `with_advice` returns them."""
+    try:
+        yield
+    except OSError as error:
+        raise with_advice(error, path) from error
 
 
 @contextmanager

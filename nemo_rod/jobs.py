@@ -9,8 +9,9 @@ name from the job's key-value store.
 from __future__ import annotations
 
 import dataclasses
-import json
+import hmac
 import math
+import os
 import socket
 import time
 import types
@@ -21,11 +22,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from nemo_rod.bounds import has_type
 from nemo_rod.config import Config, Parallel
-from nemo_rod.files import interpreting, read_json
+from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.loggers import logger_names
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import Rule
 from nemo_rod.selection.references.folder import precision_name
+from nemo_rod.trust import KEY, MAC_BYTES, sign
 
 STORE = "NEMO_ROD_STORE"  # in the environment: host and port of the store of a job on several nodes
 FAULT_KEY = "fault"  # in the store: the first fault, which ends all processes
@@ -133,7 +135,7 @@ _KINDS: dict[str, type] = {
 def write_job(job: Job, path: Path) -> None:
     """Writes a job to a JSON file."""
     kind = next(name for name, kind in _KINDS.items() if type(job) is kind)
-    path.write_text(json.dumps({"job": kind, **dataclasses.asdict(job)}, indent=2) + "\n")
+    write_json(path, {"job": kind, **dataclasses.asdict(job)})
 
 
 def read_job(path: Path) -> Job:
@@ -158,6 +160,7 @@ def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     (host, port), patience = address.rsplit(":", 1), timedelta(seconds=seconds)
+    name = sign(name.encode(), os.environ.get(KEY, "")).hex()  # which no stranger can guess
     store = TCPStore(host, int(port), is_master=False, timeout=patience, wait_for_workers=False)
     return PrefixStore(f"nemo_rod/{name}", store)
 
@@ -166,12 +169,22 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     """Reads the job file of the first node on every process.
 
     Raises:
-        ValueError: the file is damaged, or this node does not see it.
+        ValueError: the file is damaged, not of this job, or this node does not see it.
     """
+    key = os.environ.get(KEY, "")
     if arguments:
-        store.set(_FILE_KEY, arguments[0])
+        order = arguments[0].encode()
+        store.set(_FILE_KEY, sign(order, key) + order)
         return read_job(Path(arguments[0]))
-    file, deadline = Path(store.get(_FILE_KEY).decode()), time.monotonic() + _SHARED_SECONDS
+    order, run_dir = store.get(_FILE_KEY), Path(os.environ["NEMO_ROD_RECORD"]).parents[2].resolve()
+    code, order = order[:MAC_BYTES], order[MAC_BYTES:]
+    file, deadline = Path(order.decode(errors="replace")), time.monotonic() + _SHARED_SECONDS
+    is_ours = key and hmac.compare_digest(code, sign(order, key))
+    if not (is_ours and file.resolve().is_relative_to(run_dir)):
+        raise ValueError(
+            f"node {socket.gethostname()} was ordered to run {file}, which is not of this job: "
+            f"keep strangers out of the nodes' network, and submit with launcher=slurm ({KEY})"
+        )
     while not file.is_file():
         if time.monotonic() > deadline:
             raise ValueError(

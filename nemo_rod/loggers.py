@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import netrc
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nemo_rod import parts
-from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.files import digest, read_json, read_lines, write_json
+from nemo_rod.installation import pip_install
 from nemo_rod.selection.held_out import START_FILE
 
 LOGGERS = tuple(parts.HOUSE["loggers"])  # the hosts' own; packages register others
-SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
 # the most important metrics form a group that loggers, which sort by name, show first
 _AT_A_GLANCE = {
@@ -68,8 +69,8 @@ def check_installed(names: Sequence[str]) -> None:
             parts.load("loggers", name, key="logger")
         elif importlib.util.find_spec(name) is None:
             raise ValueError(
-                f"logger={name} is set, but the package {name} is not installed: pip install "
-                f"'nemo-rod[{name}]', or leave the logger out."
+                f"logger={name} is set, but the package {name} is not installed: "
+                f"{pip_install(name)}, or leave the logger out."
             )
 
 
@@ -177,7 +178,7 @@ def continue_runs(
         mark_restart(writer, step + 1 if step else 0)
     if wandb_run and step:
         for done, metrics in recorded(folder, first=wandb_run.step, last=step):
-            wandb_run.log(metrics, done)
+            wandb_run.log(legal_names(metrics, "wandb"), done)
     if mlflow:
         keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
 
@@ -197,6 +198,28 @@ def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     return {shown_name(name): v for name, v in row.items() if v is not None and name != "step"}
 
 
+def legal_names(metrics: Mapping[str, float], logger: str) -> dict[str, float]:
+    """Returns metrics by names that a logger takes.
+
+    Names of sources are folders of a user, with any characters. A name that another metric has
+    after the change, or that is cut off, ends in a digest of the original.
+
+    Args:
+        metrics: metrics by name, of all sources always in the same order.
+        logger: its name as in `LOGGERS`; others than MLflow only lose control characters.
+    """
+    legal: dict[str, float] = {}
+    for name, value in metrics.items():
+        changed, longest = re.sub(r"[\x00-\x1f\x7f]", "_", name), len(name)
+        if logger == "mlflow":  # by its mlflow.utils.validation: also no path but the shortest
+            changed = re.sub(r"[^/\w.\- :]|(?<=/)/|(?<![^/])\.\.?(?![^/])", "_", changed)
+            longest = 250
+        if changed in legal or len(changed) > longest:
+            changed = f"{changed[: longest - 9]}_{digest(name.encode())[:8]}"
+        legal[changed] = value
+    return legal
+
+
 def shown_name(name: str) -> str:
     """Returns the name of a metric in loggers: there it has a group, by who measures it."""
     if name in _AT_A_GLANCE:
@@ -210,17 +233,18 @@ def show(state: Any, done: int, known: Mapping[str, float]) -> None:
     if writer := state.tensorboard_logger:
         write_scalars(writer, known, done)
     if wandb := state.wandb_logger:
-        wandb.log(known, done)
-    for name in ("mlflow_logger", "comet_logger"):  # Comet's since 0.6
-        if logger := getattr(state, name, None):
-            logger.log_metrics(known, step=done)
+        wandb.log(legal_names(known, "wandb"), done)
+    for name in ("mlflow", "comet"):  # Comet's since 0.6
+        if logger := getattr(state, f"{name}_logger", None):
+            logger.log_metrics(legal_names(known, name), step=done)
 
 
 def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
     """Writes all metrics of a step to TensorBoard at once, ten times as fast as one by one."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+    named = legal_names(metrics, "tensorboard")
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in named.items()]
     writer.file_writer.add_summary(Summary(value=values), step)
     writer.flush()  # to the operating system, where it survives a kill
 

@@ -19,6 +19,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.installation import page
+
 FROM_FILES = ("policies", "scores")  # kinds that may also be named FILE.py:NAME
 
 # kind -> name -> "module" or "module:attribute"
@@ -27,6 +29,7 @@ HOUSE: dict[str, dict[str, str]] = {
     "policies": {
         "joint": "nemo_rod.selection.policies:Joint",
         "fixed_share": "nemo_rod.selection.policies:FixedShare",
+        "mix": "nemo_rod.selection.mix:Mix",
         "schedule": "nemo_rod.selection.schedule:Schedule",
         "odm": "nemo_rod.selection.odm:ODM",
     },
@@ -66,7 +69,8 @@ HOUSE: dict[str, dict[str, str]] = {
     "figures": {},
     # modules with install(...) and reference(...), which `nemo_rod.install` calls
     "hosts": {},
-    # (Config) -> str: the size of a run to be submitted; refuses one that cannot work there
+    # (Config, list[run.handover.Stage]) -> str: the size of stages to be submitted; refuses those
+    # that cannot work by a ValueError, and by an OSError if they cannot on this machine
     "checks": {},
     # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
     "time_left": {},
@@ -108,7 +112,7 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
         raise ValueError(
             f"{where} names none of the {kind.replace('_', ' ')}"
             f"{did_you_mean(name, names(kind))}: expected one of "
-            f"{', '.join(names(kind))}; docs/extending.md says how a package adds one."
+            f"{', '.join(names(kind))}; {page('extending')} says how a package adds one."
         )
     try:
         return others[name].load()

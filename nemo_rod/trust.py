@@ -1,11 +1,39 @@
-"""Third-party checkpoints and tokenizers: their names, and the code that they bring along."""
+"""What may run: consent is typed, in a command or its recipe, and never read from a folder.
+
+Also names of third-party checkpoints and tokenizers, and the code that these bring along.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+# a value of cluster.env that is taken from the environment of the job, and written nowhere
+REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
+# Names of values that open accounts. A "token" alone may be one of text, but not in a variable.
+_SECRET = (
+    r"(password|passwd|passphrase|secret|credential)s?"
+    r"|(api|access|auth|bearer|session|private|hf|hub|git(hu|la)b|wandb)_?(key|token)s?"
+)
+_SECRET_KEY = re.compile(rf"(?i)({_SECRET})$")
+_SECRET_VARIABLE = re.compile(rf"(?i)({_SECRET}|(^|_)(token|key|pat))$")
+_SECRET_TEXT = re.compile(
+    r"\b(hf|ghp|gho|github_pat|glpat|sk|xox[abp])[_-]\w{16,}|\bAKIA[0-9A-Z]{16}\b"  # known forms
+    r"|://[^/\s:@]*:[^/\s@$]+@"  # an address with a password, such as a proxy's
+    rf"|(?i:\bexport\s+\w*({_SECRET}|_token|_key)=['\"]?[^\s'\"$`])"  # a line of cluster.setup
+)
+KEY = "NEMO_ROD_KEY"  # in the environment of a job on several nodes, which alone knows its value
+MAC_BYTES = 32
+
+
+def sign(data: bytes, key: str) -> bytes:
+    """Returns the code that proves that data comes from a holder of the job's key."""
+    return hmac.digest(key.encode(), data, hashlib.sha256)
 
 
 def name_and_revision(name: str) -> tuple[str, str | None]:
@@ -19,12 +47,49 @@ def is_commit(revision: str | None) -> bool:
     return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
 
 
+def is_secret(key: str, value: Any) -> bool:
+    """Returns whether a value of a configuration looks like one that opens an account."""
+    is_variable = key.startswith("cluster.env.")
+    if not isinstance(value, str) or not value or (is_variable and REFERENCE.fullmatch(value)):
+        return False
+    name = _SECRET_VARIABLE if is_variable else _SECRET_KEY
+    return bool(name.search(key.rpartition(".")[2]) or _SECRET_TEXT.search(value))
+
+
+def refuse_secrets(values: Any, key: str = "") -> None:
+    """Refuses a configuration with a secret, which files of the run would hold; see `is_secret`.
+
+    Args:
+        values: not resolved yet: `${oc.env:NAME}` within a text would become a part of it.
+        key: the dotted key of the values.
+
+    Raises:
+        ValueError: there is a secret; the message has its key, but not its value.
+    """
+    if isinstance(values, dict):
+        for name, value in values.items():
+            refuse_secrets(value, f"{key}.{name}".removeprefix("."))
+    elif isinstance(values, list):
+        for value in values:
+            refuse_secrets(value, key)
+    elif isinstance(values, str):
+        whole = key.startswith("cluster.env.") and REFERENCE.fullmatch(values)
+        names = [] if whole else re.findall(r"oc\.env:\s*([^},\s]*)", values)
+        if is_secret(key, values) or any(_SECRET_VARIABLE.search(n) or "$" in n for n in names):
+            name = key.rpartition(".")[2] if key.startswith("cluster.env.") else "NAME"
+            raise ValueError(
+                f"{key} would be written to the run's folder, and looks like a secret: export it "
+                f"in the shell and forward it by cluster.env.{name}=${{oc.env:{name}}}, or read it "
+                "from a file of yours in a line of cluster.setup."
+            )
+
+
 class UntrustedCodeError(ValueError):
     """A checkpoint or a tokenizer needs its own code, which is not allowed to run."""
 
 
 @contextmanager
-def explain_own_code(subject: str) -> Iterator[None]:
+def explain_own_code(subject: str, key: str = "model.trust_remote_code") -> Iterator[None]:
     """Re-raises a library's refusal to run code of `subject`, with the key that allows it.
 
     Raises:
@@ -37,5 +102,5 @@ def explain_own_code(subject: str) -> Iterator[None]:
             raise
         raise UntrustedCodeError(
             f"{subject} comes with code of its own, which would run here: read that code and set "
-            "model.trust_remote_code=true, or install a transformers that has its class."
+            f"{key}=true, or install a transformers that has its class."
         ) from error

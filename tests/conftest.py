@@ -11,8 +11,10 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,45 @@ def versions(lane: lanes.Lane) -> str:
     return ", ".join(packages)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process and no temporary file outlives the tests that started it, in any lane.
+
+    Processes are known by the folder of temporary files, which they inherit.
+    """
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", tempfile.gettempdir())  # that of this process stays
+        patch.setenv("TMPDIR", str(folder))
+        yield
+    forkserver._forkserver._stop()  # which removes what its imports made
+    end = time.monotonic() + 30  # those that were told to end may still be at it
+    while (left := [*_processes_of(folder)]) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert not left, "processes are left:\n" + "\n".join(left)
+    kept = re.compile("pymp-|torchinductor_")  # multiprocessing's of this process, and a cache
+    files = [
+        str(file.relative_to(folder))
+        for path in folder.iterdir()
+        for file in [path, *path.rglob("*")]
+        if not kept.match(path.name) and not file.is_dir()
+    ]
+    assert not files, f"files are left in TMPDIR: {files[:20]}"
+
+
+def _processes_of(folder: Path) -> Iterator[str]:
+    """Commands of the processes that were started with a folder of temporary files."""
+    import psutil
+
+    for process in psutil.process_iter(["ppid", "cmdline", "environ"]):
+        command = " ".join(process.info["cmdline"] or ())
+        # servers of this process, which end with it
+        is_helper = re.search("from multiprocessing.|helpers/commands.py$", command) is not None
+        is_helper &= process.info["ppid"] == os.getpid()
+        if (process.info["environ"] or {}).get("TMPDIR") == str(folder) and not is_helper:
+            yield f"{process.pid} {command[-200:]}"
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
     """A store, a base, a specialist and both references, made by the real stages."""
@@ -176,7 +217,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         else:
             # --standalone lets the rendezvous pick a free port, so that parallel runs never meet
             alone = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-            command = [sys.executable, "-m", *(alone if nproc else ()), *arguments]
+            command = [sys.executable, "-P", "-m", *(alone if nproc else ()), *arguments]
         with open(logs / "launcher.log", "w") as log, contextlib.chdir(cwd or Path.cwd()):
             output = {"stdout": log, "stderr": log, "env": environment}
             launcher = subprocess.Popen(command, **output) if fresh else start(command, environment)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from nemo_rod.commands.text import printable
 from nemo_rod.signals import Stopped
 
 
 def leave(sentence: str, *, status: int = 2) -> NoReturn:
     """Ends the process with a sentence on standard error."""
     with suppress(BrokenPipeError):  # the reader has left
-        print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"nemo-rod: {printable(' '.join(sentence.split()))}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -62,6 +63,8 @@ def _installation(module: str) -> str:
     """Returns the command that installs a missing module: with its extra, if it has one."""
     from importlib.metadata import PackageNotFoundError, requires
 
+    from nemo_rod.installation import pip_install
+
     if module.startswith("nemo_rod"):
         return "nemo-rod was changed while it ran, or is not whole: run it or install it again."
     module = module.replace("_", "-").replace(".", "-")
@@ -72,5 +75,5 @@ def _installation(module: str) -> str:
     for name in (module, module.partition("-")[0]):
         for requirement in requirements:
             if match := re.match(rf"{name}\b.*extra == [\"']([\w-]+)", requirement):
-                return f"pip install 'nemo-rod[{match[1]}]' brings it."
+                return f"{pip_install(match[1])} brings it."
     return "install it into the environment of this command."

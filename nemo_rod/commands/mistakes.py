@@ -58,7 +58,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
-        if word[0] == "+" and not _is_known(key):  # Hydra would add a key without effect
+        if word[0] != "~" and not _is_known(key):  # with "+", Hydra would add it, without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in names("saved_step_commands"):
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
@@ -98,6 +98,8 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 f"{word} has several values: add -m for a run of each"
                 + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
             )
+        if equals and override.value() is None and (config_folder() / key).is_dir():
+            word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
         opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
     named = any(word.lstrip("+").startswith("recipe=") for word in taken)
@@ -108,6 +110,12 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         )
     # Hydra takes no keys after an option with a value
     return [*taken, *(word for word in words if word not in given.overrides)]
+
+
+def config_folders(words: Sequence[str]) -> list[str]:
+    """Returns the folders of configurations that options of a command name."""
+    given = get_args_parser().parse_known_args(list(words))[0]
+    return [folder for folder in (given.config_dir, given.config_path) if folder]
 
 
 def known_keys() -> Iterator[str]:
@@ -195,6 +203,8 @@ def _meant(word: str, words: list[str]) -> str:
         return _file_as_recipe(word, Path(word))
     if word in _recipes():
         return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
+    if own := sorted(Path(word).glob("recipe/*.yaml")):
+        return f"{word} is a folder: did you mean --config-dir {word} recipe={own[0].stem}?"
     key, colon, value = word.partition(":")
     if key in known_keys():
         value = value or ("true" if word == "dry_run" else after or "VALUE")
@@ -226,9 +236,6 @@ def _check_value(word: str, override: Override) -> None:
             f"{word} is a number where Hydra expects the name of a file: choose one of "
             f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
         )
-    if choices and None in names:
-        more = " model.hf=NAME for another model" if group == "model" else " to leave the group out"
-        raise ValueError(f"{word} names no file: type ~{group}{more}.")
     if isinstance(chosen, list) and chosen and (choices or group == "arm"):
         name = chosen[0] if chosen[0] in choices or group == "arm" else choices[0]
         cure = tasks_by_name(chosen) if group == "tasks" else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hydra
+import yaml  # type: ignore[import-untyped]
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -20,12 +21,24 @@ from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
-from nemo_rod.commands.mistakes import ALL_KEYS, near_key, tasks_by_name, understood
+from nemo_rod.commands.mistakes import (
+    ALL_KEYS,
+    config_folders,
+    known_keys,
+    near_key,
+    tasks_by_name,
+    understood,
+)
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
-from nemo_rod.config import Config, blamed_key, config_folder
+from nemo_rod.commands.text import say
+from nemo_rod.config import Config, blamed_key, config_class, config_folder
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
+OWN_CLUSTER = (
+    "any other GPU needs its own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml, and "
+    "plan.peak_tflops its speed"
+)
 _MAPPING, _LIST = "keys and values, {KEY: VALUE}", "a list, [...]"
 _EXPECTED = {  # pattern of OmegaConf's error -> expected value
     "to Integer": "a whole number",
@@ -50,7 +63,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
-        action = parts.load("recipe_commands", command)
+        action = obeying_dry_run(command, parts.load("recipe_commands", command))
 
     def task(composed: DictConfig) -> None:
         try:
@@ -82,11 +95,37 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:  # those of the task have ended there
-        leave(_composition_error(error))
+        own = [Path(folder) for folder in config_folders(words)]
+        leave(_composition_error(error, [*own, config_folder()]))
 
 
-def _composition_error(error: Exception) -> str:
-    """Returns the reason that Hydra cannot compose a configuration, with the options it lists."""
+def obeying_dry_run(command: str, action: Callable[[Config], None]) -> Callable[[Config], None]:
+    """Returns an action that does nothing with `dry_run`, unless it is known to show itself then.
+
+    `nemo_rod.commands.run_stages.shows_dry_run` marks such actions; others are told by their
+    docstring's first line.
+    """
+
+    def obedient(config: Config) -> None:
+        if config.dry_run and not hasattr(action, "shows_dry_run"):
+            what = str(action.__doc__ or "its work, which it does not describe").partition("\n")[0]
+            say(f"nemo-rod {command} would do this, and has done nothing: {what}")
+        else:
+            action(config)
+
+    return obedient
+
+
+def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
+    """Returns the reason that Hydra cannot compose a configuration, with the options it lists.
+
+    Configurations are in `folders`, the user's first.
+    """
+    key = blamed_key(error)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark, problem = error.problem_mark, str(error.problem)
+        cure = "indent with spaces, not tabs" if "'\\t'" in problem else "correct the line"
+        return f"{_short(Path(mark.name))}:{mark.line + 1} is not YAML ({problem}): {cure}."
     if not isinstance(error, HydraException):  # not foreseen by Hydra
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, RecursionError):
@@ -100,7 +139,7 @@ def _composition_error(error: Exception) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     options = [line.strip() for line in lines if line.startswith("\t")]
     reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
-    reasons = reasons or [f"Key '{blamed_key(error)}' is not valid"]  # of a damaged ${...}
+    reasons = reasons or [f"Key '{key}' is not valid"]  # of a damaged ${...}
     no_head = r"In '(recipe/.*)': .*('DictConfig' to string|@recipe\.)"
     if headless := re.match(no_head, " ".join(reasons)):
         file = f"{headless[1]}.yaml"
@@ -115,23 +154,51 @@ def _composition_error(error: Exception) -> str:
         group, name = missing.groups()
         near = next(Path().glob(f"*/{group}/{name}.yaml"), None)
         cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        stray = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), None)
+        if stray is not None:
+            cure = f" (move {stray} to {stray.parent / group / stray.name})"
         cure = cure or did_you_mean(name, options)
         cure = cure or (tasks_by_name([name]) if group == "tasks" else "")
-        return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}."
-    cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
-    if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
-        below = re.match(r"Key '(.+)' not in '", cause)  # train={stepz:3}, or train.stepz=3
-        key = unknown[1]
-        if below and not key.endswith(below[1]):
-            key += f".{below[1]}"
-        reasons[0] += near_key(key)
-    if cause:
-        for pattern, expected in _EXPECTED.items():
-            found = re.search(pattern, str(error.__cause__), re.DOTALL)
-            if found and reasons[0].startswith("Error merging override "):
-                word = reasons[0].removeprefix("Error merging override ")
-                return f"{word} is not valid: expected {expected}."
-        if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
-            del reasons[1:]
-        reasons += [cause, ALL_KEYS]
+        own = f"; {OWN_CLUSTER}" if group == "cluster" else ""
+        return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}{own}."
+    # of a file that says `key: value`, or of a word on the command line
+    place, written = "", reasons[0].removeprefix("Error merging override ")
+    if in_file := re.match(r"In '(.+)': \w+ raised while composing", reasons[0]):
+        place, value = _place(in_file[1], key, folders)
+        written = f"{key}={value}"
+    cause = str(error.__cause__ or error)
+    if in_file and key in known_keys():
+        section, _, last = key.rpartition(".")
+        if section and "not in '" in cause:
+            return f"{place}{key} is of the command line: write {section}:, and {last}: below it."
+    if whole := re.search(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", cause):
+        sections = {type(value).__name__: name for name, value in vars(config_class()()).items()}
+        name = sections.get(whole[1], whole[1])
+        group = f"- override /{name}: {whole[2]}" if (config_folder() / name).is_dir() else ""
+        cure = f"name a file of it under defaults, as `{group}`, or " if group else ""
+        where = _place(in_file[1], name, folders)[0] if in_file else ""
+        return f"{where}{name} is a section, not {whole[2]}: {cure}write keys below it."
+    if unknown := re.search(r"Key '(.+)' not in '", cause):  # train={stepz:3}, or train.stepz=3
+        key = key if key.endswith(unknown[1]) else f"{key}.{unknown[1]}"
+        return f"{place}There is no key {key}{near_key(key)}: {ALL_KEYS}."
+    for pattern, expected in _EXPECTED.items():
+        if re.search(pattern, cause, re.DOTALL) and (place or written != reasons[0]):
+            return f"{place}{written} is not valid: expected {expected}."
+    if cause != str(error):
+        reasons += [cause.partition("\n")[0].rstrip("."), ALL_KEYS]
     return "; ".join(reasons) + (f": {', '.join(options)}." if options else ".")
+
+
+def _place(name: str, key: str, folders: Sequence[Path]) -> tuple[str, str]:
+    """Returns "FILE:LINE: " of a dotted key in a configuration, and the value that is there."""
+    file = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), Path(name))
+    node, line, value = yaml.compose(file.read_text("utf-8")), 1, ""
+    for part in [key, *key.split(".")]:
+        for entry, below in node.value if isinstance(node, yaml.MappingNode) else ():
+            if entry.value == part:
+                node, line, value = below, entry.start_mark.line + 1, str(below.value)
+    return f"{_short(file)}:{line}: ", value
+
+
+def _short(file: Path) -> Path:
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
+from nemo_rod.files import read_json
+from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.handover import OtherInputs, Stage, partial
-from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
 from nemo_rod.run.processes.torchrun import follow
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stage_log import StageLog
@@ -27,14 +28,6 @@ from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds
-# extra of nemo-rod that a stage needs -> the modules that it imports
-_NEEDS = {
-    "": (),
-    "data": ("tokenizers", "transformers"),
-    "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
-    "eval": ("torch", "safetensors"),
-    "report": ("jinja2", "matplotlib", "vl_convert"),
-}
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -61,6 +54,13 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
         command(config)
 
 
+def shows_dry_run(command: Callable[[Config], None]) -> Callable[[Config], None]:
+    """Marks a command that shows what it would do with `dry_run`; all others are not called."""
+    command.shows_dry_run = True  # type: ignore[attr-defined]
+    return command
+
+
+@shows_dry_run
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report.
 
@@ -69,13 +69,32 @@ def run(config: Config) -> None:
     """
     stages = Stages(config)
     chosen = stages.all()
-    lacking = [name for name in config.arms if name not in {stage.name for stage in chosen}]
-    if lacking:
+    unmade = [name for name in config.arms if name not in {stage.name for stage in chosen}]
+    if unmade:
         raise ValueError(
-            f"No part that is installed makes the arm {lacking[0]}: take it out of arms=[...], or "
+            f"No part that is installed makes the arm {unmade[0]}: take it out of arms=[...], or "
             "install all of nemo_rod."
         )
     _execute(stages, chosen, is_launch=True)
+    if not (config.dry_run or stages.launcher.submits):
+        for line in results_of(config):
+            say(line)
+
+
+def results_of(config: Config) -> list[str]:
+    """Returns where a run's results are, and how to try them: the last lines of a run."""
+    folder, lines = Path(config.run_dir), list[str]()
+    results = folder / "report" / "results.json"
+    if results.is_file() and (verdict := read_json(results).get("verdict")):
+        lines.append(f"verdict  {verdict['says']}: {verdict['advice']}".rstrip(": "))
+    if (page := folder / "report" / "index.html").is_file():
+        lines.append(f"page     {page}")
+    made = [name for name in config.arms if (folder / "arms" / name / "hf").is_dir()]
+    if made:
+        name = "rod" if "rod" in made else made[-1]
+        lines.append(f"model    {folder / 'arms' / name / 'hf'}, for transformers and vLLM")
+        lines.append(f"try it   nemo-rod sample {shlex.quote(str(folder))} arm={name} prompt=TEXT")
+    return lines
 
 
 def one_stage(command: str, config: Config) -> None:
@@ -113,34 +132,6 @@ def one_stage(command: str, config: Config) -> None:
     _execute(stages, chosen)
 
 
-def check_packages(stages: Iterable[Stage], config: Config) -> None:
-    """Refuses stages whose packages are not all installed.
-
-    NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
-
-    Raises:
-        ValueError: a package is missing; the message names the stage and the extra to install.
-    """
-    missing: dict[str, str] = {}  # module -> extra
-    names = []
-    here = launcher_of(config).environment and python_with_megatron() == sys.executable
-    for stage in stages:
-        if stage.extra == "bridge" and not here:
-            continue
-        lacks = [module for module in _NEEDS[stage.extra] if not can_be_found(module)]
-        for module in lacks:
-            missing.setdefault(module, stage.extra)
-        names += [stage.name] if lacks else []
-    if missing:
-        extras = ",".join(dict.fromkeys(missing.values()))
-        raise ValueError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which "
-            f"{names[0]} needs{' first' if len(names) > 1 else ''}: without a "
-            "GPU, run `make venv` in a checkout; with one, use an image of docs/images.md, or pip "
-            f"install 'nemo-rod[{extras}]' where torch is installed."
-        )
-
-
 def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
     config = stages.config
     for name in config.rebuild:
@@ -149,24 +140,31 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
             near, all_ = parts.did_you_mean(name, known), ", ".join(dict.fromkeys(known))
             raise ValueError(f"rebuild=[{name}] is not a stage{near}: expected some of {all_}.")
     states = stage_states(chosen, config)
-    if not config.dry_run or stages.launcher.submits:
-        refuse_other_inputs(states, config.rebuild)
-    if stages.launcher.submits:
-        for name in parts.names("checks"):
-            if (line := parts.load("checks", name)(config)) and config.dry_run:
-                say(line)
-        submit(stages, chosen)
-    elif config.dry_run:
+    to_run = [each.stage for each in states if each.state != "done"]
+    if config.dry_run and not stages.launcher.submits:
         for number, (stage, state, why) in enumerate(states, start=1):
             label, note = f"[{number}/{len(states)}] {stage.title}", f": {why}" if why else ""
             say(f"{label}: {state}{note}  (nemo-rod {stage.command}, {stage.folder})")
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
-        refuse_other_inputs(states, config.rebuild)
-    else:
+    refuse_other_inputs(states, config.rebuild)
+    lacks = lacking(to_run, config)
+    if config.dry_run and stages.launcher.submits:  # perhaps of another machine
+        for lack in lacks:
+            if not lack.everywhere:
+                say(lack.sentence)
+        lacks = [lack for lack in lacks if lack.everywhere]
+    if lacks:
+        raise ValueError(" ".join(lack.sentence for lack in lacks))
+    if stages.launcher.submits:
+        for name in parts.names("checks") if config.dry_run else ():
+            with suppress(OSError):  # which was said
+                if line := parts.load("checks", name)(config, to_run):
+                    say(line)
+        submit(stages, chosen)
+    elif not config.dry_run:
         if is_launch:
             check_idle(config)
-            check_packages([stage for stage in chosen if not stage.is_there()], config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
         displays = parts.load_all("progress_displays") if sys.stderr and sys.stderr.isatty() else ()
         with ExitStack() as stack:
@@ -250,7 +248,6 @@ def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
             if stage.is_done():
                 say(f"{label}: done before")
                 continue
-            check_packages([stage], config)
             left = next((estimate(config) for estimate in estimates), "")
             say(f"{label}  (about {left} left of all)" if left else label)
             start = time.monotonic()

@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 def say(text: str) -> None:
     """Prints a line to standard error at once."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
+# first documents, and characters of each, whose ids are compared with the tokenizer's own file
+_COMPARED, _COMPARED_CHARS = 64, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,11 @@ def build_source(
     documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
     saved, last = time.monotonic(), build.documents
     try:
-        for batch, encoded in encoder.encode(batches(documents)) if not build.full else ():
+        made = encoder.encode(batches(documents)) if not build.full else ()
+        for number, (batch, encoded) in enumerate(made):
+            if number == 0:
+                texts = [text for text in batch.texts[:_COMPARED] if isinstance(text, str)]
+                settings.tokenizer.check([text[:_COMPARED_CHARS] for text in texts])
             build.add(batch, encoded)
             last = None if batch.goes_on else batch.state
             progress(batch.consumed, total, label)

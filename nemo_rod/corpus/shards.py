@@ -29,6 +29,7 @@ from nemo_rod.files import sync, write_json
 
 SCHEMA = 1
 BLOCKS_PER_SHARD = 1_000_000
+MOST_SHARDS = 100_000
 HASH_BYTES = 16
 HASH_HEADER_BYTES = 128
 # Two stores are the same if these fields and the block hashes are.
@@ -36,7 +37,13 @@ _IDENTITY = ("schema", "source", "role", "split", "count", "block_size", "tokeni
 
 
 def shard_sizes(count: int, per_shard: int) -> list[int]:
-    """Returns the number of blocks in each shard of a split of `count` blocks."""
+    """Returns the number of blocks in each shard of a split of `count` blocks.
+
+    Raises:
+        ValueError: there would be more shards than their names have numbers for.
+    """
+    if count > per_shard * MOST_SHARDS:
+        raise ValueError(f"{count:,} blocks in shards of {per_shard:,} are too many files")
     return [min(per_shard, count - start) for start in range(0, count, per_shard)]
 
 

@@ -26,7 +26,7 @@ from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import SCHEMA
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, interpreting, read_json
+from nemo_rod.files import digest, interpreting, read_bytes, read_json
 from nemo_rod.roles import ROLES, SourceRow
 
 _Array = tuple[Any, Callable[[Any], NDArray[Any]]]  # a memory map, and the decoder of its rows
@@ -127,8 +127,8 @@ class BlockStore:
                     )
             with interpreting(folder / "manifest.json", cure=_AGAIN):
                 read = shards.token_reader(folder, manifest)
-            suffix, kind, width = shards.stored_as(manifest)
-            sizes = shards.shard_sizes(source.count, manifest["blocks_per_shard"])
+                suffix, kind, width = shards.stored_as(manifest)
+                sizes = shards.shard_sizes(source.count, manifest["blocks_per_shard"])
             for number, size in enumerate(sizes):
                 path = shards.shard_path(folder, number, suffix)
                 _check_size(path, size * width * kind.itemsize)
@@ -217,6 +217,8 @@ class BlockStore:
         Raises:
             ValueError: a hash differs; the message names the file and the block.
         """
+        for ids in self.chunks():
+            self.checked_tokens(ids)
         for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):
                 actual = shards.split_digest(manifest, folder)
@@ -228,10 +230,8 @@ class BlockStore:
             sizes = shards.shard_sizes(manifest["count"], manifest["blocks_per_shard"])
             for number, size in enumerate(sizes if "in_place" not in manifest else ()):
                 path = shards.shard_path(folder, number, "idx")
-                if path.read_bytes() != shards.index_bytes(size, self.block_size):
+                if read_bytes(path, 1 << 30) != shards.index_bytes(size, self.block_size):
                     raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
-        for ids in self.chunks():
-            self.checked_tokens(ids)
 
     def _refuse_damaged(self, block_id: int) -> None:
         number = int(np.searchsorted(self._shard_starts, block_id, side="right")) - 1

@@ -1,4 +1,4 @@
-"""Tokenizers, found by name.
+"""What a tokenizer is, and by what it is recognised; `adapters.load_tokenizer` loads one.
 
 A tokenizer is identified by its behaviour. Its *fingerprint* hashes the token ids of fixed probe
 texts and of samples of its own vocabulary; the location of its files and the library version that
@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from nemo_rod.files import read_json, write_json
 
 BYTE = "byte"  # the name of the tokenizer whose ids are bytes
 PROBES = (
@@ -46,6 +49,9 @@ class Tokenizer(Protocol):
     def token(self, token_id: int) -> str | None:
         """Returns the name of an id in the vocabulary; None if there is no such id."""
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuses a tokenizer that cuts texts otherwise than the files it comes from."""
+
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, without added special tokens."""
 
@@ -54,31 +60,6 @@ class Tokenizer(Protocol):
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes the files that ``AutoTokenizer.from_pretrained`` reads."""
-
-
-def load_tokenizer(
-    name: str, *, eod: int | None = None, trust_remote_code: bool = False
-) -> Tokenizer:
-    """Loads a tokenizer by name.
-
-    Args:
-        name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
-        eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
-            a model with a chat template may end the turns of a conversation, and be unknown to its
-            base.
-        trust_remote_code: whether code that comes with the tokenizer may run.
-
-    Raises:
-        ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
-            document, or comes with code that may not run.
-    """
-    if name == BYTE:
-        from nemo_rod.corpus.adapters.byte_tokenizer import ByteTokenizer
-
-        return ByteTokenizer(eod)
-    from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-
-    return HuggingFaceTokenizer(name, eod=eod, trust_remote_code=trust_remote_code)
 
 
 def whole_characters(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -100,3 +81,15 @@ def fingerprint_of(tokenizer: Tokenizer) -> str:
     for tokens in tokenizer.encode_batch([*PROBES, *words]):
         state.update(np.array([len(tokens), *tokens], dtype="<u4").tobytes())
     return state.hexdigest()
+
+
+def save_fast(tokenizer: Any, directory: str | os.PathLike[str]) -> None:
+    """Writes a fast tokenizer of transformers such that version 4 reads it, too."""
+    tokenizer.save_pretrained(str(directory))
+    file = Path(directory) / "tokenizer_config.json"
+    config = read_json(file)
+    if config.get("tokenizer_class") == "TokenizersBackend":  # the name in version 5
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    write_json(file, config)

@@ -24,10 +24,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 from nemo_rod import parts
+from nemo_rod.run.processes.agent import guard_for
 from nemo_rod.run.processes.torchrun import before_program
 from nemo_rod.signals import STOP_SIGNALS
 
-TORCHRUN = "torch.distributed.run"
+AGENT, TORCHRUN = "nemo_rod.run.processes.agent", "torch.distributed.run"
 
 
 class Fork:
@@ -111,7 +112,7 @@ def _run(
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
     if any(glob("*.dist-info", root_dir=path) for path in paths if path):
         parts.registered.cache_clear()  # packages that the server may not have seen
-    if program[0] == TORCHRUN:
+    if program[0] in (AGENT, TORCHRUN):
         _torchrun(program[1:])
     else:
         _as_main(program)
@@ -132,8 +133,9 @@ def _torchrun(arguments: list[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
     options = run.parse_args(["--start-method=fork", *arguments])
+    guard_for(arguments)
     # as `--standalone`
-    options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
+    options.rdzv_backend, options.rdzv_endpoint = "c10d", "127.0.0.1:0"
     options.rdzv_id = str(uuid.uuid4())
     config, _, _ = run.config_from_args(options)
     # The rendezvous looks up a name for each of its events, which nothing records here, by a search

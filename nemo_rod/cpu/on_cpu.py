@@ -27,6 +27,8 @@ cpu.prepare()  # in every process that imports this module: the imports below ne
 import megatron.core  # noqa: E402
 
 from nemo_rod.cpu import trainers  # noqa: E402
+from nemo_rod.megatron.save_helpers import end_with_rank  # noqa: E402
+from nemo_rod.signals import end_with_parent  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:
@@ -50,6 +52,9 @@ def main(arguments: list[str]) -> None:
     _prefer_megatron_of(script.resolve().parent)
     torch.set_num_threads(1)
     prepare[host]()
+    end_with_rank()
+    if torch.distributed.is_torchelastic_launched():  # a killed torchrun would leave its ranks
+        end_with_parent()
     sys.argv = arguments[1:]
     # Not runpy.run_path: the processes that write checkpoints import the main module again and
     # must find this one, which makes Megatron importable, rather than the script.

@@ -103,7 +103,8 @@ def _put_into_trainer(cfg: Any, job: Job) -> Installed:
         refuse(job, cfg)
         size, steps = cfg.train.global_batch_size, cfg.train.train_iters
         every = getattr(cfg, "validation", cfg.train).eval_interval  # `train` before 0.4
-        return Facts(size, cfg.dataset.random_seed, steps, every, cfg.checkpoint.save)
+        saved = cfg.checkpoint
+        return Facts(size, cfg.dataset.random_seed, steps, every, saved.save, saved.load)
 
     def place(call: dict[str, Any]) -> tuple[int, Any, int]:
         job.state = call["global_state"]
@@ -132,12 +133,12 @@ class _SelectingJob(SelectingJob):
 def refuse(job: Job, cfg: Any) -> None:
     """Refuses configurations that selection does not support; see `Job.refuse`."""
     data = cfg.dataset
-    blend = job.train_blend(getattr(data, "blend", None), getattr(data, "blend_per_split", None))
+    blends = job.blends(getattr(data, "blend", None), getattr(data, "blend_per_split", None))
     # from `data_path` only the trainer can derive the blend
-    if blend is None and getattr(data, "data_path", None) is None:
+    if not blends and getattr(data, "data_path", None) is None:
         raise ValueError(
             f"The job's data is a {type(data).__name__} without a blend of files: expected a "
             "GPTDatasetConfig with 'blend' or 'blend_per_split'."
         )
     sections = {"dist.": cfg.dist, "dataset.": data, "train.": cfg.train}
-    job.refuse(cfg.model, cfg.ddp, sections, blend=blend)
+    job.refuse(cfg.model, cfg.ddp, sections, blends=blends)

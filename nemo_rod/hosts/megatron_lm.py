@@ -21,7 +21,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
-from nemo_rod.loggers import write_scalars
+from nemo_rod.loggers import legal_names, write_scalars
 
 
 def install(**options: Any) -> Installed:
@@ -80,7 +80,7 @@ def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
     def facts() -> Facts:
         args = training.get_args()
         size, steps = args.global_batch_size, args.train_iters
-        return Facts(size, args.seed, steps, args.eval_interval, args.save)
+        return Facts(size, args.seed, steps, args.eval_interval, args.save, args.load)
 
     def place(_: dict[str, Any]) -> tuple[int, Any, int]:
         args, groups = training.get_args(), ProcessGroupCollection.use_mpu_process_groups()
@@ -102,7 +102,10 @@ def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
         with Installed() as patches:
             patches.replace(Builder, "__init__", make_on_every_rank)
             datasets = build(*args, **kwargs)
-        return datasets if all(reads_here) else (None,) * len(datasets)
+        if all(reads_here):
+            return datasets
+        # several validation sets are a list on every rank
+        return tuple([None] * len(each) if isinstance(each, list) else None for each in datasets)
 
     installed.replace(training, "initialize_megatron", initialized)
     installed.replace(training, "build_train_valid_test_datasets", build_on_every_rank)
@@ -117,7 +120,7 @@ class _SelectingJob(SelectingJob):
         if writer := get_tensorboard_writer():
             write_scalars(writer, metrics, done)
         if wandb := get_wandb_writer():
-            wandb.log(metrics, done)
+            wandb.log(legal_names(metrics, "wandb"), done)
 
 
 def refuse(job: Job, args: Any) -> None:
@@ -125,10 +128,10 @@ def refuse(job: Job, args: Any) -> None:
     from megatron.training.arguments import core_transformer_config_from_args
     from megatron.training.utils import get_blend_and_blend_per_split
 
-    blend = job.train_blend(*get_blend_and_blend_per_split(args))
-    if getattr(args, "mock_data", False) or blend is None:
+    blends = job.blends(*get_blend_and_blend_per_split(args))
+    if getattr(args, "mock_data", False) or not blends:
         raise ValueError(
             "The job names no data, or --mock-data, whose samples have no source: give --data-path "
             "or --train-data-path."
         )
-    job.refuse(core_transformer_config_from_args(args), args, {"--": args}, blend=blend)
+    job.refuse(core_transformer_config_from_args(args), args, {"--": args}, blends=blends)

@@ -25,6 +25,8 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.hosts.swap_in.job import INSTALLED, Facts, Installed, Job, SelectingJob, check_host
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob, Written
+from nemo_rod.loggers import legal_names
+from nemo_rod.megatron.save_helpers import end_with_rank
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import from_recorder
 
@@ -55,6 +57,7 @@ def _put_into_trainer(job: Job, model: Any, data: Any, trainer: Any) -> Installe
     """Puts a job into its trainer, once it is checked."""
     check_version()
     check_host("nemo2", *trainer.callbacks)
+    end_with_rank()
     refuse(job, model, data, trainer)
     build, batch_size = data.build, data.global_batch_size
 
@@ -153,7 +156,8 @@ class _SelectingJob(SelectingJob):
         """Shows the metrics in every logger of the trainer."""
         known = from_recorder(lambda: metrics)
         for logger in self.state.loggers if self.state.is_global_zero else ():
-            logger.log_metrics(known, step=done)
+            kind = type(logger).__name__.removesuffix("Logger").lower()
+            logger.log_metrics(legal_names(known, kind), step=done)
 
 
 def check_version(version: str = "") -> None:
@@ -207,5 +211,5 @@ def refuse(job: Job, model: Any, data: Any, trainer: Any) -> None:
          "counts the candidates of an epoch", "set limit_train_batches=1.0"),
         (trainer.max_steps < 1, f"max_steps={trainer.max_steps}",
          "must know how many samples the job draws", "set max_steps"),
-        blend=job.train_blend(blends.get("blend"), blends.get("blend_per_split")),
+        blends=job.blends(blends.get("blend"), blends.get("blend_per_split")),
     )  # fmt: skip

@@ -9,7 +9,6 @@ from argparse import Namespace
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.hosts import bridge_reference
-from nemo_rod.hosts.nemo_rl import algorithm, settings
 
 _USAGE = """\
 nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, ...} [KEY=VALUE ...]
@@ -53,4 +52,6 @@ def main(options: Namespace) -> None:
     for key in bridge_reference.KEYS:
         if getattr(options, key.name) is not None:
             raise ValueError(f"{key.name}= goes with job=, not with --config: leave it out.")
+    from nemo_rod.hosts.nemo_rl import algorithm, settings  # which import much
+
     algorithm.run("reference", settings.load(options.config, options.words))

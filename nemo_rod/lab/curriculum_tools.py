@@ -5,14 +5,13 @@ Shape suffixes: N = steps, C = candidates, K = chosen.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import move_whole
+from nemo_rod.files import replacing
 from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.header import DIFFERENCE, refuse_other_store
@@ -71,8 +70,6 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     import pyarrow.parquet as pq
 
     path, header, count = Path(path), curriculum.header, curriculum.header.num_candidates
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     names = np.array([row.name for row in header.sources] + [None], dtype=object)
     roles = np.array([row.role for row in header.sources] + [None], dtype=object)
     word = pa.dictionary(pa.int32(), pa.string())
@@ -81,37 +78,33 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     types |= dict.fromkeys(("score", "loss", "reference"), pa.float32())
     schema = pa.schema(types | {"chosen": pa.bool_(), "threshold": pa.float64()})
     steps = max(1, _EXPORT_ROWS // count)
-    try:
-        with pq.ParquetWriter(temporary, schema) as writer:
-            for first in range(0, len(curriculum), steps):
-                records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
-                ids = np.concatenate([record.block_ids for record in records])
-                loss = np.concatenate([record.loss for record in records])
-                score = np.concatenate([record.score for record in records])
-                chosen = [np.isin(np.arange(count), record.chosen) for record in records]
-                with np.errstate(invalid="ignore"):
-                    reference = np.where(np.isneginf(score), np.nan, loss - score)
-                # neither estimated scores nor those of another function are differences of losses
-                estimated = np.repeat([np.isnan(record.loss).any() for record in records], count)
-                reference[estimated | (header.score != DIFFERENCE)] = np.nan
-                source = header.source_index(ids)
-                columns = {
-                    "step": np.repeat([record.step for record in records], count),
-                    "position": np.tile(np.arange(count, dtype=np.int32), len(records)),
-                    "block_id": ids,
-                    "role": roles[source],
-                    "source": names[source],
-                    "score": score,
-                    "loss": loss,
-                    "reference": reference.astype(np.float32),
-                    "chosen": np.concatenate(chosen),
-                    "threshold": np.repeat([record.threshold for record in records], count),
-                }
-                arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
-                writer.write_table(pa.table(arrays, schema=schema))
-        move_whole(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
+        for first in range(0, len(curriculum), steps):
+            records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
+            ids = np.concatenate([record.block_ids for record in records])
+            loss = np.concatenate([record.loss for record in records])
+            score = np.concatenate([record.score for record in records])
+            chosen = [np.isin(np.arange(count), record.chosen) for record in records]
+            with np.errstate(invalid="ignore"):
+                reference = np.where(np.isneginf(score), np.nan, loss - score)
+            # neither estimated scores nor those of another function are differences of losses
+            estimated = np.repeat([np.isnan(record.loss).any() for record in records], count)
+            reference[estimated | (header.score != DIFFERENCE)] = np.nan
+            source = header.source_index(ids)
+            columns = {
+                "step": np.repeat([record.step for record in records], count),
+                "position": np.tile(np.arange(count, dtype=np.int32), len(records)),
+                "block_id": ids,
+                "role": roles[source],
+                "source": names[source],
+                "score": score,
+                "loss": loss,
+                "reference": reference.astype(np.float32),
+                "chosen": np.concatenate(chosen),
+                "threshold": np.repeat([record.threshold for record in records], count),
+            }
+            arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
+            writer.write_table(pa.table(arrays, schema=schema))
 
 
 def verify(curriculum: Curriculum, store: Blocks) -> None:

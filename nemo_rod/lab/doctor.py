@@ -24,12 +24,14 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.installation import is_checkout, page, pip_install
+from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.text import say_briefly
 from nemo_rod.roles import ROLES
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
 from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
-_USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
+_USAGE = "nemo-rod doctor [BLOCKS] [base=MODEL] [functions=ROAD]"
 _DESCRIPTION = """\
 Shows what is installed, and whether it works on this machine; in NeMo-RL's image, also for the
 environment of its Megatron workers. The exit status is 1 if a required part is missing. With
@@ -40,7 +42,8 @@ _SUM = (
 )
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.lab import doctor; "
-_TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
+_ALL = "make venv" if is_checkout() else "`make venv` in a clone"
+_TRAINING = f"needed to train and to score: {_ALL}, or use an image of {page('images')}"
 _IN_WORKERS = "NeMo-RL's workers have it, see below; `nemo-rod evaluate` needs it here"
 
 
@@ -61,7 +64,8 @@ def declare(parser: Arguments) -> None:
     )
     roads = ("all", *ROADS)
     help = f"shows functions with their tested and installed parameters: {', '.join(roads)}"
-    parser.add_keys(Key("functions", "ROAD", help, choices=roads))
+    base = "folder or hub name of a base: does Megatron-Bridge take its whole config.json over?"
+    parser.add_keys(Key("functions", "ROAD", help, choices=roads), Key("base", "MODEL", base))
     parser.set_defaults(main=main)
 
 
@@ -74,7 +78,7 @@ def main(options: Namespace) -> None:
     if options.blocks is not None and not options.blocks.exists():
         raise ValueError(f"{options.blocks} does not exist: expected {_USAGE}.")
     workers, all_fine = worker_python(), True
-    for name, fine, result, advice in findings(options.blocks, workers):
+    for name, fine, result, advice in findings(options.blocks, workers, options.base):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
         say_briefly("")
@@ -83,13 +87,15 @@ def main(options: Namespace) -> None:
     if workers is not None:
         print(f"\nNeMo-RL's Megatron workers, {workers}:", flush=True)
         variables = {k: v for k, v in os.environ.items() if k != "NEMO_RL_VENV_DIR"}
-        command = [str(workers), "-m", "nemo_rod.cli", "doctor"]
+        command = [str(workers), "-P", "-m", "nemo_rod.cli", "doctor"]
         all_fine &= subprocess.run(command, env=variables).returncode == 0
     if not all_fine:
         raise SystemExit(1)
 
 
-def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
+def findings(
+    blocks: Path | None = None, workers: Path | None = None, base: str | None = None
+) -> Iterator[Finding]:
     """Checks one part after the other.
 
     `workers` is a Python of another environment that trains; Megatron is not needed here then.
@@ -102,22 +108,26 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     for name in ("core", "bridge"):
         package, module = f"megatron-{name}", f"megatron.{name}"
         yield _untested(_installed(package, package, advice, missing, module))
-    advice = "needed for checkpoints and tokenizers: make venv"
+    advice = f"needed for checkpoints and tokenizers: {_ALL}, or {pip_install('data')}"
     yield _installed("transformers", "transformers", advice)
-    advice = "only for such input: make venv, or pip install nemo-rod[data]"
+    advice = f"only for such input: {_ALL}, or {pip_install('data')}"
     for name in ("datasets", "pyarrow", "zstandard"):
         yield _installed(name, name, advice, None)
-    yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
+    advice = f"only for tasks=...: {pip_install('eval')}"
+    yield _installed("lm-eval", "lm-eval", advice, None)
     yield _attempt("devices", _devices, _TRAINING)
     if sees_gpu() and can_be_found("fla"):
         advice = "Qwen3.5 would train wrongly, or hang: see the reason"
-        probe = [sys.executable, "-m", "nemo_rod.lab.delta_net_probe"]
+        probe = [sys.executable, "-P", "-m", "nemo_rod.lab.delta_net_probe"]
         yield _attempt("gated delta net", lambda: _run(probe).splitlines()[-1], advice)
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
         advice = "nemo-rod doctor functions=all shows all of them"
         count = lambda: str(json.loads(_evaluate("doctor.function_counts()")))  # noqa: E731
         yield _attempt("megatron functions", count, advice)
+        if base is not None:
+            keys = ignored_keys(base)
+            yield Finding("base", None if keys else True, sentence(keys, base) if keys else base)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:
@@ -167,19 +177,20 @@ def _devices() -> str:
 
 
 def _trainer() -> str:
-    _run([sys.executable, "-c", "import nemo_rod.megatron.train_job"])
+    _run([sys.executable, "-P", "-c", "import nemo_rod.megatron.train_job"])
     return "Megatron-Bridge's pretrain() loads"
 
 
 def _evaluate(expression: str) -> str:
     """Returns the last output line of a process that may import Megatron, whose imports print."""
-    output = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({expression}))"])
+    output = _run([sys.executable, "-P", "-c", f"{_FUNCTIONS}print(json.dumps({expression}))"])
     return output.splitlines()[-1]
 
 
 def _torchrun() -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-c", _SUM]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2"]
+    command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-P", "-c", _SUM]
     _run(command)
     return "two processes added up a number"
 

@@ -51,7 +51,9 @@ def export_stages(stages: Stages) -> list[Stage]:
         return {"weights": checkpoint_digest(into / "hf")}
 
     stage = HandOver(f"export_{name}_{step}", folder, inputs, make).stage(
-        f"export arm={name} step={step}", f"export {name} at step {step}", needs=(name,)
+        f"export arm={name} step={step}",
+        f"export {name} at step {step}, to {folder / 'hf'}",
+        needs=(name,),
     )
     return [stage]
 
@@ -110,9 +112,12 @@ def _exported(jobs: ModelJobs) -> tuple[str, int, Path]:
     """Returns the arm, its step and the folder of its export."""
     config = jobs.config
     if config.arm is None or config.step is None:
+        there = [name for name in config.arms if (jobs.results.arm(name) / "hf").is_dir()]
+        names = [config.arm] if config.arm in there else there
+        folders = ", ".join(str(jobs.results.checkpoint(name)) for name in names)
+        last = f"; the last step is exported already: {folders}" if names else ""
         raise ValueError(
-            f"arm={config.arm} step={config.step} is not a checkpoint: expected both, such as "
-            "arm=rod step=1200."
+            f"An earlier step needs its arm and its number, such as arm=rod step=1200{last}."
         )
     if not launcher_of(config).exports(config.arm):
         raise ValueError(

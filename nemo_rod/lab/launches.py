@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_rod.cli import latest_config
+from nemo_rod.commands.arguments import Key
+from nemo_rod.commands.text import say
 from nemo_rod.config import Config, config_class
+from nemo_rod.lab.data_alone import read_settings, without_code
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
 
+TRUST = Key(
+    "trust_remote_code",
+    "true",
+    "runs the code that lies beside a checkpoint of the folder; a folder cannot allow it itself",
+    choices=("true", "false"),
+    read=lambda word: word == "true",
+)
 
-def latest_config(run_dir: Path) -> Path | None:
-    """Returns the configuration of the latest launch of a run folder; None without one."""
-    files = run_dir.glob("launch/*/config.yaml")
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
-
-def read_launch(run_dir: Path) -> tuple[str, Config]:
+def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Config]:
     """Returns the latest launch of a run folder: the launcher's name and its configuration.
+
+    The folder may be somebody else's, so nothing of it switches on code; see `without_code`.
+
+    Args:
+        run_dir: the folder.
+        trusted: whether the user of this command lets code run that lies beside a checkpoint;
+            None for a command that runs none.
 
     Raises:
         ValueError: nothing was launched there, or its configuration is damaged.
@@ -29,7 +41,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
             f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
         )
     try:
-        values: Any = OmegaConf.load(file)
+        values, left = without_code(read_settings(file), trusted=bool(trusted))
         for key in ("defaults", "hydra"):
             del values[key]
         composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
@@ -40,6 +52,12 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
         ) from None
     assert isinstance(composed, DictConfig)
     composed.run_dir = str(run_dir.absolute())  # which may have been moved since
+    composed.model.trust_remote_code = bool(trusted)
+    if left and trusted is not None:
+        say(
+            f"nemo-rod: {file} names {', '.join(left)}, which this command does "
+            "not use: code is named on the command line or in its recipe, not by a folder."
+        )
     try:
         return file.parent.name, to_config(composed)
     except ValueError as error:

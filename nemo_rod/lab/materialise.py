@@ -17,13 +17,21 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from nemo_rod.corpus.shards import index_bytes
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole, naming, read_json, sync, write_json, write_whole
+from nemo_rod.files import (
+    digest,
+    open_file,
+    read_json,
+    replacing,
+    sync,
+    write_json,
+    write_whole,
+)
 from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -93,11 +101,9 @@ def materialise(
         path = out / writer.name(number, len(starts))
         stop = min(start + steps, len(curriculum))
         if begun := begun or not path.exists():  # parts after a missing one are written again
-            temporary = path.with_name(f".{path.name}.tmp")
             rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
-            with naming(path):
-                writer.write(temporary, rows, start * header.num_chosen)
-            move_whole(temporary, path)
+            with replacing(path) as file:
+                writer.write(file, rows, start * header.num_chosen)
         progress(stop)
     writer.finish([writer.name(number, len(starts)) for number in range(len(starts))])
     write_json(out / _MANIFEST, made_of)
@@ -161,12 +167,12 @@ class _Parquet:
         """Returns the name of one of `count` parts."""
         return self.pattern.format(number, count)
 
-    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
         """Writes the part that begins with a row of all parts together."""
         import pyarrow.parquet as pq
 
         first = next(tables)
-        with pq.ParquetWriter(path, first.schema, compression="zstd") as file:
+        with pq.ParquetWriter(out, first.schema, compression="zstd") as file:
             file.write_table(first)
             for table in tables:
                 file.write_table(table)
@@ -178,10 +184,9 @@ class _Parquet:
 class _JsonLines(_Parquet):
     pattern = "part-{:05d}.jsonl"
 
-    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
-        with path.open("w", encoding="utf-8") as file:
-            for table in tables:
-                file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
+        for table in tables:
+            out.writelines(f"{json.dumps(row)}\n".encode() for row in table.to_pylist())
 
 
 class _HuggingFace(_Parquet):
@@ -189,13 +194,13 @@ class _HuggingFace(_Parquet):
 
     pattern = "data-{:05d}-of-{:05d}.arrow"
 
-    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
         from datasets.arrow_writer import ArrowWriter
 
-        with ArrowWriter(path=str(path)) as file:
+        with ArrowWriter(stream=out) as file:
             for table in tables:
                 file.write_table(table)
-            file.finalize()
+            file.finalize(close_stream=False)
 
     def finish(self, names: list[str]) -> None:
         from datasets import Dataset
@@ -219,9 +224,9 @@ class _Megatron(_Parquet):
 
     pattern = "order-{:05d}.parquet"
 
-    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
         binary = self.out / "blocks.bin"
-        with binary.open("r+b" if binary.exists() else "w+b") as file:
+        with open_file(binary, os.O_RDWR | os.O_CREAT) as file:
             file.truncate(4 * self.block_size * first_row)  # of an interrupted call
             file.seek(0, os.SEEK_END)
 
@@ -231,7 +236,7 @@ class _Megatron(_Parquet):
                     file.write(np.ascontiguousarray(tokens, dtype="<i4").data)
                     yield table.drop_columns("input_ids")
 
-            super().write(path, others(), first_row)
+            super().write(out, others(), first_row)
         sync(binary)  # before the part that promises these blocks
 
     def finish(self, names: list[str]) -> None:

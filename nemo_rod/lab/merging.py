@@ -5,7 +5,7 @@
 for every floating-point tensor, directly from the safetensors files of two Hugging Face
 checkpoints. Works on one output shard at a time, so neither model is held in memory as a whole; the
 inputs may be sharded differently. The output has the base's tensors, in the base's order and under
-their published names, and the base's configuration and tokenizer files. Multi-token predictors that
+their published names, and the base's other files. Multi-token predictors that
 only the base has are left out, because they would not match the merged model.
 """
 
@@ -21,25 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_rod.checkpoints.published import NOT_COMPUTED, copy_beside, published_names
 from nemo_rod.files import interpreting, read_json, share
-from nemo_rod.run.published import published_names
 
 if TYPE_CHECKING:
     import torch
 
 MAX_SHARD_BYTES = 5 * 2**30
-_COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
 _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
-# Keys of config.json that do not affect a forward pass, beside those common to all models and those
-# of generation: names, kernels, and settings of training.
-_NOT_COMPUTED = re.compile(
-    r"_?name_or_path|_commit_hash|architectures|auto_map|(torch_)?dtype|use_\w+_kernels|ep_size"
-    r"|_?attn_implementation\w*|use_cache|\w+_token_ids?|num_logits_to_keep|max_position_embeddings"
-    r"|(transformers|unsloth)_\w+|tokenizer_class|model_max_length|prefix|task_specific_params"
-    r"|\w*(dropout|pdrop|layerdrop|jitter_noise|loss_coef|loss_alpha)\w*|seq_aux|pretraining_tp"
-    r"|output_router_logits|initializer_\w+|num_nextn_predict_layers|mtp_num_hidden_layers"
-)
 # Files of tokenizers; one that has the first is known by it alone.
 _TOKENIZERS = (
     *("tokenizer.json", "added_tokens.json", "tokenizer.model", "spiece.model", "tekken.json"),
@@ -197,7 +187,7 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that affect a forward pass, by key, without their sections."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _common_keys() or _NOT_COMPUTED.fullmatch(key):
+        if key in _common_keys() or NOT_COMPUTED.fullmatch(key):
             continue
         is_rope = key in ("rope_scaling", "rope_parameters")
         if is_rope and not value:
@@ -300,12 +290,7 @@ def _merge(
         weight_map = split.tensor_to_filename
         index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
-    # configuration, tokenizer and licence, without weights and stage manifests
-    for file in sorted(base_dir.iterdir()):
-        skipped = file.name == "manifest.json" or file.name.endswith(".index.json")
-        copied = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")
-        if file.is_file() and copied and not skipped:
-            shutil.copyfile(file, out_dir / file.name)
+    copy_beside(base_dir, out_dir)
 
 
 def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:

@@ -1,43 +1,76 @@
-"""`nemo-rod recipes`: every recipe, with its model, corpus and planned time."""
+"""`nemo-rod recipes`: every recipe in its file's own words, and with `plan=true` its cost."""
 
 from __future__ import annotations
 
+import re
+import shlex
+import textwrap
 from argparse import Namespace
 from pathlib import Path
 
-from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.errors import leave
 from nemo_rod.commands.text import say, table
 from nemo_rod.config import config_folder
-from nemo_rod.lab.composing import composed
-from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.plan.plan_text import count, hours, wall
-from nemo_rod.lab.text import say_briefly
-from nemo_rod.roles import ROLES
 
 _DESCRIPTION = """\
-Lists every recipe with its model, its corpus and its planned time: of one stage after the other,
-and of all GPUs together. `nemo-rod plan recipe=NAME` has the details."""
+Lists every recipe by the comment at the head of its file. With plan=true, with its model, its
+corpus and its planned time instead, in half a minute: of one stage after the other, and of all
+GPUs together. `nemo-rod plan recipe=NAME` has the details."""
 _HEADER = ("recipe", "model", ">new tokens", ">replay", "runs on", ">wall", ">GPU-hours")
+_SHORTEST, _WIDTH = 40, 96  # of a description, and of its lines
 
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod recipes`."""
-    parser.usage, parser.description = "nemo-rod recipes [--config-dir FOLDER]", _DESCRIPTION
+    parser.usage = "nemo-rod recipes [--config-dir FOLDER] [plan=true]"
+    parser.description = _DESCRIPTION
     parser.add_argument(
         "--config-dir", metavar="FOLDER", type=Path, help="lists also the recipes in FOLDER/recipe"
     )
+    parser.add_keys(Key("plan", "true", "plans every recipe, too", choices=("true", "false")))
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
-    """Prints a line for every recipe, and below the reasons that some cannot be planned."""
+    """Prints a row for every recipe, and below the reasons that some cannot be planned."""
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():
-            raise ValueError(f"{own} has no folder recipe: `nemo-rod init {own}` makes one.")
+            init = shlex.join(["nemo-rod", "init", str(own)])
+            raise ValueError(f"{own} has no folder recipe: `{init}` makes one.")
         folders.append(own)
-    names = sorted(file.stem for folder in folders for file in (folder / "recipe").glob("*.yaml"))
+    files = [file for folder in folders for file in (folder / "recipe").glob("*.yaml")]
+    files.sort(key=lambda file: file.stem)
+    if not files:
+        leave("There are no recipes.")
+    if options.plan == "true":
+        _print_plans([file.stem for file in files], own)
+        return
+    rows = [
+        (file.stem if number == 0 else "", line)
+        for file in files
+        for number, line in enumerate(textwrap.wrap(description(file), _WIDTH) or [""])
+    ]
+    print(table(("recipe", ""), rows))
+
+
+def description(file: Path) -> str:
+    """Returns the first sentences of the comment at the head of a recipe."""
+    text = file.read_text("utf-8", errors="replace").removeprefix("# @package _global_\n")
+    head = re.match("(?:# ?.*\n)*", text)
+    words = " ".join(line[1:].strip() for line in head[0].splitlines()) if head else ""
+    ends = [end.end() for end in re.finditer(r"[.?](?= |$)", words)]
+    return words[: next((end for end in ends if end > _SHORTEST), None)]
+
+
+def _print_plans(names: list[str], own: Path | None) -> None:
+    from nemo_rod.lab.composing import composed
+    from nemo_rod.lab.plan.command import make_plan
+    from nemo_rod.lab.plan.plan_text import count, hours, wall
+    from nemo_rod.lab.text import say_briefly
+    from nemo_rod.roles import ROLES
+
     rows: list[tuple[str, ...]] = []
     notes = []
     for name in names:
@@ -65,5 +98,3 @@ def main(options: Namespace) -> None:
     print(table(_HEADER, rows))
     for note in notes:
         say(note)
-    if not rows:
-        leave("There are no recipes.")

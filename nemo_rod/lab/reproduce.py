@@ -207,7 +207,7 @@ def _paper(options: argparse.Namespace) -> None:
         command = [*words, *options.overrides] if words[0] == "run" else words
         print(" ".join(["nemo-rod", *command]), flush=True)
         status = subprocess.run(
-            [sys.executable, "-m", "nemo_rod.cli", *command], check=False
+            [sys.executable, "-P", "-m", "nemo_rod.cli", *command], check=False
         ).returncode
         if status:
             raise SystemExit(status)

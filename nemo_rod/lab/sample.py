@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
-from nemo_rod.lab.launches import read_launch
-from nemo_rod.lab.text import number_key, real_number
+from nemo_rod.lab.data_alone import refuse_code
+from nemo_rod.lab.launches import TRUST, read_launch
+from nemo_rod.lab.text import number_key, printable_lines, real_number
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.trust import explain_own_code
 
 if TYPE_CHECKING:
     from nemo_rod.corpus.tokenizer import Tokenizer
@@ -27,7 +30,8 @@ specialist), rod. On a GPU where there is one. The same seed gives the same text
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod sample`."""
     parser.usage = (
-        "nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N]"
+        "nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N] "
+        "[trust_remote_code=true]"
     )
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
@@ -39,13 +43,14 @@ def declare(parser: Arguments) -> None:
         Key("temperature", "T", "0, the default, takes the likeliest token",
             expected="a number, 0 or more", read=real_number),
         number_key("seed", "N", f"random seed, {_SEED} by default", "a whole number"),
+        TRUST,
     )  # fmt: skip
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
     """Prints the continuation of every arm."""
-    _, config = read_launch(options.run_dir)
+    _, config = read_launch(options.run_dir, trusted=bool(options.trust_remote_code))
     run = RunFolder(options.run_dir, config.recipe)
     made = {path.parent.name for path in options.run_dir.glob("arms/*/hf")} | {"base"}
     arms = (options.arm or "rod").split(",")
@@ -67,7 +72,7 @@ def main(options: Namespace) -> None:
             seed=_SEED if options.seed is None else options.seed,
             trust_remote_code=config.model.trust_remote_code,
         )
-        print(f"--- {arm}\n{options.prompt}{text}", flush=True)
+        print(f"--- {arm}\n{options.prompt}{printable_lines(text)}", flush=True)
 
 
 def continuations(
@@ -86,16 +91,21 @@ def continuations(
         ValueError: a prompt has no token.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     ids_by_prompt = [ids.tolist() for ids in tokenizer.encode_batch([*prompts])]
     for prompt, ids in zip(prompts, ids_by_prompt, strict=True):
         if not ids:
             raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = AutoModelForCausalLM.from_pretrained(
-        checkpoint, torch_dtype="auto", trust_remote_code=trust_remote_code
-    )
+    if not trust_remote_code:
+        refuse_code(checkpoint)
+    with explain_own_code(f"The checkpoint {checkpoint}", "trust_remote_code"):
+        loaded = load_quietly(
+            checkpoint,
+            torch_dtype="auto",
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
     model = loaded.to(device).eval()
     how = {"temperature": temperature, "top_k": 0} if temperature else {}
     texts = []

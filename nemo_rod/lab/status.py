@@ -5,6 +5,7 @@ Everything is read from the run's folder; if jobs were submitted, Slurm is queri
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from argparse import Namespace
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.commands.text import table
-from nemo_rod.files import interpreting, read_json, read_lines
+from nemo_rod.commands.text import printable, table
+from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json, read_lines
 from nemo_rod.lab.text import every_key
 from nemo_rod.progress import PREFIX
 
@@ -109,7 +110,7 @@ def standing_text(run_dir: Path, *, bars: bool = False) -> str:
         far = f"{bar(standing, far)} {far}".rstrip() if bars else far
         rows.append((stage.name, standing.state, number, where, far, left, last))
     sentences = [
-        f"{name}: {standing.state}: {standing.why}"
+        printable(f"{name}: {standing.state}: {standing.why}")
         for name, standing in standings.items()
         if standing.why and standing.state not in _FINE
     ]
@@ -196,7 +197,9 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
 
 def last_progress(log: Path) -> tuple[str, str, str]:
     """Returns progress, time left and note of the last progress line that a job printed."""
-    lines = log.read_text(errors="replace").splitlines()
+    with open_file(log) as file:
+        file.seek(-min(MOST_BYTES, log.stat().st_size), os.SEEK_END)
+        lines = file.read(MOST_BYTES).decode(errors="replace").splitlines()
     read = [match for line in reversed(lines) if (match := PROGRESS.match(line))]
     return (read[0]["far"], read[0]["left"] or "", read[0]["note"] or "") if read else ("", "", "")
 

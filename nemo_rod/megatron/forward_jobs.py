@@ -11,8 +11,9 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import write_json
+from nemo_rod.files import write_json, writing
 from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob
+from nemo_rod.megatron.base_losses import compare_base
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
@@ -42,6 +43,8 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     required = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
     if holds(Path(job.out), manifest, required):
         return  # an earlier run was interrupted only during the hand-over
+    if job.role == "replay":  # scored by the base
+        compare_base(job, job.start, heartbeat)
     scorer = _scorer(job, job.start, store, heartbeat, job.config.scoring.precision)
     write_references(
         scorer,
@@ -59,6 +62,8 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     ids = np.arange(len(store))
     source = store.source_index(ids)
     progress = Progress(job.name, len(job.models), unit="models")
+    if "base" in job.models:
+        compare_base(job, job.models["base"], heartbeat)
     for number, (name, model) in enumerate(job.models.items()):
         scorer = _scorer(job, model, store, heartbeat)
         loss = scorer.losses(ids).astype(np.float64)
@@ -68,7 +73,8 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
                 mean = float(loss[source == index].mean())
                 result["loss"].setdefault(entry.role, {})[entry.name] = mean
                 result["blocks"].setdefault(entry.role, {})[entry.name] = entry.count
-            np.save(Path(job.out) / f"{name}.npy", loss.astype(np.float32))
+            with writing(file := Path(job.out) / f"{name}.npy"):
+                np.save(file, loss.astype(np.float32))
             write_json(Path(job.out) / f"{name}.json", result)
             progress.step(number + 1)
         del scorer
@@ -82,6 +88,7 @@ def check_model(job: CheckJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         ValueError: the model does not support the layout, its checkpoint cannot be loaded, or it
             would also be trained by a loss other than that of the next token (`objective`).
     """
+    compare_base(job, job.start, heartbeat)
     _, chunks = build(job, job.start, BlockStore(job.blocks).block_size)
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
     counts = {

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
+from huggingface_hub import snapshot_download
 from megatron.bridge import AutoBridge
 from megatron.core.utils import get_model_config
 from safetensors import safe_open
 
+from nemo_rod.checkpoints.published import copy_beside
 from nemo_rod.files import read_json, write_json
 from nemo_rod.ranks import all_or_none, from_all_ranks, on_all_ranks
 
@@ -74,12 +79,15 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
     """Writes a model as a Hugging Face checkpoint, by the bridge that loaded it. Collective.
 
+    It is the checkpoint that the bridge has loaded, with other weights: see `copy_beside`.
+
     Raises:
         ValueError: the checkpoint lacks a tensor of the model; raised on every rank.
     """
     # By default, some versions leave out every file of the checkpoint that has a tensor unknown to
     # the model, such as those of multi-token predictors.
-    bridge.save_hf_pretrained(model, folder, show_progress=False, strict=False)
+    with _with_format():
+        bridge.save_hf_weights(model, folder, show_progress=False, strict=False)
     source = bridge.hf_pretrained.state.source
     config = get_model_config(model[0])
 
@@ -98,8 +106,32 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"  # may list other tensors than its files
         if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
             write_json(index, {**listed, "weight_map": written})
+        copy_beside(_folder(bridge), folder)
 
     all_or_none(lambda: check() if dist.get_rank() == 0 else None)
+
+
+@contextmanager
+def _with_format() -> Iterator[None]:
+    """Makes safetensors name the framework in its metadata: some readers refuse files without."""
+    save = safetensors.torch.save_file
+
+    def save_file(tensors: Any, file: Any, metadata: Any = None) -> None:
+        save(tensors, file, metadata or {"format": "pt"})
+
+    safetensors.torch.save_file = save_file  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        safetensors.torch.save_file = save
+
+
+def _folder(bridge: AutoBridge) -> Path:
+    """Returns the folder of the checkpoint that a bridge has loaded."""
+    name = str(bridge.hf_pretrained.model_name_or_path)
+    if Path(name).is_dir():
+        return Path(name)
+    return Path(snapshot_download(name, local_files_only=True))
 
 
 def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:

@@ -22,6 +22,7 @@ from nemo_rod.config import PEAK_TFLOPS
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron.base_losses import compare_base
 from nemo_rod.megatron.bridge_config import (
     bridge_config,
     recompute,
@@ -44,6 +45,7 @@ from nemo_rod.progress import Progress
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, once_a_node
 from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
+from nemo_rod.selection.policies import reference_roles
 from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
@@ -76,11 +78,13 @@ def train(
         references = References.open(
             job.references,
             store,
+            roles=reference_roles(job.arm.needs),
             length=job.arm.scored_length(store.block_size),
             precision=job.arithmetic,
             verified=False,
         )
-    chooser = Selector.for_arm(job.arm, store, references, job.config.selection.on_nonfinite)  # type: ignore[arg-type]
+    steps, on_nonfinite = job.config.train.steps, job.config.selection.on_nonfinite
+    chooser = Selector.for_arm(job.arm, store, references, on_nonfinite, steps)  # type: ignore[arg-type]
     selector = RoDSelector(
         chooser,
         store,
@@ -93,6 +97,7 @@ def train(
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     sharded = shares_optimizer(job)
     refuse_foreign_checkpoint(out / "checkpoints", identity, job.parallel, sharded=sharded)
+    compare_base(job, job.start, heartbeat)
     bridge, provider = model_provider(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )
@@ -114,7 +119,7 @@ def train(
         # the files of all lookups once on every node, before its ranks read them at random
         once_a_node(lambda: references.verify(heartbeat.announce))
         once_a_node(lambda: read_ahead(store.hash_files, heartbeat.announce))
-        drawn = partial(job.arm.candidates.drawn, job.config.train.steps)
+        drawn = partial(job.arm.candidates.drawn, steps, reference_roles(job.arm.needs))
         from_recorder(lambda: references.refuse_missing(drawn()))
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)

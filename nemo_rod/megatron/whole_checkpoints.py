@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from nemo_rod.files import move_whole, write_whole
+from nemo_rod.files import write_whole
 from nemo_rod.progress import PREFIX
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -29,8 +30,9 @@ def write_config_whole(config: Any) -> None:
     to_yaml = config.to_yaml
 
     def write(path: str) -> None:
-        to_yaml(f"{path}.tmp")
-        move_whole(Path(f"{path}.tmp"), Path(path))
+        with TemporaryDirectory() as folder:
+            to_yaml(made := f"{folder}/{_CONFIG}")
+            write_whole(Path(path), Path(made).read_bytes())
 
     config.to_yaml = write
 

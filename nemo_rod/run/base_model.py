@@ -46,8 +46,8 @@ def initialise_base(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from nemo_rod.corpus.tokenizer import load_tokenizer
-    from nemo_rod.run.published import save_published
+    from nemo_rod.checkpoints.published import save_published
+    from nemo_rod.corpus.adapters import load_tokenizer
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
@@ -127,8 +127,6 @@ def resolve_base(name: str, link: Path) -> None:
     Raises:
         ValueError: there is no such folder and the hub does not provide it.
     """
-    if link.is_symlink():
-        return
     if Path(name).is_dir():
         folder = Path(name).resolve()
     else:
@@ -143,6 +141,7 @@ def resolve_base(name: str, link: Path) -> None:
                 f"Hugging Face hub ({type(error).__name__}): check the name, or fetch it first and "
                 "give its folder."
             ) from error
+    link.unlink(missing_ok=True)
     os.symlink(folder, link)
 
 

@@ -16,7 +16,6 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import (
     LOW_PRECISIONS,
     PROVIDER,
-    REFERENCE,
     Config,
     Optimisation,
     Parallel,
@@ -26,11 +25,12 @@ from nemo_rod.config import (
 )
 from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.layout import check_parallel, sequence_shares
-from nemo_rod.loggers import SECRETS, check_installed, logger_names
+from nemo_rod.loggers import check_installed, logger_names
 from nemo_rod.roles import ROLES
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, arm_settings, trained_arms
-from nemo_rod.selection.policies import check_policy
+from nemo_rod.selection.policies import check_policy, reference_roles, waits_for_update
+from nemo_rod.trust import REFERENCE, refuse_secrets
 
 _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
     "num_hidden_layers": "pipeline",
@@ -55,8 +55,10 @@ def declare_keys() -> None:
 
 def to_config(composed: DictConfig) -> Config:
     """Turns Hydra's composed tree into a `Config`; see `check`."""
-    env = OmegaConf.to_container(composed.cluster.env, resolve=False)
-    assert isinstance(env, dict)
+    values = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(values, dict)
+    refuse_secrets(values)
+    env = values["cluster"]["env"]
     # `${oc.env:NAME}` may be a secret: it is never resolved
     secrets = {str(key): text for key, text in env.items() if REFERENCE.fullmatch(str(text))}
     with flag_override(composed, ["struct", "readonly"], [False, False]):
@@ -118,12 +120,6 @@ def check(config: Config) -> None:
     _check_model(config)
     if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
-    for name in SECRETS:
-        if name in config.cluster.env:
-            raise ValueError(
-                f"cluster.env.{name} would be written to the run's folder: leave it out and export "
-                "it in the shell, or read it from a file of yours in a line of cluster.setup."
-            )
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     if config.arm is None:
@@ -188,19 +184,26 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
-    check_policy(arm.planned.policy())
+    policy, needs = check_policy(arm.planned.policy()), arm.planned.needs
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."
         )
+    if "held_out" in needs and config.validation.every == 0:
+        raise ValueError(
+            f"validation.every=0 is not valid: expected >= 1, as {arm.name} needs held-out losses."
+        )
+    if waits_for_update(policy) and reference_roles(needs):
+        cause = f"policy={arm.selection.policy}" if scoring.every == 1 else f"every={scoring.every}"
+        for key, default in (("precision", None), ("prefix", "1")):
+            if (value := getattr(scoring, key)) != default:
+                raise ValueError(
+                    f"{arm.name} has scoring.{key}={value} and {cause}, which compares losses of "
+                    "training with references, of whole blocks and in its precision: set one of "
+                    "them."
+                )
     if not arm.scores or scoring.precision is None:
         return
-    if scoring.every != 1:
-        raise ValueError(
-            f"{arm.name} has scoring.precision={scoring.precision} and scoring.every="
-            f"{scoring.every}, which compares losses of training with references of another "
-            "precision: set one of them."
-        )
     multiple = (
         LOW_PRECISIONS[scoring.precision][0]
         * parallel.context

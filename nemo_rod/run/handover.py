@@ -127,8 +127,7 @@ class HandOver:
     def run(self) -> None:
         """Makes the folder and renames it into place."""
         inputs, unfinished = _plain(self.inputs()), partial(self.folder)
-        unfinished.mkdir(parents=True, exist_ok=True)
-        write_json(unfinished / "inputs.json", {"inputs": inputs})
+        write_json(unfinished / "inputs.json", {"inputs": inputs}, below=unfinished.parent)
         try:
             outputs = self.make(unfinished)
         except ValueError:  # refused before any work: remove the folder

@@ -22,6 +22,7 @@ from nemo_rod.selection import Candidates, Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, costs
 from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.held_out import Rule
+from nemo_rod.selection.policies import reference_roles
 
 AnyJob = TypeVar("AnyJob", bound=ModelJob)
 _MACHINE_KEYS = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
@@ -85,20 +86,21 @@ class ModelJobs:
         The blocks are those of the store, or planned counts.
         """
         counted = blocks or self.results.block_counts()
-        steps: dict[Candidates, int] = {}
+        steps: dict[tuple[Candidates, tuple[str, ...]], int] = {}
         for settings in trained_arms(self.config):
             if settings.own_references:
                 # by its candidates alone: recorded shares and curricula do not matter
                 pools = self.arm(settings.name, counted).candidates
-                steps[pools] = max(steps.get(pools, 0), settings.train.steps)
+                key = pools, reference_roles(settings.planned.needs)
+                steps[key] = max(steps.get(key, 0), settings.train.steps)
         return _drawn(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
 
     def references(self, arm: ArmSettings) -> list[Path]:
         """Returns the folders of the losses that an arm scores with: its run's, or another's."""
         folders = [self.results.reference(name) for name in arm.own_references]
-        if folders and arm.variant.reference is not None:
-            other = RunFolder(Path(arm.variant.reference), self.results.recipe)
-            folders.append(other.reference("specialist"))
+        other = arm.variant.reference
+        if other is not None and "adaptation" in reference_roles(arm.planned.needs):
+            folders.append(RunFolder(Path(other), self.results.recipe).reference("specialist"))
         return folders
 
     def recorded(self, settings: ArmSettings) -> Path | None:
@@ -161,7 +163,7 @@ class ModelJobs:
             "kind": "trained",
             "budget": steps / self.config.train.steps,
             "convergence": dataclasses.asdict(rule) if rule else None,
-            "references": [arm.reference or "specialist"] if settings.own_references else [],
+            "references": [arm.reference or name for name in settings.own_references][-1:],
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
             "train": dataclasses.asdict(settings.train),
             **costs(
@@ -209,10 +211,12 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
 
 
 @functools.lru_cache(maxsize=8)  # every plan, and every check of a reference stage, calls it
-def _drawn(num_blocks: int, pools: tuple[tuple[Candidates, int], ...]) -> Mask:
-    """Returns a mask of the blocks in the first steps of candidates, bool [blocks], read-only."""
+def _drawn(
+    num_blocks: int, pools: tuple[tuple[tuple[Candidates, tuple[str, ...]], int], ...]
+) -> Mask:
+    """Returns a mask of blocks of some roles in first steps, bool [blocks], read-only."""
     drawn = np.zeros(num_blocks, dtype=bool)
-    for candidates, steps in pools:
-        drawn |= candidates.drawn(steps)
+    for (candidates, roles), steps in pools:
+        drawn |= candidates.drawn(steps, roles)
     drawn.flags.writeable = False
     return drawn

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from nemo_rod.files import interpreting, lock, read_lines
+from nemo_rod.files import interpreting, lock, open_file, read_lines, writing
 from nemo_rod.signals import KEPT_OPEN, Stopped
 
 _SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
@@ -38,9 +38,8 @@ class StageLog:
         Raises:
             ValueError: another command holds the lock for longer.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + patience
-        with open(self.path, "a") as file:
+        with self._open() as file:
             while not lock(file.fileno()):
                 if time.monotonic() >= deadline:
                     raise ValueError(
@@ -92,12 +91,15 @@ class StageLog:
         """Returns whether a process on this machine is working on the stage."""
         if not self.path.exists():
             return False
-        with open(self.path) as file:
+        with open_file(self.path, below=self.run_dir) as file:
             return not lock(file.fileno())
+
+    def _open(self) -> IO[bytes]:
+        return open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, below=self.run_dir)
 
     def _write(self, event: str, **more: Any) -> None:
         row = {"time": round(time.time(), 1), "event": event, **more}
-        with open(self.path, "ab+") as file:
+        with writing(self.path), self._open() as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a crash cut off
             file.write(json.dumps(row).encode() + b"\n")

@@ -20,6 +20,7 @@ import numpy as np
 
 from nemo_rod import parts
 from nemo_rod.config import Config
+from nemo_rod.files import writing
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
@@ -161,7 +162,8 @@ class Stages:
 
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
-            np.save(folder / "wanted.npy", self.jobs.drawn())
+            with writing(wanted := folder / "wanted.npy"):
+                np.save(wanted, self.jobs.drawn())
             job = self.jobs.job(
                 ReferenceJob,
                 f"references/{name}",
@@ -227,9 +229,9 @@ class Stages:
                 made_of["scoring.precision"] = settings.scoring.precision
             for folder in references:
                 outputs(folder, made_by=self.results.command("reference"))
-            if settings.variant.reference is not None and references:
+            if len(references) > len(settings.own_references):  # the last is of another run
                 made_of["reference"] = Folder.open(references[-1]).manifest.model
-            elif references:
+            elif "specialist" in settings.own_references:
                 made_of["specialist"] = self.results.weights(SPECIALIST)
             return made_of | self.launcher.inputs(self.config, scoring=False)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import (
     Config,
@@ -27,9 +28,11 @@ from nemo_rod.config import (
     Scoring,
     Selection,
     Variant,
+    blamed_key,
 )
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
+from nemo_rod.selection.policies import reference_roles
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
 
@@ -124,9 +127,9 @@ class ArmSettings:
     @property
     def own_references(self) -> list[str]:
         """The keys of `REFERENCES` that the arm's own run computes, as its policy needs them."""
-        if "references" not in self.planned.needs:
-            return []
-        return ["base", "specialist"] if self.variant.reference is None else ["base"]
+        roles = reference_roles(self.planned.needs)
+        names = [name for name, made in REFERENCES.items() if made.role in roles]
+        return names if self.variant.reference is None else [n for n in names if n == "base"]
 
     @property
     def recorded_by(self) -> str | None:
@@ -264,8 +267,14 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except (OmegaConfBaseException, ValueError) as error:  # of no mapping
+        known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
+        if wrong and wrong not in known:
+            near = parts.did_you_mean(wrong, known)
+            raise ValueError(
+                f"There is no key {where}.{wrong}{near}: expected some of {', '.join(known)}."
+            ) from None
         sentence = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
+        raise ValueError(f"{where} is not valid ({sentence}): correct its keys.") from None
     check_bounds(merged, f"{where}.")
     _CHECKED[key] = merged
     return merged

@@ -76,10 +76,14 @@ class Arm:
     seed: int = _field(typed="seed")  # of the candidate stream
     # how the roles are mixed in the pools; see `Candidates`, as for the next two
     balance: Balance = _field(typed="selection.balance")
-    multiplier: float = same(Candidates, "multiplier", typed="selection.multiplier", label="m")
+    multiplier: float = same(
+        Candidates, "multiplier", typed="selection.multiplier", label="m", figure="pool_size"
+    )
     retention: float = _field(1.0)  # fraction of the replay blocks in use
     # weight of the replay scores against the adaptation scores; None trains on the whole pool
-    kappa: float | None = key(None, ">= 0", typed="selection.kappa", label="\u03ba")
+    kappa: float | None = key(
+        None, ">= 0", typed="selection.kappa", label="\u03ba", figure="weighting"
+    )
     policy_name: str = _field("joint", typed="selection.policy")  # registered, or FILE.py:NAME
     policy_options: dict[str, Any] | None = _field(None, typed="selection.policy_options")
     score_name: str = _field("reducible_loss", typed="selection.score")  # likewise
@@ -185,6 +189,8 @@ class Arm:
         return Candidates(**{name: getattr(self, name) for name in names})
 
 
+# attributes that arms are swept in, by the name of their figure
+SWEPT = {f.metadata["figure"]: f.name for f in fields(Arm) if "figure" in f.metadata}
 TYPED = {item.name: item.metadata.get("typed", "") for item in fields(Arm)}  # keys, by attribute
 # attributes that tell the designs of two arms of one run apart
 DESIGN = tuple(

@@ -23,7 +23,7 @@ Shape suffixes: C = candidates, K = chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -59,6 +59,7 @@ class Pool:
     source_C: Ids = field(default_factory=_unknown)  # index in `sources`, int64 [C]
     sources: Sequence[Any] = ()  # each with `name` and `role`
     seed: int = 0  # of the arm, for policies that draw at random
+    steps: int = 0  # of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -66,10 +67,10 @@ class Pool:
             roles = [SourceRow(role, role, 0, 0) for role in ROLES]
             object.__setattr__(self, "sources", roles)
 
-    def of(self, store: Blocks, seed: int) -> Pool:
-        """Returns the pool with the sources of its blocks in a store."""
+    def of(self, store: Blocks, seed: int, steps: int = 0) -> Pool:
+        """Returns the pool with the sources of its blocks in a store, and facts about its run."""
         source_C = store.source_index(self.block_ids)
-        return replace(self, source_C=source_C, sources=store.sources, seed=seed)
+        return replace(self, source_C=source_C, sources=store.sources, seed=seed, steps=steps)
 
 
 class Pools(Protocol):
@@ -163,13 +164,15 @@ class Candidates:
             ids = self._stream(step * self.size, self.size)
         return Pool(step=step, block_ids=ids, is_replay_C=ids >= self.num_adaptation)
 
-    def drawn(self, steps: int) -> Mask:
-        """Returns a mask of the candidates of the first steps, bool [blocks of the store]."""
+    def drawn(self, steps: int, roles: Collection[str] = ROLES) -> Mask:
+        """Returns a mask of the candidates of some roles in the first steps, bool [all blocks]."""
         drawn = np.zeros(self.num_adaptation + self.num_replay, dtype=bool)
         if self.balance == "exact":
             drawn[self._roles(0, steps)] = True
         else:  # no later epoch draws other blocks
             drawn[self._stream(0, min(steps * self.size, self.epoch_size))] = True
+        for role, part in zip(ROLES, np.split(drawn, [self.num_adaptation]), strict=True):
+            part &= role in roles
         return drawn
 
     def _roles(self, first: int, steps: int) -> Ids:

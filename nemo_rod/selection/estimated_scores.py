@@ -15,7 +15,9 @@ Shape suffixes: C = candidates, K = chosen, N = blocks observed, M = sources.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,8 @@ from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import fidelity, number
 from nemo_rod.selection.permutation import derive_key
 from nemo_rod.selection.policies import SCORES, Policy, Score, reducible_loss, weigh
+
+Averages = dict[str, npt.NDArray[Any]]
 
 # A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
 MEMORY_BLOCKS = 8
@@ -47,12 +51,7 @@ class EstimatedScores(Policy):
     needs = SCORES
 
     def __post_init__(self) -> None:
-        self.state = {
-            "mean": np.empty(0),
-            "variance": np.empty(0),
-            "blocks": np.empty(0, dtype=np.int64),
-            "seen": np.empty(0, dtype=np.int64),
-        }
+        self.state = no_averages(0)
 
     def is_due(self, step: int) -> bool:
         """Returns whether a step has a scoring pass: the first one, then one every `every`."""
@@ -67,23 +66,10 @@ class EstimatedScores(Policy):
         return self.policy.select(pool, score_C, k)
 
     def estimate(self, pool: Pool) -> Nats:
-        """Returns a score for every candidate, nats, float32 [C].
-
-        A source with low scores is hardly ever chosen, so a rise would be missed. If the least
-        recently observed source was last seen more steps ago than there are sources, one of its
-        candidates therefore outranks all others: at most one block per batch.
-        """
-        mean, seen, source_C = self.state["mean"], self.state["seen"], pool.source_C
-        mean = np.where(np.isnan(mean), np.nanmean(mean), mean)
-        draws = np.random.default_rng((derive_key(pool.seed, "averages"), pool.step))
-        normal_C = draws.standard_normal(len(source_C))
-        deviation = np.maximum(np.sqrt(self.state["variance"]), MIN_DEVIATION)
-        estimate_C = mean[source_C] + deviation[source_C] * normal_C
-        score_C: Nats = estimate_C.astype(np.float32)
-        oldest = int(np.argmin(seen[source_C]))
-        if pool.step - seen[source_C[oldest]] > len(mean):
-            score_C[oldest] = np.nextafter(score_C.max(), np.float32(np.inf))
-        return score_C
+        """Returns a score for every candidate, nats, float32 [C]; see `draw_scores`."""
+        mean_M, deviation_M = self.state["mean"], np.sqrt(self.state["variance"])
+        mean_M = np.where(np.isnan(mean_M), np.nanmean(mean_M), mean_M)
+        return draw_scores(pool, mean_M, deviation_M, self.state["seen"], self.weigh)
 
     def metrics(self, choice: Choice) -> dict[str, float | None]:
         """Returns how well the estimates would have chosen at a step with a scoring pass."""
@@ -100,13 +86,7 @@ class EstimatedScores(Policy):
         """
         pool, chosen = choice.pool, choice.chosen
         if not len(self.state["mean"]):
-            num_sources = len(pool.sources)
-            self.state = {
-                "mean": np.full(num_sources, np.nan),
-                "variance": np.zeros(num_sources),
-                "blocks": np.zeros(num_sources, dtype=np.int64),
-                "seen": np.full(num_sources, -1),
-            }
+            self.state = no_averages(len(pool.sources))
         if choice.is_estimated:
             assert choice.reference is not None
             source_N = pool.source_C[chosen]
@@ -115,20 +95,69 @@ class EstimatedScores(Policy):
             assert choice.score is not None
             source_N, rho_N = pool.source_C, choice.score
         known_N = np.isfinite(rho_N)
-        self._add(pool.step, source_N[known_N], rho_N[known_N].astype(np.float64))
-
-    def _add(self, step: int, source_N: Ids, rho_N: npt.NDArray[np.float64]) -> None:
-        mean, variance, blocks, seen = self.state.values()
-        for source in np.unique(source_N):
-            new = rho_N[source_N == source]
-            blocks[source] = min(blocks[source], MEMORY_BLOCKS) + len(new)
-            weight = len(new) / blocks[source]
-            before = new.mean() if np.isnan(mean[source]) else mean[source]
-            mean[source] = before + weight * (new.mean() - before)
-            spread = ((new - mean[source]) ** 2).mean()
-            variance[source] += weight * (spread - variance[source])
-            seen[source] = step
+        add_blocks(self.state, pool.step, source_N[known_N], rho_N[known_N].astype(np.float64))
 
     @property
     def _has_seen(self) -> bool:
         return bool(self.state["blocks"].any())
+
+
+def no_averages(num_sources: int) -> Averages:
+    """Returns the averages of sources of which no block was observed."""
+    return {
+        "mean": np.full(num_sources, np.nan),
+        "variance": np.zeros(num_sources),
+        "blocks": np.zeros(num_sources, dtype=np.int64),
+        "seen": np.full(num_sources, -1),
+    }
+
+
+def add_blocks(
+    averages: Averages,
+    step: int,
+    source_N: Ids,
+    value_N: npt.NDArray[np.float64],
+    memory_M: Ids | None = None,
+) -> None:
+    """Brings averages up to date with finite values, in nats, of the blocks of a step.
+
+    Each is roughly over as many blocks as a source's memory has.
+    """
+    mean, variance, blocks, seen = (averages[name] for name in no_averages(0))
+    for source in np.unique(source_N):
+        new = value_N[source_N == source]
+        memory = MEMORY_BLOCKS if memory_M is None else memory_M[source]
+        blocks[source] = min(blocks[source], memory) + len(new)
+        weight = len(new) / blocks[source]
+        before = new.mean() if np.isnan(mean[source]) else mean[source]
+        mean[source] = before + weight * (new.mean() - before)
+        spread = ((new - mean[source]) ** 2).mean()
+        variance[source] += weight * (spread - variance[source])
+        seen[source] = step
+
+
+def draw_scores(
+    pool: Pool,
+    mean_M: Floats,
+    deviation_M: Floats,
+    seen_M: Ids,
+    weigh: Callable[[Pool, Floats], Floats],
+) -> Nats:
+    """Returns a random score for every candidate, nats, float32 [C], by its source.
+
+    A source with low scores is hardly ever chosen, so a rise would be missed. If the least
+    recently observed source was last seen more steps ago than there are sources, one of its
+    candidates therefore outranks all others, as scores are weighed: at most one block per batch.
+    """
+    source_C = pool.source_C
+    draws = np.random.default_rng((derive_key(pool.seed, "averages"), pool.step))
+    deviation_C = np.maximum(deviation_M, MIN_DEVIATION)[source_C]
+    estimate_C = mean_M[source_C] + deviation_C * draws.standard_normal(len(source_C))
+    score_C: Nats = estimate_C.astype(np.float32)
+    oldest = int(np.argmin(seen_M[source_C]))
+    if pool.step - seen_M[source_C[oldest]] > len(mean_M):
+        highest = max(float(weigh(pool, score_C).max()), float(score_C.max()), MIN_DEVIATION)
+        score_C[oldest] = np.nextafter(np.float32(highest), np.float32(np.inf))
+        if 0 < (weighed := float(weigh(pool, score_C)[oldest])) < highest:
+            score_C[oldest] *= 1.001 * highest / weighed
+    return score_C

@@ -5,8 +5,8 @@
     FixedShare(share)     a fixed number of each role, at random or by rho  ablation of components
     TakeAll()             the whole pool                                    plain training
 
-Others have a file each: `Schedule`, `ODM`, `EstimatedScores`. What an arm needs, such as scoring
-passes, a specialist and references, follows from `needs` alone.
+Others have a file each: `Mix`, `Schedule`, `ODM`, `EstimatedScores`. What an arm needs, such as
+scoring passes, a specialist and references, follows from `needs` alone.
 
 Every policy returns ascending candidate positions and breaks ties in favor of the earlier
 candidate. A score of -inf marks padding, which is never chosen; `choose` refuses or excludes any
@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
 from nemo_rod.selection.candidates import Pool
 
@@ -32,6 +33,10 @@ Within = Literal["random", "rho"]
 NOTHING: frozenset[str] = frozenset()
 LOSSES = frozenset({"losses"})  # a scoring pass
 SCORES = frozenset({"losses", "references"})  # a scoring pass, and reference losses for it
+REFERENCES = frozenset({"references"})  # reference losses, without a scoring pass
+OF_REPLAY = frozenset({"replay_references"})  # reference losses of replay alone: the base's
+HELD_OUT = frozenset({"held_out"})  # held-out losses during training, which `measured` hears of
+_KNOWN = SCORES | OF_REPLAY | HELD_OUT
 
 
 class Policy(Protocol):
@@ -47,17 +52,22 @@ class Policy(Protocol):
         observe(choice, loss_K)       called after every update with the losses of the blocks that
                                       were trained on, nats per token, float32 [K]: from the scoring
                                       pass if there was one, else from the update itself
-        state: dict[str, ndarray]     the values that `observe` changes, and nothing else does
+        measured(step, metrics)       called after the `observe` of a step after which held-out
+                                      losses were measured, with its metrics, if it needs "held_out"
+        state: dict[str, ndarray]     the values that these two change, and nothing else does
         metrics(choice)               values that are logged with the step, before `observe`
 
-    A resumed run repeats `observe` from the record of the choices, once, and gives the resulting
-    state to all ranks: the state needs no file, and survives a kill at any step and a change of the
-    layout.
+    A resumed run repeats both from its record, once, and gives the resulting state to all ranks:
+    the state needs no file, and survives a kill at any step and a change of the layout.
     """
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it chooses by: "losses" of a scoring pass, "references" to compare them with."""
+        """What it chooses by; what a run computes follows from it.
+
+        "losses" of a scoring pass; "references" to compare losses with, or "replay_references" for
+        those of replay alone, which need no specialist; "held_out" losses during training.
+        """
 
     def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns the chosen candidate positions, int64 [K], ascending.
@@ -201,11 +211,16 @@ class TakeAll(Policy):
 
 def needs_of(policy: Policy, score: Score) -> frozenset[str]:
     """Returns what a policy and the score that it chooses by need together."""
-    return (
-        policy.needs
-        if "losses" not in policy.needs
-        else policy.needs & getattr(score, "needs", SCORES)
-    )
+    if "losses" not in policy.needs:
+        return policy.needs
+    return policy.needs - (SCORES - getattr(score, "needs", SCORES))
+
+
+def reference_roles(needs: frozenset[str]) -> tuple[str, ...]:
+    """Returns the roles whose blocks are compared with reference losses."""
+    if "references" in needs:
+        return ROLES
+    return ("replay",) if needs & OF_REPLAY else ()
 
 
 def has_scores(policy: Policy) -> bool:
@@ -244,9 +259,9 @@ def check_policy(policy: Any) -> Policy:
     name, needs = type(policy).__name__, getattr(policy, "needs", None)
     if not callable(getattr(policy, "select", None)):
         raise ValueError(f"{name} is no policy: expected a method select(pool, score_C, k).")
-    if not isinstance(needs, frozenset | set) or not needs <= SCORES:
+    if not isinstance(needs, frozenset | set) or not needs <= _KNOWN:
         raise ValueError(
-            f"{name} has needs={needs!r}, expected a frozenset of 'losses', 'references' or both."
+            f"{name} has needs={needs!r}, expected a frozenset of {', '.join(sorted(_KNOWN))}."
         )
     checked: Policy = policy
     return checked

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nemo_rod.files import read_lines
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
@@ -31,6 +32,7 @@ from nemo_rod.selection.policies import (
     needs_of,
     observes,
     reducible_loss,
+    reference_roles,
 )
 from nemo_rod.selection.references import References
 
@@ -61,12 +63,15 @@ class Selector:
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
     score: Score = reducible_loss
     seed: int = 0  # of policies that draw at random
+    steps: int = 0  # of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
-        if "references" in needs_of(self.policy, self.score) and self.references is None:
+        self._compared = reference_roles(needs_of(self.policy, self.score))
+        if self._compared and self.references is None:
             raise ValueError(
-                f"{type(self.policy).__name__} compares losses with reference losses: give them."
+                f"{type(self.policy).__name__} compares losses of {' and '.join(self._compared)} "
+                "with reference losses: give them."
             )
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._ahead: dict[int, Future[tuple[Pool, Nats | None]]] = {}  # the step that is next
@@ -78,8 +83,9 @@ class Selector:
         store: Blocks,
         references: References | None = None,
         on_nonfinite: OnNonfinite = "refuse",
+        steps: int = 0,
     ) -> Selector:
-        """Returns the selector of an arm over a store.
+        """Returns the selector of an arm over a store, in a run of some steps.
 
         Raises:
             ValueError: the recorded curriculum is missing or of another store, or the references
@@ -94,6 +100,7 @@ class Selector:
             on_nonfinite=on_nonfinite,
             score=arm.score(),
             seed=arm.seed,
+            steps=steps,
         )
 
     @property
@@ -149,23 +156,41 @@ class Selector:
             self.policy.observe(choice, choice.loss[choice.chosen])  # type: ignore[attr-defined]
         return choice
 
+    def measured(self, row: dict[str, Any], shared: Callable[[Callable[[], Any]], Any]) -> None:
+        """Hands held-out losses that were measured after a step to its policy, if that needs them.
+
+        Args:
+            row: metrics of the step, on the rank that records them.
+            shared: see `resume`. Collective.
+        """
+        if "held_out" in self.policy.needs:
+            self._hear(shared(lambda: row))
+
+    def _hear(self, row: dict[str, Any]) -> None:
+        if any(name.startswith("validation/") for name in row):
+            self.policy.measured(row["step"], row)  # type: ignore[attr-defined]
+
     def resume(self, file: Path, shared: Callable[[Callable[[], Any]], Any]) -> None:
         """Brings the policy to its state after the recorded steps, on every rank.
 
         Args:
-            file: the curriculum, if it has begun.
+            file: the curriculum, if it has begun; metrics are beside it.
             shared: calls a function on the rank that can read the file, and returns its result on
                 all. Collective.
         """
         policy: Any = self.policy
-        if not observes(policy):
+        if not (observes(policy) or "held_out" in policy.needs):
             return
 
         def recorded() -> Any:
+            metrics = file.with_name("metrics.jsonl")
+            hears = "held_out" in policy.needs and metrics.exists()
+            rows = {row["step"]: row for row in read_lines(metrics, "step")} if hears else {}
             if file.exists():
                 with Curriculum.open(file, read_only=True) as curriculum:
                     for record in curriculum:
                         self.learn(self._recorded(record))
+                        self._hear(rows.get(record.step, {}))
             return policy.state
 
         policy.state = shared(recorded)
@@ -174,7 +199,7 @@ class Selector:
         """Returns the choice that a record is of."""
         ids, store = record.block_ids, self.store
         is_replay_C = np.array([row.role == "replay" for row in store.sources])
-        pool = Pool(record.step, ids, is_replay_C[store.source_index(ids)]).of(store, self.seed)
+        pool = self._of_run(Pool(record.step, ids, is_replay_C[store.source_index(ids)]))
         has_scores = not np.isnan(record.threshold)
         return Choice(
             pool,
@@ -183,15 +208,23 @@ class Selector:
             record.chosen,
             record.threshold,
             is_estimated=has_scores and bool(np.isnan(record.loss).any()),
-            reference=self._references_of(ids),
+            reference=self._references_of(pool),
         )
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if the policy needs any."""
-        pool = self.pools.pool(step).of(self.store, self.seed)
-        return pool, self._references_of(pool.block_ids)
+        pool = self._of_run(self.pools.pool(step))
+        return pool, self._references_of(pool)
 
-    def _references_of(self, block_ids: Ids) -> Nats | None:
-        if "references" not in needs_of(self.policy, self.score) or self.references is None:
+    def _of_run(self, pool: Pool) -> Pool:
+        return pool.of(self.store, self.seed, self.steps)
+
+    def _references_of(self, pool: Pool) -> Nats | None:
+        """Returns the reference losses of a pool [C], NaN of a role that needs none."""
+        if not self._compared or self.references is None:
             return None
-        return self.references[block_ids]
+        if "adaptation" in self._compared:
+            return self.references[pool.block_ids]
+        reference_C = np.full(len(pool.block_ids), np.nan, dtype=np.float32)
+        reference_C[pool.is_replay_C] = self.references[pool.block_ids[pool.is_replay_C]]
+        return reference_C

@@ -136,7 +136,7 @@ WRONG = {
     "reference job=f.py:f --all": ("(unrecognised or extra argument: --all).",),
     "train --config": ("(argument --config: expected one argument).",),
     "train --config a.yaml --all": ("expected nemo-rod train --config RECIPE.yaml",),
-    "trane": ("There is no command 'trane' (did you mean train?): expected one of run, plan,",),
+    "trane": ("There is no command 'trane' (did you mean train?): expected one of run, known,",),
 }  # fmt: skip
 
 

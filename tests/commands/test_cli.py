@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import RECIPES, composed, nemo_rod
@@ -17,6 +18,9 @@ import nemo_rod as nemo_rod_package
 from nemo_rod import cli
 from nemo_rod.commands import recipes
 from nemo_rod.config import Config, Scoring, config_folder
+from nemo_rod.run import beforehand
+from nemo_rod.run.processes import pythons
+from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
@@ -86,8 +90,7 @@ def test_a_prefix_is_typed_as_a_share() -> None:
         (["recipe=nope"], f"There is no recipe=nope: expected one of {', '.join(RECIPES)}."),
         (
             ["recipe=toy", "train.stepz=3"],
-            "Could not override 'train.stepz' (did you mean train.steps?); "
-            "Key 'stepz' not in 'Optimisation'; "
+            "There is no key train.stepz (did you mean train.steps?): "
             "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
         ),
         *(
@@ -183,14 +186,13 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy arms=[rod,]": "expected KEY=VALUE; a list is [A,B], without spaces",
     "recipe=toy arms=[ü]": """, or '["A","B"]' with =, ü or the like""",
     "recipe=toy run_dir=~/here": 'the shell replaces no ~ there: type "$HOME"',
-    "recipe=toy cluster=null": "cluster=null names no file: type ~cluster to leave the group out.",
-    "recipe=toy model=null": "names no file: type ~model model.hf=NAME for another model.",
+    "recipe=toy model=null": "The recipe must name its base model once: set model.hf to",
     "recipe=toy step=3": "step=3 is of export and evaluate: did you mean train.steps=3?",
     "recipe=toy domain.tokenizer=bytes": "is no tokenizer: did you mean byte?",
     "recipe=toy dry_run": "dry_run has no value: did you mean dry_run=true?",
     "recipe=toy =3": "=3 has no key: expected KEY=VALUE.",
     "recipe=toy seed=1,2": "seed=1,2 has several values: add -m for a run of each",
-    "recipe=toy paralel=tp2": "Could not override 'paralel' (did you mean parallel?)",
+    "recipe=toy paralel=tp2": "There is no key paralel (did you mean parallel?)",
     "recipe=toy arms=rod": "arms is a list: did you mean arms=[rod]?",
     "recipe=toy arms=rod,base": "arms is a list: did you mean arms=[rod,base]?",
     "recipe=toy arm=rood": "There is no arm 'rood' (did you mean rod?): expected base,",
@@ -302,13 +304,17 @@ def test_version() -> None:
 
 def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
     assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
-    done = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    listed = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    rows = [line for line in listed.stdout.splitlines() if line[0] != " "]
+    assert [row.split()[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
+    assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
+    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row) > 6 for row in rows), done.stdout
     assert done.stderr == ""
     (tmp_path / "my" / "recipe" / "mine.yaml").write_text("a: [")
-    done = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
     assert done.returncode == 0 and "mine: while parsing a flow" in done.stderr, done.stderr
 
 
@@ -392,7 +398,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
     assert error.startswith("nemo-rod: ")
     assert sentence in error
     assert "Traceback" not in done.stderr
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
+    assert [file.name for file in tmp_path.glob("run/*")] in ([], ["launch"])
 
 
 @pytest.mark.parametrize(
@@ -422,6 +428,74 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     assert len(lines) == 17
     assert "nemo-rod prepare" in lines[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", cli.recipe_commands())
+def test_dry_run_of_every_command_says_something_and_does_nothing(
+    command: str, tmp_path: Path
+) -> None:
+    words = ("arm=rod", "step=10") if command == "export" else ()
+    done = nemo_rod(command, "recipe=toy", *words, "dry_run=true", cwd=tmp_path)
+    assert done.returncode == (2 if command == "evaluate" else 0), done.stderr  # of what is missing
+    assert done.stdout + done.stderr and not [*tmp_path.iterdir()]
+
+
+def test_a_command_of_another_package_is_not_called_with_dry_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran: list[bool] = []
+
+    def foreign(config: Config) -> None:
+        """Trains something."""
+        ran.append(config.dry_run)
+
+    obedient = recipes.obeying_dry_run("foreign", foreign)
+    config = composed("recipe=toy")
+    for config.dry_run in (True, False):
+        obedient(config)
+    assert ran == [False] and capsys.readouterr().err.endswith(
+        "has done nothing: Trains something.\n"
+    )
+
+
+def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path: Path) -> None:
+    done = nemo_rod("run", "recipe=german_qwen3_0_6b", "cluster=null", "--cfg", "job", cwd=tmp_path)
+    assert "  gpu: null" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "visible", "devices", "sentence"),
+    [
+        (["cluster=h100_1"], "0", 0, "cluster.gpu=H100, but torch sees no GPU on this machine"),
+        (["cluster=h100_1", "parallel=single"], "0", 1, None),
+        (["cluster=h100_1", "parallel=dp2"], "0", 1, "parallel puts 2 processes on this machine"),
+        (["parallel=dp2"], "0", 1, "where torch sees 1 GPU: each needs one"),
+        (["parallel=dp2"], "0", 0, None),
+        (["cluster=h100_1"], "", 1, "cluster.gpu=H100, but torch sees no GPU"),
+        (["cluster=b200_8", "parallel=dp8", "launcher=slurm"], "0", 0, None),
+    ],
+)
+def test_processes_have_the_gpus_that_the_cluster_names(
+    words: list[str],
+    visible: str,
+    devices: int,
+    sentence: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(pythons, "sees_gpu", lambda: True)
+    monkeypatch.setattr(beforehand, "sees_gpu", lambda: True)
+    monkeypatch.setattr(
+        pythons.subprocess,
+        "run",
+        lambda *_, **__: SimpleNamespace(stdout=f"{devices}\n", returncode=0),
+    )
+    size = (f"{name}.micro_batch_size=2" for name in ("train", "pretrain"))
+    config = composed("recipe=toy_synthetic", *words, *size)
+    lacks = beforehand.lacking(Stages(config).all(), config)
+    assert [str(sentence) in lack.sentence for lack in lacks] == [True] * (sentence is not None), (
+        lacks
+    )
 
 
 @pytest.fixture(scope="module")
@@ -504,3 +578,16 @@ def test_help_loads_no_room_and_no_package(command: str) -> None:
     words = [sys.executable, "-c", program, command, "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+def test_no_help_and_no_list_imports_what_takes_seconds() -> None:
+    program = (
+        "import contextlib, sys; from nemo_rod import cli, parts\n"
+        "with contextlib.redirect_stdout(None):\n"
+        "    for words in [['recipes'], *([name, '-h'] for name in parts.names('commands'))]:\n"
+        "        sys.argv = ['nemo-rod', *words]\n"
+        "        with contextlib.suppress(SystemExit): cli.main()\n"
+        "print(*{'torch', 'transformers', 'megatron', 'ray', 'datasets'} & {*sys.modules})"
+    )
+    words = [sys.executable, "-c", program]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "\n"

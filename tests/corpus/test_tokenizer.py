@@ -2,19 +2,25 @@
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from corpus_cases import train_bpe
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nemo_rod.corpus import SourceSpec, prepare
+from nemo_rod.corpus.adapters import load_tokenizer
 from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"
@@ -197,3 +203,124 @@ def test_code_beside_a_tokenizer_runs_only_when_asked_for(trained: Path, tmp_pat
     assert not ran.exists()
     trusted = load_tokenizer(str(folder), trust_remote_code=True)
     assert ran.exists() and trusted.fingerprint == load_tokenizer(str(trained)).fingerprint
+
+
+# Tokenizers like those of published models: what differs from a byte-level BPE, the class and the
+# model type that they name, further settings, and the refusal; None: the ids are the file's.
+THREES = r"\p{N}{1,3}| ?[^\s\p{N}]+|\s+"
+LIKE_PUBLISHED = [
+    ("plain", {}, "PreTrainedTokenizerFast", "llama", {}, None),
+    ("DeepSeek-R1-Distill-Llama", {"split": THREES}, "LlamaTokenizerFast", "llama", {}, None),
+    ("DeepSeek-R1-Distill-Qwen", {"split": THREES}, "LlamaTokenizerFast", "qwen2", {}, None),
+    ("DeepSeek-V3", {"split": THREES}, "LlamaTokenizerFast", "deepseek_v3", {}, None),
+    ("OLMo 2", {"split": THREES}, "GPT2Tokenizer", "olmo2", {}, None),
+    ("Qwen2 without NFC", {}, "Qwen2Tokenizer", "qwen2", {}, None),
+    ("Pythia", {}, "GPTNeoXTokenizer", "gpt_neox", {}, None),
+    ("Cohere", {"split": THREES}, "CohereTokenizer", "cohere", {}, None),
+    ("a class from nowhere", {"split": THREES}, "HyperCLOVATokenizer", "llama", {}, None),
+    ("a space first", {"prefix": True}, "GPT2Tokenizer", "gpt2", {}, None),
+    ("names stay text", {}, "PreTrainedTokenizerFast", "llama", {"split_special_tokens": True},
+     None),
+    ("Llama 2", {"pieces": "Prepend"}, "LlamaTokenizer", "llama", {"legacy": False}, None),
+    ("Yi", {"pieces": ""}, "LlamaTokenizer", "llama", {"legacy": True}, None),
+    ("Gemma", {"pieces": ""}, "GemmaTokenizer", "gemma", {}, None),
+    ("BERT", {"words": True}, "BertTokenizer", "bert", {"do_lower_case": True}, None),
+    ("BERT, by default", {"words": False}, "BertTokenizer", "bert", {}, None),
+    ("BERT, other case", {"words": True}, "BertTokenizer", "bert", {"do_lower_case": False},
+     "contradicts itself: tokenizer_config.json has do_lower_case=false"),
+    ("another space", {}, "GPT2Tokenizer", "gpt2", {"add_prefix_space": True},
+     "contradicts itself: tokenizer_config.json has add_prefix_space=true"),
+]  # fmt: skip
+TEXTS = [
+    "the cat sat on 12345 mats in 2023, e\u0301 é ﬁ", " lead", "two  spaces\n\n\tx\r\n", "",
+    "don't I'LL", "東京 한국어 🙂‍🙂 שלום", "a<|end|>b <s>c</s>",
+]  # fmt: skip
+
+
+def backend_like(split: str = "", prefix: bool = False, pieces: str | None = None, words: Any = ()):
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend
+
+    unknown = "<unk>" if words == () else "[UNK]"
+    special = ["<|end|>", unknown]
+    if words != ():
+        backend, trainer = Backend(models.WordPiece(unk_token=unknown)), trainers.WordPieceTrainer
+        backend.normalizer = normalizers.BertNormalizer(lowercase=words)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    elif pieces is not None:
+        spaces = [normalizers.Replace(" ", "▁")]
+        backend = Backend(models.BPE(byte_fallback=True, unk_token=unknown))
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁")] * bool(pieces) + spaces
+        )
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+        trainer, special = trainers.BpeTrainer, special + [f"<0x{i:02X}>" for i in range(256)]
+    else:
+        backend, trainer = Backend(models.BPE()), trainers.BpeTrainer
+        last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not split)
+        first = [pre_tokenizers.Split(Regex(split), behavior="isolated")] if split else []
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*first, last]) if first else last
+        backend.decoder = decoders.ByteLevel()
+        special += pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": 700, "special_tokens": special[:2], "show_progress": False}
+    if trainer is trainers.BpeTrainer:
+        options["initial_alphabet"] = [c for c in special if len(c) == 1]
+        options["special_tokens"] = [c for c in special if len(c) > 1]
+    backend.train_from_iterator(TEXTS[:-1] * 3, trainer(**options))
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "model_type", "settings", "refusal"),
+    [row[1:] for row in LIKE_PUBLISHED],
+    ids=[row[0] for row in LIKE_PUBLISHED],
+)
+def test_ids_are_those_of_the_file_whatever_class_it_names(
+    parts: dict, kind: str, model_type: str, settings: dict, refusal: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    backend_like(**parts).save(str(file))
+    config = {"tokenizer_class": kind, "eos_token": "<|end|>", **settings}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    load = partial(HuggingFaceTokenizer, trust_remote_code=True)  # in this process
+    if refusal is not None:
+        with pytest.raises(ValueError, match=re.escape(refusal)):
+            load(str(tmp_path))
+        return
+    tokenizer = load(str(tmp_path))
+    own = tokenizers.Tokenizer.from_file(str(file))
+    own.encode_special_tokens = "split_special_tokens" in settings
+    expected = [own.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    assert [ids.tolist() for ids in tokenizer.encode_batch(TEXTS)] == expected
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert [ids.tolist() for ids in again.encode_batch(TEXTS)] == expected
+    assert tokenizer.vocab_size == own.get_vocab_size()
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = load(str(tmp_path / "saved"))
+    assert [ids.tolist() for ids in saved.encode_batch(TEXTS)] == expected
+    assert saved.fingerprint == tokenizer.fingerprint
+
+
+def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"neither a tokenizer\.json nor tokenizer\.model"):
+        HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # of tiktoken
+    with pytest.raises(ValueError, match=r"comes as tokenizer\.model alone, which"):
+        HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+
+
+def test_first_documents_are_compared_with_the_file(trained: Path, tmp_path: Path) -> None:
+    """A file that changes after it was loaded stands for a loader that does not do as it says."""
+    folder = shutil.copytree(trained, tmp_path / "own")
+    tokenizer = load_tokenizer(str(folder))
+    changed = json.loads((folder / "tokenizer.json").read_text())
+    changed["normalizer"] = {"type": "Replace", "pattern": {"String": "qu"}, "content": "kw"}
+    (folder / "tokenizer.json").write_text(json.dumps(changed))
+    (tmp_path / "text.jsonl").write_text('{"text": "the cat"}\n{"text": "queue"}\n' * 40)
+    source = SourceSpec(name="s", role="replay", kind="jsonl", files=[str(tmp_path / "text.jsonl")])
+    with pytest.raises(ValueError, match=r"cuts 'queue' into other tokens than .*tokenizer\.json"):
+        prepare(tmp_path / "blocks", [source], tokenizer=tokenizer, block_size=16)
+    assert not (tmp_path / "blocks" / "replay").exists()

@@ -7,6 +7,7 @@ command line makes a sentence of, name no file, take long, or change a file that
 
 import contextlib
 import io
+import os
 import resource
 import shutil
 import traceback
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import Damage, damaged, damages
+from damage import HOSTILE, Damage, damaged, damages
 from hypothesis import given
 from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
 from sandbox import Hangs, Sandbox, cases, time_limit
@@ -47,8 +48,8 @@ from nemo_rod.selection.references.folder import Folder, role_manifest
 
 pytestmark = pytest.mark.fuzz
 
-SECONDS = 30  # a case takes milliseconds
-MEMORY = 6 << 30  # beyond what the process has, for a count that damage has made huge
+SECONDS = 10  # a case takes milliseconds
+MEMORY = 500 << 20  # beyond what the process has, for a count or a file that was made huge
 # One word of the file's path has to be in the sentence.
 SAYS_WHERE = 2000  # letters of a sentence, at most
 
@@ -134,10 +135,15 @@ def resume_training(root: Path) -> None:
     folders = [root / "run/references" / name for name in ("base", "specialist")]
     references = References.open(folders, store)
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
-    before = (folder / "curriculum.rod").read_bytes()
+    before = begin(folder / "curriculum.rod")
     Journal(folder, header, step=4)
-    after = (folder / "curriculum.rod").read_bytes()
+    after = begin(folder / "curriculum.rod")
     assert before.startswith(after), "a resumed curriculum lost what was before its step"
+
+
+def begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1 << 20) if path.stat().st_size < 1 << 30 else b""  # sparse
 
 
 def read_metrics(root: Path) -> None:
@@ -231,6 +237,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
     root = tmp_path_factory.mktemp("seeds")
     make_run(root / "run")
     make_texts(root / "texts")
+    (root / "victim").write_text('{"mine": 1}\n')
     return Sandbox(root)
 
 
@@ -244,14 +251,17 @@ def counted() -> Iterator[dict[str, int]]:
     print(f"\n{sum(counts.values()):>8,}  damaged files in all")
 
 
-@pytest.fixture(autouse=True)
+@contextlib.contextmanager
 def limited() -> Iterator[None]:
     """Bounds the memory of all cases."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)  # maps of files do not count
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert not Path("PWNED").exists(), "a file's own code ran"
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -261,12 +271,16 @@ def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict
     others = [content for content in sandbox.content.values() if content]
     assert not outcome(reader, sandbox, None), "the whole files are refused"
 
-    @cases(reader.cases)
+    @cases(int(os.environ.get("FUZZ_CASES", reader.cases)))
     @given(damages())
     def check(damage: Damage) -> None:
         path = files[damage.file % len(files)]
         content = sandbox.content[path]
-        sandbox.write(path, damaged(damage, content, others) if content else None)
+        if damage.kind in HOSTILE:
+            other = sandbox.root / "victim"
+            sandbox.write(path, lambda: HOSTILE[damage.kind](path, other))
+        else:
+            sandbox.write(path, damaged(damage, content, others) if content else None)
         counted[name] = counted.get(name, 0) + 1
         try:
             wrong = outcome(reader, sandbox, path)
@@ -274,13 +288,14 @@ def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict
         finally:
             sandbox.restore(path, *sandbox.changed())
 
-    check()
+    with limited():
+        check()
 
 
 def outcome(reader: Reader, sandbox: Sandbox, path: Path | None) -> str:
     """Runs a reader; returns what is wrong with how it ended, "" if nothing is."""
     try:
-        with time_limit(SECONDS), contextlib.redirect_stdout(io.StringIO()):
+        with time_limit(SECONDS if path else 300), contextlib.redirect_stdout(io.StringIO()):
             reader.read(sandbox.root)
     except (ValueError, OSError) as error:
         sentence = " ".join(str(error).split())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nemo_rod.checkpoints.published import save_published
 from nemo_rod.corpus import load_tokenizer
 from nemo_rod.lab.rehearsal import forms
-from nemo_rod.run.published import save_published
 
 COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},

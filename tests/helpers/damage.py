@@ -6,10 +6,12 @@ YAML and the checksummed headers of record logs.
 """
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,7 +20,8 @@ from hypothesis import strategies as st
 JUNK = (
     *(None, True, -1, 0, 1, 3, 10**13, 2**63, 2**70, 1e308, -0.5, float("nan"), float("inf")),
     *(
-        "", "x", "../../x", "\x1b[31mred", "a\nb", "%s{}", [], {}, [[]], [1, None], {"x": {}},
+        "", "x", "../../x", "\x1b[31mred", "evil:part", "${oc.env:HOME}",
+        "/etc/passwd", "a\nb", "%s{}", [], {}, [[]], [1, None], {"x": {}},
         "é" * 300,
     ),
 )  # fmt: skip
@@ -131,6 +134,15 @@ def _written(content: bytes, place: int, data: bytes) -> bytes:
     return content[:at] + data[: len(content) - at] + content[at + len(data) :]
 
 
+PICKLED = b"cposix\nsystem\n(S'touch PWNED'\ntR."
+# what somebody may put in the place of a file, besides other bytes
+HOSTILE: dict[str, Callable[[Path, Path], object]] = {
+    "sparse": lambda path, _: os.truncate(path, 8 << 40),
+    "pipe": lambda path, _: (path.unlink(), os.mkfifo(path)),
+    "link": lambda path, other: (path.unlink(), path.symlink_to(other)),
+    "link to itself": lambda path, _: (path.unlink(), path.symlink_to(path)),
+    "folder": lambda path, _: (path.unlink(), path.mkdir()),
+}
 _KINDS: dict[str, Callable[[bytes, int, int, Sequence[bytes]], bytes | None]] = {
     "missing": lambda *_: None,
     "empty": lambda *_: b"",
@@ -147,5 +159,6 @@ _KINDS: dict[str, Callable[[bytes, int, int, Sequence[bytes]], bytes | None]] = 
     "version": _other_version,
     "value": _change_value,
     "another value": _change_value,  # twice: most of what is found is found by it
+    "pickle": lambda content, place, *_: content[: place % len(content)] + PICKLED,
 }
-KINDS = tuple(_KINDS)
+KINDS = (*_KINDS, *HOSTILE)

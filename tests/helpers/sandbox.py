@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -56,10 +57,12 @@ class Sandbox:
         paths = {path for pattern in patterns for path in self.root.glob(pattern)}
         return sorted(paths & self.content.keys())
 
-    def write(self, path: Path, content: bytes | None) -> None:
-        """Changes a file, or removes it."""
+    def write(self, path: Path, content: bytes | Callable[[], object] | None) -> None:
+        """Changes a file by other bytes or by a function, or removes it."""
         if content is None:
             path.unlink()
+        elif callable(content):
+            content()
         else:
             path.write_bytes(content)
         self._note(path)
@@ -72,6 +75,10 @@ class Sandbox:
     def restore(self, *paths: Path) -> None:
         """Brings files back; removes what was not there."""
         for path in {*paths}:
+            if path.is_symlink() or path.is_fifo():
+                path.unlink()
+            elif path.is_dir():
+                shutil.rmtree(path)
             if path in self.content:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self.content[path])
@@ -81,8 +88,8 @@ class Sandbox:
 
     def _note(self, path: Path) -> None:
         self._stamps.pop(str(path), None)
-        if path.exists():
-            state = path.stat()
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            state = path.lstat()
             self._stamps[str(path)] = state.st_mtime_ns, state.st_size
 
     def _look(self) -> dict[str, tuple[int, int]]:
@@ -94,6 +101,6 @@ class Sandbox:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     else:
-                        state = entry.stat()
+                        state = entry.stat(follow_symlinks=False)
                         stamps[entry.path] = state.st_mtime_ns, state.st_size
         return stamps

@@ -28,6 +28,7 @@ from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.held_out import Rule
+from nemo_rod.selection.policies import reference_roles
 
 STEPS, BATCH = 20, 8
 LAYOUTS = {
@@ -136,8 +137,10 @@ class Setting:
         return self.root / "_".join(["weights", *scoring])
 
     def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
-        """Writes the job of a RoD run."""
-        options |= {"model": self.base, "steps": steps, "lr": 3e-3, "references": self.references}
+        """Writes the job of a RoD run, with the references that it needs."""
+        roles = reference_roles(self.arm("rod", **options.get("scoring", {})).needs)
+        references = self.references[-len(roles) :]
+        options |= {"model": self.base, "steps": steps, "lr": 3e-3, "references": references}
         return self._job("rod", out, parallel, **options)
 
     def rod_run(self, out: Path, parallel: Parallel, **options: Any) -> Path:

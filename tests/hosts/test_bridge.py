@@ -5,6 +5,7 @@ wrote. What it trains on is compared with what a stock job trains on, and with p
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,8 @@ from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nemo_rod.loggers import shown_name
-from nemo_rod.selection import References
+from nemo_rod.selection import Choice, Pool, References, SourceRow
+from nemo_rod.selection.mix import Mix
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
 
@@ -50,6 +52,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "dp4": (4, {}),
 }
 ROD = {"kind": "joint", "base": "base", "references": ["refs_new", "refs_old"], "steps": STEPS}
+MIX = {**ROD, "kind": "mix", "references": ["refs_old"], "validation_every": 2}
 SCORE_NEW = {"kind": "score", "role": "adaptation", "base": "specialist", "steps": STEPS}
 SCORE_OLD = {"kind": "score", "role": "replay", "base": "base", "steps": STEPS}
 MASKED = {
@@ -107,6 +110,7 @@ def jobs(
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
         {"name": "take_all", "kind": "take_all", "base": "base", "steps": STEPS},
         {"name": "rod", **ROD},
+        {**MIX, "name": "mix"},
         {
             **ROD,
             "name": "twice",
@@ -164,6 +168,30 @@ def test_the_job_trains_on_the_top_of_losses_less_references(jobs: BridgeJobs) -
         np.testing.assert_allclose(score, loss - references.losses(ids), rtol=0, atol=1e-6)
     is_replay = curriculum.block_ids[0] >= HALF
     assert curriculum.score[0][~is_replay].mean() > 0.01  # the specialist is better on the new
+
+
+def test_a_blend_scores_nothing_and_needs_references_of_replay_alone(jobs: BridgeJobs) -> None:
+    curriculum, rows = jobs.curriculum("mix"), jobs.metrics("mix")
+    policy, references = Mix(forgetting=0.01), References.open(jobs.root / "refs_old")
+    rows_of = (SourceRow("new", "adaptation", 0, HALF), SourceRow("old", "replay", HALF, HALF))
+    for step, row in enumerate(rows):
+        ids, loss, chosen = (
+            curriculum.block_ids[step],
+            curriculum.loss[step],
+            curriculum.chosen[step],
+        )
+        is_replay = ids >= HALF
+        assert (np.isfinite(loss) == chosen).all()
+        source, chosen = is_replay.astype(np.int64), np.flatnonzero(chosen)
+        pool = Pool(step, ids, is_replay, source, rows_of, seed=1234, steps=STEPS)
+        assert row["rod/mix/kappa"] == pytest.approx(math.exp(policy.state["dial"][0]))
+        assert (policy.select(pool, curriculum.score[step], BATCH) == chosen).all()
+        np.testing.assert_allclose(policy.estimate(pool), curriculum.score[step], atol=1e-6)
+        reference = np.full(len(ids), np.nan, dtype=np.float32)
+        reference[is_replay] = references.losses(ids[is_replay])
+        policy.observe(Choice(pool, None, None, chosen, reference=reference), loss[chosen])
+        policy.measured(step, row)
+    assert (curriculum.block_ids[0][curriculum.chosen[0]] < HALF).all()
 
 
 def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: BridgeJobs) -> None:

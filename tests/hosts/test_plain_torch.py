@@ -2,9 +2,13 @@
 
 import copy
 import json
+import math
 import re
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +25,14 @@ from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
 from nemo_rod.hosts.plain_torch import scorer as scoring
 from nemo_rod.hosts.plain_torch.write_references import weights_digest
-from nemo_rod.selection import Candidates, Curriculum, References, ReferenceWriter
+from nemo_rod.selection import (
+    Candidates,
+    Curriculum,
+    References,
+    ReferenceWriter,
+    SourceRow,
+    TakeAll,
+)
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.selection.policies import SCORES
 from nemo_rod.selection.references.folder import role_manifest
@@ -29,6 +40,7 @@ from nemo_rod.selection.references.folder import role_manifest
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER = WORKERS / "plain_torch_worker.py"
 EXAMPLES = ROOT / "docs" / "examples" / "plain_torch"
+BLEND = {"policy": "mix"}
 
 
 class Runs:
@@ -78,9 +90,11 @@ def runs(
     runs.run(
         0, {"out": "specialist", **specialist}, {"out": "one"}, {"out": "resumed", "stop": 7},
         {"out": "resumed"}, {"out": "own_references", "references": own, "stop": 5},
+        {"out": "mix", **BLEND, "references": own[1:]},
     )  # fmt: skip
     runs.run(
         2, {"out": "ddp", "kind": "ddp"}, {"out": "fsdp2", "kind": "fsdp2"},
+        {"out": "mix_ddp", "kind": "ddp", **BLEND, "references": own[1:]},
         {"out": "fsdp2_base", "kind": "fsdp2", "role": "replay"},
     )  # fmt: skip
     return runs
@@ -92,6 +106,11 @@ def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(
 ) -> None:
     runs.assert_same_choices(name, runs.megatron if name == "one" else runs.records("one"))
     assert metric(runs.root / name, "step") == list(range(STEPS))
+
+
+@pytest.mark.parametrize("name", ["mix", "mix_ddp"])
+def test_a_blend_follows_the_model_as_under_megatron(name: str, runs: Runs) -> None:
+    runs.assert_same_choices(name, runs.tiny.single(policy_name="mix"))
 
 
 def test_it_trains_as_megatron_does(runs: Runs) -> None:
@@ -170,10 +189,15 @@ class RandomBlocks:
     """A store of random tokens."""
 
     root, block_size, vocab_size = Path("made_up"), 24, 64
+    num_adaptation = num_replay = 32
+    digest = tokenizer_fingerprint = "made up"
+    sources = (SourceRow("new", "adaptation", 0, 32), SourceRow("old", "replay", 32, 32))
 
     def tokens(self, block_ids: np.ndarray) -> np.ndarray:
-        every = np.random.default_rng(0).integers(0, 64, (5, self.block_size))
+        every = np.random.default_rng(0).integers(0, 64, (64, self.block_size))
         return every[block_ids].astype(np.int32)
+
+    checked_tokens = tokens
 
 
 def model(kind: str, **options: Any) -> Any:
@@ -434,6 +458,135 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
         next(iter(RoDBatches(**options)))
 
 
+class Raw(torch.optim.Optimizer):
+    """An optimizer that writes past PyTorch's counters, as one of CUDA kernels may."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.data.sub_(group["lr"] * weight.grad)
+
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+
+
+def taken_from(scored: Any, steps: int = 4, **options: Any) -> RoDBatches:
+    """Batches of 4 micro-batches a step, which need no scores."""
+    pools = Candidates(num_adaptation=32, num_replay=32, batch_size=8, multiplier=1)
+    store: Any = RandomBlocks()
+    return RoDBatches(
+        scored, store, None, steps=steps, batch_size=8, micro_batch_size=2, policy=TakeAll(),
+        pools=pools, **options,
+    )  # fmt: skip
+
+
+def train(
+    groups: list[int],
+    *,
+    ahead: bool = True,  # reads the batches of an update before it, as Trainer does
+    optimizer: Any = ADAMW,
+    zeroes_first: bool = False,
+    skipped: int = -1,  # the update that is left out
+    overflows: bool = False,
+) -> int:
+    """A loop that updates the weights once for each number of batches; returns its updates."""
+    scored = model("llama")
+    batches = iter(taken_from(scored))
+    updater = optimizer(scored.parameters())
+    for update, size in enumerate(groups):
+        if zeroes_first:
+            updater.zero_grad()
+        taken = islice(batches, size)
+        for batch in list(taken) if ahead else taken:
+            scored(**batch).loss.backward()
+        if overflows:
+            next(scored.parameters()).grad.fill_(math.inf)
+        if update != skipped:
+            updater.step()
+        if not zeroes_first:
+            updater.zero_grad()
+    assert next(batches, None) is None
+    return len(groups)
+
+
+WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* have not changed"
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "sentence"),
+    [
+        ([4] * 4, {}, None),
+        ([4] * 4, {"ahead": False, "zeroes_first": True}, None),
+        ([4] * 4, {"optimizer": partial(torch.optim.SGD, lr=0.0)}, None),
+        ([4] * 4, {"optimizer": partial(Raw, lr=1e-2)}, None),
+        ([4] * 4, {"optimizer": partial(Raw, lr=0.0)}, None),
+        ([4] * 4, {"skipped": 0}, None),
+        ([4] * 4, {"skipped": 0, "zeroes_first": True, "overflows": True}, None),
+        *(([size] * 16, {}, WITHIN.format(size, 0)) for size in (1, 2, 3)),
+        ([1] * 16, {"optimizer": partial(Raw, lr=1e-2)}, WITHIN.format(1, 0)),
+        ([4, 4, 2, 2, 4], {}, WITHIN.format(2, 2)),
+        ([5] * 3, {}, BETWEEN.format(1)),
+        ([8] * 2, {}, BETWEEN.format(1)),
+        ([8] * 2, {"ahead": False}, BETWEEN.format(1)),
+        ([16], {"ahead": False, "zeroes_first": True}, BETWEEN.format(1)),
+        ([6, 6, 4], {"ahead": False}, BETWEEN.format(1)),
+    ],
+)
+def test_updates_that_do_not_fall_between_steps_are_refused(
+    groups: list[int], options: dict[str, Any], sentence: str | None
+) -> None:
+    with pytest.raises(ValueError, match=sentence) if sentence else nullcontext():
+        assert train(groups, **options) == len(groups)
+
+
+def test_a_loop_that_has_proved_right_and_changes_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It may only have skipped updates of its own, so it goes on."""
+    train([4, 4, 8])
+    assert re.search(BETWEEN.format(3), capsys.readouterr().err)
+
+
+def test_a_model_that_is_not_trained_may_be_read_through() -> None:
+    assert len(list(taken_from(model("llama").requires_grad_(False)))) == 16
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_libraries_may_skip_the_batches_of_steps_done(done: int) -> None:
+    """As Trainer does when it resumes with ignore_data_skip=False."""
+    from accelerate import skip_first_batches
+
+    scored = model("llama").requires_grad_(False)
+    first = [batch["input_ids"] for batch in taken_from(scored)]
+    batches = taken_from(scored)
+    batches.load_state_dict({"step": done})
+    rest = [batch["input_ids"] for batch in skip_first_batches(batches, 4 * done)]
+    assert len(rest) == 16 - 4 * done
+    assert all(torch.equal(*pair) for pair in zip(rest, first[4 * done :], strict=True))
+    if done:  # with another accumulation than the checkpoint's
+        with pytest.raises(ValueError, match=r"was not skipped: .* than the 4 of a step"):
+            scored(**next(iter(skip_first_batches(batches, 2 * done))))
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    import resource
+
+    scored = model("llama").requires_grad_(False)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"make room and run it again.*metrics\.jsonl"):
+            list(taken_from(scored, steps=100, out=tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
     one, other = model("llama"), model("llama")
     assert weights_digest(one) == weights_digest(other)
@@ -466,12 +619,16 @@ def test_references_of_further_lengths_are_filled_in(runs: Runs, tmp_path: Path)
         np.testing.assert_allclose(written, expected, rtol=0, atol=1e-6)
 
 
+def untrained() -> Any:
+    """A model whose loop does not train it."""
+    return model("llama", vocab_size=256).requires_grad_(False)
+
+
 def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) -> None:
     references = References.open(runs.tiny.references, runs.tiny.store)
     for seconds in range(2):
         batches = RoDBatches(
-            model("llama", vocab_size=256), runs.tiny.store, references, steps=2, batch_size=8,
-            out=tmp_path,
+            untrained(), runs.tiny.store, references, steps=2, batch_size=8, out=tmp_path,
         )  # fmt: skip
         assert len(list(batches)) == 2
         assert (tmp_path / "curriculum.rod.1").exists() == (seconds == 1)
@@ -485,7 +642,7 @@ def test_a_step_that_is_left_in_the_middle_is_done_again(
     """As by a loop that looks at the first batch, or breaks, and goes on with the same object."""
     references = References.open(runs.tiny.references, runs.tiny.store)
     batches = RoDBatches(
-        model("llama", vocab_size=256), runs.tiny.store, references, steps=3, batch_size=8,
+        untrained(), runs.tiny.store, references, steps=3, batch_size=8,
         micro_batch_size=4, out=tmp_path,
     )  # fmt: skip
     for _ in zip(range(taken), batches, strict=False):
@@ -499,7 +656,7 @@ def test_a_step_that_is_left_in_the_middle_is_done_again(
 def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
     runs: Runs, tmp_path: Path
 ) -> None:
-    store, fits = runs.tiny.store, model("llama", vocab_size=256)
+    store, fits = runs.tiny.store, untrained()
     counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
     references = References.open(runs.tiny.references, store)
     options: dict[str, Any]

@@ -15,11 +15,12 @@ import pytest
 import torch
 from places import ROOT, Later
 
-from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
+from nemo_rod.hosts.swap_in.roles import assign_roles, check_roles, check_weights, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
 from nemo_rod.selection.held_out import is_due
 
 jobs, job_data = Later("nemo_rod.hosts.swap_in.job"), Later("nemo_rod.hosts.swap_in.job_data")
+references = Later("nemo_rod.hosts.swap_in.job_references")
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
@@ -43,31 +44,50 @@ def test_saving_in_the_background_is_refused_on_a_cpu() -> None:
         setup.initialize_megatron(cfg=cfg, restart_store=None)
 
 
-def test_roles_by_number_go_before_the_longest_path() -> None:
-    roles = {"/data/legal": "adaptation", "/data/legal/old": "replay", "/data/web": "replay"}
-    assert assign_roles(PATHS, roles) == ["adaptation", "replay", "replay"]
-    assert assign_roles(PATHS, {Path(path): role for path, role in roles.items()}) == [
-        *("adaptation", "replay", "replay")
-    ]
-    by_number = {0: "replay", "/data": "adaptation"}
-    assert assign_roles(PATHS, by_number) == ["replay", "adaptation", "adaptation"]
+A, R = "adaptation", "replay"
+TRAIN = ["/data/new/t", "/data/old/t"]
 
 
 @pytest.mark.parametrize(
-    ("roles", "sentence"),
+    ("train", "roles", "split", "expected"),
     [
-        ({"/data/legal": "adaptation"}, r"/data/web \(number 2 of its blend\)"),
+        (PATHS, {"/data/legal": A, "/data/legal/old": R, "/data/web": R}, PATHS, [A, R, R]),
+        (PATHS, {Path("/data/legal"): A, Path("/data"): R}, PATHS, [A, A, R]),
+        # numbers go before paths, and are places in the blend of the train split
+        (PATHS, {0: R, "/data": A}, PATHS, [R, A, A]),
+        (PATHS, {0: R, "/data": A}, PATHS[::-1], [A, A, R]),
+        (TRAIN, {0: A, 1: R}, ["/held/old/t", "/held/new/t"], [R, A]),
+        (TRAIN, {0: A, 1: R}, ["/held/b", "/held/a"], r"/held/b \(number 0 .*: add its path"),
+        (TRAIN, {0: A, 1: R, "/held": R}, ["/held/b", "/held/a"], [R, R]),
+        (TRAIN[:1], {0: A}, ["/held/old/t"], "/held/old/t"),  # a name in common tells nothing
+        # a key of another split's source is used, and one of no split's refused
+        (TRAIN, {"/data/new": A, "/data/old": R, "/held": R}, ["/held/a"], [R]),
+        (TRAIN, {"/data/new": A, "/data/old": R}, ["/held/a"], "/held/a"),
+        (PATHS, {"/data/legal": A}, PATHS, r"/data/web \(number 2 of its blend\)"),
         # a name that only begins alike is not a folder above
-        ({"/data/legal": "adaptation", "/data/we": "replay"}, "/data/web"),
-        ({"/data": "adaptation", "/other": "replay"}, "'/other'.*no source"),
-        ({"/data": "adaptation", 3: "replay"}, r"roles\[3\].*no source"),
-        ({"/data": "new"}, "'new': expected 'adaptation' or 'replay'"),
-        (["/data"], r"roles is \['/data'\]: expected a role by path"),
+        (PATHS, {"/data/legal": A, "/data/legal/old": R, "/data/we": R}, PATHS, "'/data/we'"),
+        (PATHS, {"/data": A, "/other": R}, PATHS, "'/other'.*no source"),
+        (PATHS, {"/data": A, 3: R}, PATHS, r"roles\[3\].*no source"),
+        (PATHS, {"/data": "new"}, PATHS, "'new': expected 'adaptation' or 'replay'"),
+        (PATHS, ["/data"], PATHS, r"roles is \['/data'\]: expected a role by path"),
+        (["/data/\udcff"], {0: A}, [], "/data/.*, whose name is not UTF-8"),
     ],
 )
-def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        assign_roles(PATHS, roles)
+def test_roles_of_a_split_or_why_they_do_not_fit(
+    train: list[str], roles: Any, split: list[str], expected: Any
+) -> None:
+    refusal = pytest.raises(ValueError, match=expected) if isinstance(expected, str) else None
+    with refusal or nullcontext():
+        keys = check_roles(roles, [train, split])
+        assert assign_roles(split, keys, train=train) == expected
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_source_without_a_weight_is_refused_by_name(weight: float) -> None:
+    check_weights(TRAIN, [1e-9, 1e9])
+    check_weights(TRAIN, None)
+    with pytest.raises(ValueError, match=f"reads /data/old/t with weight {weight}: expected a fi"):
+        check_weights(TRAIN, [1.0, weight])
 
 
 def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
@@ -245,6 +265,36 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
             assert job.held_out is None
     with pytest.raises(ValueError, match=r"validation_every=-1 is not valid: expected a number"):
         jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll(), validation_every=-1)
+
+
+def test_several_validation_sets_are_one_split() -> None:
+    """Of any kinds, with a source in two of them; and a split of its own if nobody built it."""
+    old, new, other = (Samples([[1, 2, 3, 4]] * count) for count in (1, 2, 3))
+    for part, path in ((old, "/data/old/t"), (new, "/held/new/t"), (other, "/data/old/t")):
+        part.dataset_path = path  # type: ignore[misc]
+    blend = SimpleNamespace(datasets=[old, new])
+    held_out = job_data.HeldOut(
+        [blend, None, other], {"/data": R, "/held": A}, unused=(), train=["/data/old/t"]
+    )
+    assert [(row.name, row.role, row.count) for row in held_out.measured] == [
+        ("new/t", A, 2), ("old/t", R, 3)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="the job has no validation split"):
+        job_data.HeldOut([None], {"/data": R}, unused=())
+
+
+@pytest.mark.parametrize("kind", ["select", "reference"])
+def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind: str) -> None:
+    data: dict[str, Any] = {"roles": {"/data/web": R}, "multiplier": 1}
+    facts = jobs.Facts(batch_size=2, seed=0, steps=2, every=None, checkpoints=None)
+    job = (
+        jobs.SelectingJob(**data, policy=TakeAll(), validation_every=0)
+        if kind == "select"
+        else references.HostReferenceJob(**data, role=R, out="nowhere")
+    )
+    job.built(Samples([[1, 2, 3, 4]] * 4), None, 4, facts)
+    with pytest.raises(ValueError, match=r"ends after 3 samples, but its steps draw 4: give its b"):
+        job.built(Samples([[1, 2, 3, 4]] * 3), None, 4, facts)
 
 
 def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:

@@ -119,7 +119,7 @@ def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() ->
     seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
     assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
     assert saved.what == "score the first 500 tokens of a block alone: scoring.prefix=1/2"
-    prefix = replace(ROD, scored_part=0.5)
+    prefix = replace(ROD, prefix=0.5)
     plain, half_scored = cost(ROD, setup, SHAPE), cost(prefix, setup, SHAPE)
     assert plain.gpu_hours - half_scored.gpu_hours == pytest.approx(saved.gpu_hours)
     assert half_scored.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
@@ -148,7 +148,7 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
     for blocks, most, parts in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):  # 1/parts
         per_pass, passes = scoring_passes(
             blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
-            share=1 / parts,
+            prefix=1 / parts,
         )  # fmt: skip
         unit = pipeline if chunks > 1 else 1
         assert passes % unit == 0
@@ -182,9 +182,7 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
 def test_the_plan_counts_the_passes_that_run(
     layout: dict[str, int], size: int, part: float, blocks: int, expected: tuple[float, int]
 ) -> None:
-    setup = replace(
-        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, scored_part=part
-    )
+    setup = replace(SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part)
     assert setup.padded(blocks) == expected
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nemo_rod.lab.rehearsal.exported_losses import TOLERANCE, block_losses, distance
+from nemo_rod.checkpoints.losses import TOLERANCE, block_losses, distance
 
 TOKENS = np.random.default_rng(0).integers(0, 7, (2, 8), dtype=np.int32)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands.run_stages import _NEEDS, check_packages
 from nemo_rod.files import write_json
 from nemo_rod.lab.exports import evaluate_stages, export_stages, find_checkpoint
+from nemo_rod.run.beforehand import NEEDS, lacking
 from nemo_rod.run.stages import Stages
 
 
@@ -98,8 +98,8 @@ def test_an_arm_that_has_not_begun_is_refused(stages: Stages, tmp_path: Path) ->
 def test_every_stage_says_what_it_needs() -> None:
     config = composed("recipe=toy", "arm=rod", "step=20")
     known = [*Stages(composed("recipe=toy")).all(), *evaluate_stages(Stages(config))]
-    check_packages(known, config)
-    assert {stage.extra for stage in known} == {*_NEEDS} - {""}
+    assert [*lacking(known, config)] == []
+    assert {stage.extra for stage in known} == {*NEEDS} - {""}
 
 
 @pytest.mark.slow

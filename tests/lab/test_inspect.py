@@ -364,7 +364,7 @@ def test_the_doctor_looks_at_the_workers_of_nemo_rl(
     assert states["torch"] == "ok" and states["megatron-core"] == states["megatron-bridge"] == "-"
     assert "trainer" not in states
     title = f"NeMo-RL's Megatron workers, {python}:"
-    assert shown.splitlines()[-2:] == [title, "ran -m nemo_rod.cli doctor, alone"]
+    assert shown.splitlines()[-2:] == [title, "ran -P -m nemo_rod.cli doctor, alone"]
 
 
 def test_the_doctor_finds_what_pip_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

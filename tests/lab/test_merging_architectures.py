@@ -13,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 
 from architectures import make, tensors  # noqa: E402
 
+from nemo_rod.checkpoints.published import save_published  # noqa: E402
 from nemo_rod.lab.merging import merge_checkpoints  # noqa: E402
-from nemo_rod.run.published import save_published  # noqa: E402
 
 RENAMED = ("embedding", "embeddings")  # as transformers 5 writes it, and as it is published
 

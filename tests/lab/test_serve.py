@@ -41,7 +41,11 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     server = serve(tmp_path, port=0, every=9)
     port = server.server_address[1]
     with pytest.raises(ValueError, match=f"port={port} cannot be had .*: choose another, or 0"):
-        main(Namespace(run_dir=tmp_path / "runs" / "toy", port=port, every=None))
+        main(
+            Namespace(
+                run_dir=tmp_path / "runs" / "toy", port=port, every=None, trust_remote_code=None
+            )
+        )
     server.shutdown()
 
 

@@ -208,7 +208,7 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_stages, "_run_here", lambda *_, **__: None)
-    monkeypatch.setattr(run_stages, "check_packages", lambda stages, launcher: None)
+    monkeypatch.setattr(run_stages, "lacking", lambda stages, config: [])
     run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
     shown = status.standing_text(Path("runs/toy")).splitlines()
     assert shown[0].startswith("toy in runs/toy, launcher=nemo_rl: 0 of 8 stages done")

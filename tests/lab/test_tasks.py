@@ -184,7 +184,7 @@ def run_job(job: dict[str, Any], folder: Path) -> str:
     """Runs a job in its process; returns the output of a failed one."""
     file = folder / "job.json"
     file.write_text(json.dumps(job))
-    command = [sys.executable, "-m", "nemo_rod.lab.tasks.lm_eval_job", str(file)]
+    command = [sys.executable, "-P", "-m", "nemo_rod.lab.tasks.lm_eval_job", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -25,10 +25,10 @@ if find_spec("transformers.models.qwen3_5") is None:
 from architectures import ARCHITECTURES, TYPES, add_tensor, make, tensors, token_losses, write  # noqa: E402
 from tiny import Setting, Torchrun, metric, printed  # noqa: E402
 
+from nemo_rod.checkpoints.losses import load  # noqa: E402
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.jobs import EvaluateJob  # noqa: E402
-from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
 worker = Later("architectures_worker")

@@ -10,14 +10,22 @@ from typing import Any
 
 import architectures
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
 
 from nemo_rod.files import read_json, write_json
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
 HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.weight"
+# of the base; what is kept, and with fp32 weights the type that the configuration names
+BESIDE = {
+    "config.json": b'{"rope_theta":1e4,\n  "torch_dtype":  "bfloat16"}',
+    "tokenizer.json": b"\xc3\xa9\r\n", "chat_template.jinja": b"{{ x }}", "LICENSE.txt": b"terms",
+    "model.safetensors": b"other weights", "model.safetensors.index.json": b"{}",
+    "README.md": b"its card", "manifest.json": b"{}", "consolidated.pth": b"more weights",
+}  # fmt: skip
 PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
 
 
@@ -29,17 +37,22 @@ def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> 
         assert not strict
         path.mkdir()
         for file, names in written.items():
-            save_file({name: torch.zeros(1) for name in names}, path / file)
+            safetensors.torch.save_file({name: torch.zeros(1) for name in names}, path / file)
         index = {name: "model-1.safetensors" for name in names_of_source}
         write_json(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
 
     names_of_source = [HEAD, EMBEDDING, LAST, PREDICTOR, AFTER_LAST]
     source = SimpleNamespace(get_all_keys=lambda: names_of_source)
     bridge: Any = SimpleNamespace(
-        save_hf_pretrained=write,
-        hf_pretrained=SimpleNamespace(state=SimpleNamespace(source=source)),
+        save_hf_weights=write,
+        hf_pretrained=SimpleNamespace(
+            state=SimpleNamespace(source=source), model_name_or_path=folder.parent / "base"
+        ),
     )
     config = SimpleNamespace(num_layers=2, share_embeddings_and_output_weights=tied)
+    (folder.parent / "base").mkdir()
+    for name, content in BESIDE.items():
+        (folder.parent / "base" / name).write_bytes(content)
     save_hf(bridge, [SimpleNamespace(config=config)], folder)
 
 
@@ -49,6 +62,14 @@ def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path: Pat
     save(tmp_path / "hf", written)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
     assert index["weight_map"] == {n: file for file, names in written.items() for n in names}
+    for file in written:
+        with safe_open(tmp_path / "hf" / file, "pt") as tensors:
+            assert tensors.metadata() == {"format": "pt"}
+    beside = {f.name: f.read_bytes() for f in (tmp_path / "hf").iterdir() if f.name in BESIDE}
+    kept = {name: BESIDE[name] for name in ("tokenizer.json", "chat_template.jinja", "LICENSE.txt")}
+    config = BESIDE["config.json"].replace(b"bfloat16", b"float32")
+    del beside["model.safetensors.index.json"]
+    assert beside == {**kept, "config.json": config}
 
 
 @pytest.mark.usefixtures("alone")

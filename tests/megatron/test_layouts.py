@@ -17,9 +17,9 @@ from architectures import NEMOTRON, token_losses
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
+from nemo_rod.checkpoints.losses import load
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.rehearsal.exported_losses import load
 from nemo_rod.selection import Choice, Joint, References
 from nemo_rod.selection.estimated_scores import EstimatedScores
 from nemo_rod.selection.odm import ODM
@@ -28,7 +28,7 @@ from nemo_rod.selection.odm import ODM
 MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}
 MAMBA = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"}
 PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
-BANDIT = {"policy_name": "odm"}
+BANDIT, BLEND = {"policy_name": "odm"}, {"policy_name": "mix"}
 
 
 # a step's weights, and the two references of all steps
@@ -153,6 +153,7 @@ def mamba(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setti
         *(("tiny", name, PREFIX) for name in ("dp2", "tp2_sp", "pp2_vpp2")),
         *(("tiny", name, ESTIMATED) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("tiny", name, BANDIT) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
+        *(("tiny", name, BLEND) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("moe", name, {}) for name in MOE_LAYOUTS if name != "single"),
         *(("mamba", name, {}) for name in MAMBA_LAYOUTS),
     ],

@@ -78,12 +78,14 @@ def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
         ("dp2_distopt", {}),
         ("dp2_distopt", {"scored_every": 5}),
         ("dp2", {"policy_name": "odm"}),
+        ("dp2", {"policy_name": "mix", "policy_options": {"forgetting": 0.05}}),
     ],
 )
 def test_killed_twice_and_resumed_equals_uninterrupted(
-    tiny: Setting, layout: str, scoring: dict[str, int]
+    tiny: Setting, layout: str, scoring: dict[str, Any]
 ) -> None:
-    parallel, guessed = LAYOUTS[layout], "_guessed" if scoring else ""
+    parallel = LAYOUTS[layout]
+    guessed = f"_{scoring.get('policy_name', 'guessed')}" if scoring else ""
     whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
     options: dict[str, Any] = {"checkpoint__every": 4, "scoring": scoring}
     tiny.rod_run(whole, parallel, **options)
@@ -95,13 +97,14 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
 
 
 @pytest.fixture(scope="module")
-def killed(tiny: Setting) -> Callable[[str], Path]:
+def killed(tiny: Setting) -> Callable[[str, str], Path]:
     """The folder of a job that was killed after its sixth step in a layout."""
 
     @functools.cache
-    def run(layout: str) -> Path:
-        folder = tiny.root / f"killed_{layout}"
-        job = tiny.rod_job(folder, LAYOUTS[layout], checkpoint__every=4)
+    def run(layout: str, policy: str) -> Path:
+        folder = tiny.root / f"killed_{layout}_{policy}"
+        options = {"checkpoint__every": 4, "scoring": {"policy_name": policy}}
+        job = tiny.rod_job(folder, LAYOUTS[layout], **options)
         kill_after(6, job, LAYOUTS[layout].world_size)
         return folder
 
@@ -110,25 +113,29 @@ def killed(tiny: Setting) -> Callable[[str], Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "policy"),
     [
-        ("dp2", "single"),
-        ("dp2", "tp2"),
-        ("single", "dp2"),
-        ("dp2_distopt", "single_distopt"),
-        ("tp2_pp2", "single"),
-        ("tp2_pp2", "pp2_vpp2"),
+        ("dp2", "single", "joint"),
+        ("dp2", "tp2", "joint"),
+        ("single", "dp2", "joint"),
+        ("dp2_distopt", "single_distopt", "joint"),
+        ("tp2_pp2", "single", "joint"),
+        ("tp2_pp2", "pp2_vpp2", "joint"),
+        ("dp2", "tp2", "mix"),
+        ("tp2_pp2", "single", "mix"),
     ],
 )
 def test_resumed_in_another_layout_chooses_the_same(
-    tiny: Setting, killed: Callable[[str], Path], before: str, after: str
+    tiny: Setting, killed: Callable[[str, str], Path], before: str, after: str, policy: str
 ) -> None:
     layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}
-    whole, moved = tiny.root / "whole_single", tiny.root / f"moved_{before}_{after}"
+    names = f"whole_single_{policy}", f"moved_{before}_{after}_{policy}"
+    whole, moved = (tiny.root / name for name in names)
+    options: dict[str, Any] = {"checkpoint__every": 4, "scoring": {"policy_name": policy}}
     if not (whole / "hf").exists():
-        tiny.rod_run(whole, layouts["single"], checkpoint__every=4)
-    shutil.copytree(killed(before), moved)
-    tiny.rod_run(moved, layouts[after], checkpoint__every=4)
+        tiny.rod_run(whole, layouts["single"], **options)
+    shutil.copytree(killed(before, policy), moved)
+    tiny.rod_run(moved, layouts[after], **options)
     one, other = (Curriculum.open(run / "curriculum.rod", read_only=True) for run in (whole, moved))
     assert len(one) == len(other) == STEPS
     for a, b in zip(one, other, strict=True):

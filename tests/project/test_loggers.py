@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import posixpath
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from nemo_rod.loggers import (
     keep_run,
     known_metrics,
     known_runs,
+    legal_names,
     logger_names,
     prepare_runs,
     show,
@@ -59,6 +62,36 @@ def test_every_logger_of_a_trainer_shows_the_metrics() -> None:
     state.mlflow_logger = state.comet_logger = log
     show(state, 3, known)
     assert shown == [(3, {"host/lr": 1.5})] * 2
+
+
+SOURCE = "validation/replay/{}/loss"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["new (2024)", "old@v2"], ["a(1)", "a[1]", "a_1_"], ["x" * 300, "x" * 300 + "y"],
+        ["../new/t", "./new/t", ".hidden/..x"], ["a\nb", "a\tb", "a\x7fb"], ["50%,x=1&y=#", "~a"],
+        ["Bücher/Ä", "资料", "e:/x"], ["'", '"', "`", "$HOME", "*"], [" ", "a b", "a  b"],
+        ["a//b/../c"], ["\N{FULL BLOCK}", "😀", "0"],
+    ],
+)  # fmt: skip
+def test_names_of_sources_are_legal_and_differ_in_every_logger(names: list[str]) -> None:
+    """By MLflow's own rules, as in its `_validate_metric_name`; its test if it is installed."""
+    known = known_metrics({SOURCE.format(name): value for value, name in enumerate(names)})
+    for logger in ("tensorboard", "wandb", "comet", "mlflow"):
+        legal = legal_names(known, logger)
+        assert [*legal.values()] == [*known.values()]
+        assert all(name.isprintable() for name in legal)
+        assert legal == legal_names(known, logger)
+    for name in legal:
+        assert re.fullmatch(r"[/\w.\- :]{1,250}", name) and posixpath.normpath(name) == name
+        if importlib.util.find_spec("mlflow"):
+            from mlflow.utils.validation import _validate_metric_name
+
+            _validate_metric_name(name)
+    plain = known_metrics({SOURCE.format("web/text_document"): 1.0})
+    assert legal_names(plain, "mlflow") == plain
 
 
 def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first() -> None:

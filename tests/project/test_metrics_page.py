@@ -1,12 +1,14 @@
 """docs/watching.md names every metric that a step logs, and none that is not there."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from places import ROOT
 
-from nemo_rod.selection import Joint, Pool, choose, selection_metrics
+from nemo_rod.selection import Joint, Pool, SourceRow, choose, selection_metrics
 from nemo_rod.selection.competition import fidelity
+from nemo_rod.selection.mix import Mix
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
@@ -35,6 +37,9 @@ def test_the_page_has_every_metric_of_a_step() -> None:
     choice = choose(pool, Joint(), 2, loss, 0 * loss)
     row = selection_metrics(choice, np.array([0, 0, 1, 1]), ["SOURCE", "OTHER"])
     logged = {f"rod/averages/{name}" for name in fidelity(choice, loss, Joint())}
+    sources = [SourceRow("<source>", "adaptation", 0, 2), SourceRow("OTHER", "replay", 2, 2)]
+    mixed = replace(pool, sources=sources, source_C=np.array([0, 0, 1, 1]))
+    logged |= {*Mix(target=1.0).metrics(replace(choice, pool=mixed))}
     for name in row:
         if "OTHER" not in name:
             name = re.sub(r"(rod/(?:loss|reference))_.*", r"\1_<group>", name)

@@ -23,7 +23,8 @@ PACKAGE = ROOT / "nemo_rod"
 
 # The house, from the bottom up: a room imports itself and rooms above it in this list.
 HOUSE = (
-    *("files", "parts", "progress", "roles", "signals", "trust", "upstream"),
+    *("files", "installation", "parts", "progress", "roles", "signals", "trust"),
+    *("checkpoints", "upstream"),
     *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
@@ -33,7 +34,7 @@ ALONE = {
     "corpus": {"bounds", "files", "parts", "roles", "trust"},
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
-MOST_LINES = 16_300  # of the house
+MOST_LINES = 19_000  # of the house; 15,500 is where it should come back to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

@@ -80,7 +80,7 @@ def test_a_pretrained_base_is_checked_again_before_it_is_used(
         assert not partial(stage.folder).exists()
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -47,7 +47,9 @@ def test_apptainer_runs_what_the_documents_promise() -> None:
     (words,) = re.findall(r"^options=\((.*)\)$", files["container.sh"], re.MULTILINE)
     assert shlex.split(words) == options
     folder = run / "launch" / "slurm"
-    command = f"command=(bash {folder}/container.sh bash {folder}/node.sh python3 -m nemo_rod.cli "
+    command = (
+        f"command=(bash {folder}/container.sh bash {folder}/node.sh python3 -P -m nemo_rod.cli "
+    )
     assert command in files["rod.sbatch"]
     page = (ROOT / "docs" / "clusters.md").read_text()
     cells = re.findall(r"^\|[^|]*\|[^|]*\| (`--.*) \|$", page, re.MULTILINE)
@@ -75,7 +77,7 @@ def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
     files = rendered("launcher=ray")
     assert not [name for name in files if name.startswith("ray.")]
     (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
-    assert " python3 -m nemo_rod.hosts.ray.ray_node python3 -m nemo_rod.cli train " in command
+    assert " python3 -P -m nemo_rod.hosts.ray.ray_node python3 -P -m nemo_rod.cli train " in command
     assert command.endswith(" launcher.kind=nemo_rl)")
     assert "ray_node" not in files["prepare.sbatch"]
 

@@ -57,7 +57,8 @@ from corpus_cases import make_corpus, run, tree
 import nemo_rod.corpus.encode as encode
 import tempfile
 encode.BATCH_BYTES = 4000
-elsewhere = Path(tempfile.mkdtemp())
+made = tempfile.TemporaryDirectory()
+elsewhere = Path(made.name)
 corpus = make_corpus(elsewhere / "data")
 run(elsewhere / "whole", corpus)
 try:

@@ -21,13 +21,15 @@ from nemo_rod import jobs
 from nemo_rod.config import Launcher
 from nemo_rod.run.processes import pythons, torchrun
 from nemo_rod.run.processes.nodes import Nodes
+from nemo_rod.trust import sign
 
 
 def variables(folder: Path, rank: int, port: int = 21234) -> dict[str, str]:
     """What the job script and Slurm give the command of a node."""
     head = {"NEMO_ROD_HEAD": f"127.0.0.1:{port}", "NEMO_ROD_PEER": "127.0.0.1"}
     slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": str(rank), "SLURM_JOB_ID": "7"}
-    return {**head, **slurm, "NEMO_ROD_RECORD": str(folder / "rod.jsonl")}
+    own = {"NEMO_ROD_RECORD": str(folder / "rod.jsonl"), "NEMO_ROD_KEY": "of this job"}
+    return {**head, **slurm, **own}
 
 
 def two(folder: Path) -> list[Nodes]:
@@ -56,7 +58,7 @@ def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_nodes_meet_on_the_network_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert Nodes().environment() == {}
+    assert Nodes().environment() == {"GLOO_SOCKET_IFNAME": "lo"}
     (lo,) = [
         n for n, addresses in psutil.net_if_addrs().items() if addresses[0].address == "127.0.0.1"
     ]
@@ -122,8 +124,10 @@ def test_a_folder_that_nodes_do_not_share_is_named(
     from torch.distributed import HashStore
 
     monkeypatch.setattr(jobs, "_SHARED_SECONDS", 0.0)
-    store = HashStore()
-    store.set("job", str(tmp_path / "job.json"))
+    for name, value in variables(tmp_path, 1).items():
+        monkeypatch.setenv(name, value)
+    store, file = HashStore(), str(tmp_path / "job.json").encode()
+    store.set("job", sign(file, "of this job") + file)
     with pytest.raises(ValueError) as error:
         jobs.shared_job(store, [])
     assert str(error.value).endswith(
@@ -135,16 +139,23 @@ def test_a_folder_that_nodes_do_not_share_is_named(
 def test_tuned_kernels_stay_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "kernels"
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    for gpu, keep, expected in ((False, True, []), (True, False, []), (True, True, ["one"])):
+    for gpu, keep, expected in (
+        (False, True, []),
+        (True, False, []),
+        (True, True, ["one.autotune.json"]),
+    ):
         monkeypatch.setattr(torchrun, "sees_gpu", lambda gpu=gpu: gpu)
         with torchrun.tuned_kernels(kept, keep=keep) as variables:
             assert bool(variables) == gpu
             if gpu:
                 (Path(variables["TRITON_CACHE_DIR"]) / "folder").mkdir()
-                (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").write_text("tuned")
-        assert [file.name for file in kept.rglob("one")] == expected
+                made = Path(variables["TRITON_CACHE_DIR"]) / "folder"
+                (made / "one.autotune.json").write_text("tuned")
+                (made / "one.so").write_text("code, which another may have put there")
+        assert [file.name for file in kept.rglob("one*")] == expected
     with torchrun.tuned_kernels(kept, keep=True) as variables:
-        assert (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").read_text() == "tuned"
+        picks = Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one.autotune.json"
+        assert picks.read_text() == "tuned"
     monkeypatch.setenv("TRITON_CACHE_DIR", "/own")
     with torchrun.tuned_kernels(kept, keep=True) as variables:
         assert variables == {}
@@ -170,7 +181,7 @@ def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.Monkey
     bound = torchrun.torchrun(Nodes(), 2, Launcher(numa_binding="node"))
     assert "--numa-binding=node" in bound[: bound.index("nemo_rod.megatron")]
     torchrun.run_job(tmp_path / "job", world_size=2, launcher=Launcher(), log=tmp_path / "log")
-    assert (tmp_path / "log").read_text().startswith("workers: -m torch.distributed.run")
+    assert (tmp_path / "log").read_text().startswith("workers: -P -m nemo_rod.run.processes.agent")
 
 
 HELPER = """

@@ -1,6 +1,7 @@
 """What is submitted and what is refused, before Slurm is asked for anything."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -153,6 +154,13 @@ def test_template_makes_a_cluster_of_ones_own() -> None:
     assert "#SBATCH --account=OUR_ACCOUNT" in job
     assert "#SBATCH --gpus-per-node=2" in job
     assert "export HF_HOME=" in Path("runs/toy/launch/slurm/node.sh").read_text()
+
+
+def test_the_line_to_copy_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    submit_all(configured("recipe=toy_synthetic", "dry_run=true", "run_dir='a (copy) & b'"))
+    line = capsys.readouterr().err.strip().partition("none submitted: ")[2]
+    program, script = shlex.split(line)
+    assert program == "bash" and Path(script).is_file()
 
 
 def submitted(*overrides: str) -> dict[str, set[str]]:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from command_line import composed
@@ -133,6 +134,7 @@ def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None
         ("rod_averages", None, r"has scoring\.every=\d+, which"),
         ("mine", {"scoring": {"every": 0}}, r"has scoring\.every=0, which"),
         ("no_replay_converged", None, "ends when it has converged, which"),
+        ("rod_mix", None, "has selection.policy=mix, which"),
     ],
 )
 def test_nemo_rl_refuses_what_its_workers_cannot(
@@ -162,9 +164,29 @@ def test_nemo_rl_scores_in_the_models_precision_alone() -> None:
 
 
 def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
-    arm = "no_replay_converged"
-    config = dataclasses.replace(recipe("toy_synthetic"), arms=["base", arm])
-    with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can converge"):
+    bounded = {"of": "rod_mix", "selection": {"policy_options": {"forgetting": 0.1}}}
+    config = recipe("toy_synthetic")
+    config.variants["bounded"] = bounded
+    for arm, sentence in (("no_replay_converged", "can converge"), ("bounded", "needs held-out")):
+        config = dataclasses.replace(config, arms=["base", arm])
+        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} {sentence}"):
+            check(config)
+
+
+@pytest.mark.parametrize("arm", ["rod_mix", "rod_averages"])
+@pytest.mark.parametrize(("key", "value"), [("prefix", "1/4"), ("precision", "fp8")])
+def test_losses_of_training_are_compared_with_those_of_whole_blocks_in_their_precision(
+    arm: str, key: str, value: str
+) -> None:
+    config = copy.deepcopy(recipe())
+    config.arms = ["base", arm]
+    if key == "precision":
+        config.scoring.precision = value
+    else:
+        config.variants[arm] = {**config.variants[arm], "scoring": {key: value}}
+    if (arm, key) == ("rod_averages", "prefix"):
+        config.variants[arm]["scoring"]["every"] = 0
+    with pytest.raises(ValueError, match=rf"{key}={value}.* set one of them"):
         check(config)
 
 
@@ -221,12 +243,17 @@ class Newest:
     ("selection", "needed"),
     [
         ("{policy: odm}", []),
+        ("{policy: mix}", ["base"]),
+        ("{policy: mix, policy_options: {target: specialist}}", ["base", "specialist"]),
         ("{policy: schedule, policy_options: {replay: 0.2}}", []),
         ("{policy: FILE:Newest, policy_options: {offset: 3}}", []),
         ("{policy: FILE:Losses}", []),
-        ("{policy: fixed_share, policy_options: {share: 0.3, replay: rho}}", ["specialist"]),
+        (
+            "{policy: fixed_share, policy_options: {share: 0.3, replay: rho}}",
+            ["base", "specialist"],
+        ),
         ("{score: FILE:own_loss}", []),
-        ("{kappa: 2}", ["specialist"]),
+        ("{kappa: 2}", ["base", "specialist"]),
     ],
 )
 def test_what_a_recipe_runs_follows_from_what_its_policies_need(
@@ -239,13 +266,16 @@ def test_what_a_recipe_runs_follows_from_what_its_policies_need(
     file.write_text(NEWEST + losses + score)
     text = selection.replace("FILE", str(file))
     config = dataclasses.replace(toy(mine=f"{{of: rod, selection: {text}}}"), arms=["mine"])
-    stages = ["prepare", "base", "mine"]
-    if needed:
-        stages[2:2] = ["references_base", "no_replay", "references_specialist"]
+    made = ["references_base", "no_replay", "references_specialist"][: 2 * len(needed) - 1]
+    stages = ["prepare", "base", *(made if needed else []), "mine"]
     check(config)
     assert [stage.name for stage in Stages(config).models()] == stages
     settings = arm_settings(config, "mine")
-    assert settings.scores == (bool(needed) or "Losses" in text or "own_loss" in text)
+    chooses_by_losses = needed and "mix" not in text
+    assert settings.scores == bool(chooses_by_losses or "Losses" in text or "own_loss" in text)
+    blocks = {"num_adaptation": 300, "num_replay": 300, "digest": ""}
+    in_role = np.split(Stages(config).jobs.drawn(blocks), [300])
+    assert [bool(part.any()) for part in in_role] == ["specialist" in needed, "base" in needed]
     before = settings.planned.inputs()
     file.write_text(file.read_text() + "\n# another version\n")
     assert (settings.planned.inputs() == before) == ("FILE" not in selection)

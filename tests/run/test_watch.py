@@ -49,7 +49,9 @@ def test_command_finds_its_frozen_process(
     monkeypatch.setattr(HeartbeatFile, "patience", 1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "-m", "program"] if is_fork else [sys.executable, "-c", program]
+    command = (
+        [sys.executable, "-P", "-m", "program"] if is_fork else [sys.executable, "-c", program]
+    )
     ending = run_process(command, tmp_path / "log", Launcher())
     gone = {"killed": "rank 0: had no heartbeat for 1 s"}
     assert ending == (gone if program is FREEZES else {})
@@ -63,7 +65,9 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(
     program = "import gc, os; print(os.getppid()); assert gc.get_freeze_count() > 10**5"
     (tmp_path / "tells.py").write_text(program)  # which also shares the memory of the imports
     for _ in range(2):
-        assert run_process([sys.executable, "-m", "tells"], tmp_path / "log", Launcher()) == {}
+        assert (
+            run_process([sys.executable, "-P", "-m", "tells"], tmp_path / "log", Launcher()) == {}
+        )
         server = (tmp_path / "log").read_text().split()
         for number in STOP_SIGNALS:
             os.kill(int(server[-1]), number)
@@ -197,9 +201,11 @@ with StageLog(Path(sys.argv[1]), "rod").only_one():
 SLEEPS = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
 
 
-@pytest.mark.parametrize("program", [("-c", SLEEPS), ("-m", "sleeps")])  # the second is a fork
+@pytest.mark.parametrize(
+    "program", [("-c", SLEEPS), ("-P", "-m", "sleeps")]
+)  # the second is a fork
 def test_lock_of_a_stage_outlives_a_killed_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (tmp_path / "sleeps.py").write_text(SLEEPS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ def run(
     header: CurriculumHeader = HEADER,
     held_out: str = "h",
     loss: float = 2.0,
+    former: Path | None = None,
 ) -> list[float | None]:
     """A job that trains these steps, and is killed or ends; its forgetting after each of them."""
-    record = JobRecord(folder, header, step=steps[0], steps=9, held_out=held_out)
+    record = JobRecord(folder, header, step=steps[0], steps=9, held_out=held_out, former=former)
     if record.is_new and held_out:
         record.begin({"validation/replay/old/loss": loss})
     forgetting = []
@@ -81,16 +83,58 @@ def test_a_job_that_was_not_watched_from_the_start_has_no_forgetting(tmp_path: P
     assert run(tmp_path, 2, 3) == [None, None]
 
 
+def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = (tmp_path / name / "rod" for name in "abc")
+    run(a, 0, 1, 2, 3)  # of a base of loss 2
+    assert run(b, 3, 4, former=a) == [3, 4]  # was 0 at the branch
+    assert f"begins at step 3: its F val counts from the base, by {a}/" in capsys.readouterr().err
+    assert run(b, 5, 6) == [5, 6] and run(b, 3, former=a) == [3]  # resumed, and branched again
+    assert run(c, 4, former=b) == [4]  # of a branch
+    results = build_job_report(c)
+    assert results is not None and results["arms"]["rod"]["val_forgetting"] == 4
+    # another run, of a base of loss 3, was in the folder that the branch is to write
+    run(b, 0, 1, 2, loss=3.0)
+    assert run(b, 2, 3, former=a) == [2, 3]
+    assert recorded(b) == ([2, 3], [2, 3]) and recorded(b, ".3") == ([0, 1, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize(("former", "held_out"), [("none", "h"), ("a", "h"), ("a", "other")])
+def test_a_branch_without_the_base_says_how_to_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], former: str, held_out: str
+) -> None:
+    run(tmp_path / "a", 0, 1, 2)
+    if held_out == "h" and former == "a":
+        (tmp_path / "a" / "validation_start.json").unlink()
+    branch = tmp_path / "b"
+    assert run(branch, 2, 3, held_out=held_out, former=tmp_path / former) == [None, None]
+    said = capsys.readouterr().err
+    assert f"copy that record's files to {branch} before the job starts" in said
+    results = build_job_report(branch)
+    assert results is not None and results["arms"]["rod"]["val_forgetting"] is None
+    assert "validation_start.json is not there" in results["notes"][-1]
+    page = (branch / "report" / "index.html").read_text()
+    assert "forgetting is unknown" in page
+
+
+def test_a_branch_goes_on_from_a_copy_of_the_record(tmp_path: Path) -> None:
+    run(tmp_path / "a", 0, 1, 2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert run(tmp_path / "b", 2, 3) == [2, 3]
+    assert recorded(tmp_path / "b") == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize("first", [0, 4])
 def test_a_job_that_begins_again_moves_aside_what_was_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
 ) -> None:
-    run(tmp_path, first, first + 1)
-    run(tmp_path, first, first + 1, first + 2)  # without a checkpoint
-    assert capsys.readouterr().err == (
+    run(tmp_path, first, first + 1, held_out="h" if first == 0 else "")
+    run(tmp_path, first, first + 1, first + 2, held_out="h" if first == 0 else "")
+    also = " and validation_start.json.1" if first == 0 else ""
+    assert capsys.readouterr().err == (  # without a checkpoint
         f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}: "
-        "the earlier record is now in curriculum.rod.1 and metrics.jsonl.1 and "
-        "validation_start.json.1.\n"
+        f"the earlier record is now in curriculum.rod.1 and metrics.jsonl.1{also}.\n"
     )
     run(tmp_path, 0)
     assert recorded(tmp_path) == ([0], [0])

@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from nemo_rod.corpus import BlockStore
 from nemo_rod.hosts.plain_torch import RoDBatches, write_references
 from nemo_rod.selection import Candidates, References
+from nemo_rod.selection.arms import as_policy
+from nemo_rod.selection.policies import reference_roles
 
 BATCH = 8
 
@@ -54,17 +56,19 @@ def wrapped(folder: str, kind: str) -> torch.nn.Module:
 
 def train(
     store: BlockStore, *, model: str, kind: str, out: str, references: list[str], lrs: list[float],
-    micro_batch_size: int = 2, stop: int | None = None,
+    micro_batch_size: int = 2, stop: int | None = None, policy: str = "joint",
 ) -> None:  # fmt: skip
     """Adam as Megatron's: no decay of vectors, gradients of norm 1 at most."""
     trained = wrapped(model, kind)
+    roles = reference_roles(as_policy(policy).needs)
     pools = Candidates(
         num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=BATCH, seed=7,
     )  # fmt: skip
     batches = RoDBatches(
-        trained, store, References.open(references, store), steps=stop or len(lrs),
+        trained, store, References.open(references, store, roles=roles), steps=stop or len(lrs),
         batch_size=BATCH, micro_batch_size=micro_batch_size, scoring_micro_batch_size=4,
-        pools=pools, out=out, held_out=BlockStore(store.root, split="holdout"), validation_every=5,
+        pools=pools, policy=policy, out=out, held_out=BlockStore(store.root, split="holdout"),
+        validation_every=5,
     )  # fmt: skip
     parameters = list(trained.parameters())
     groups = [

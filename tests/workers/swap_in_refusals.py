@@ -82,10 +82,11 @@ def main() -> None:
         raise ValueError("a model was built")
 
     setup.setup = build
-    adapters = Path(tempfile.mkdtemp())
-    (adapters / "iter_0000005").mkdir()
+    made = tempfile.TemporaryDirectory()
+    adapters, torn = Path(made.name, "adapters"), Path(made.name, "torn")
+    torn.mkdir()
+    (adapters / "iter_0000005").mkdir(parents=True)
     (adapters / "iter_0000005" / "run_config.yaml").write_text("peft: {dim: 8}\n")
-    torn = Path(tempfile.mkdtemp())
     (torn / "run_config.yaml").write_text("peft: {dim: 8\n")
     shares = "ddp.reuse_grad_buf_for_mxfp8_param_ag"
     # name -> a key of the job that is changed, and one that the trainer's own setup changes
@@ -109,6 +110,7 @@ def main() -> None:
         HostReferenceJob.model_folder = lambda *_, folder=folder, **__: folder
         options = {"role": "replay", "roles": ROLES, "out": "out"}
         messages[name] = answer(swap_in.reference, "megatron_bridge", cfg, None, **options)
+    made.cleanup()  # a fork ends without it
     say(messages)
 
 

@@ -59,7 +59,7 @@ def one_run(
     refused: str | None = None,  # what must be said when the job is refused as it starts
     validation_every: int | None = None,
 ) -> None:
-    """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
+    """One job: kind "stock", "take_all", "joint", "mix", or "score" for references of one role.
 
     `root` has `data` and gets a folder `name` with checkpoints and `steps.jsonl`.
     """
@@ -70,6 +70,7 @@ def one_run(
 
     import nemo_rod
     from nemo_rod.hosts import swap_in
+    from nemo_rod.selection.mix import Mix
 
     out = root / name
     starts_from = root / base if base is not None and kind != "score" else None
@@ -91,11 +92,11 @@ def one_run(
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)
         return
-    take_all = kind == "take_all"
+    policy = {"take_all": nemo_rod.TakeAll(), "joint": nemo_rod.Joint()}.get(kind)
     installed = nemo_rod.install(
         "megatron_bridge", cfg, roles=roles, references=[root / folder for folder in references],
-        policy=nemo_rod.TakeAll() if take_all else nemo_rod.Joint(),
-        multiplier=1 if take_all else multiplier, validation_every=validation_every,
+        policy=policy or Mix(forgetting=0.01),
+        multiplier=1 if kind == "take_all" else multiplier, validation_every=validation_every,
     )  # fmt: skip
     with installed, refusal:
         pretrain(cfg, forward_step, callbacks=watch)

@@ -56,7 +56,6 @@ def train(model_folder: str, blocks: str, references: list[str], out: Path, step
         weight_decay=0.1,
         logging_steps=1,  # `on_log` ends every step
         save_steps=max(1, steps // 2),
-        ignore_data_skip=True,  # the batches begin at the right step themselves
         report_to="none",
         use_cpu=not torch.cuda.is_available(),  # or processes without a GPU would train alone
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.corpus.tokenizer import fingerprint_of
+from nemo_rod.corpus.tokenizer import fingerprint_of, save_fast
 
 
 class ByteTokenizer:
@@ -34,6 +34,9 @@ class ByteTokenizer:
         if token_id == self.eod_id:
             return "\0"
         return _alphabet()[token_id] if token_id < self.vocab_size else None
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Does nothing: there is no file."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the UTF-8 bytes of each text, int32."""
@@ -73,14 +76,15 @@ def write_byte_level(
     backend.decoder = decoders.ByteLevel()
     tokens = {name: AddedToken(name, normalized=False, special=True) for name in [*special, end]}
     backend.add_special_tokens([tokens[name] for name in special])
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=tokens[end],
         pad_token=tokens[end],
         clean_up_tokenization_spaces=False,
         model_max_length=10**9,
         model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(str(directory))
+    )
+    save_fast(tokenizer, directory)
 
 
 def _alphabet() -> list[str]:

@@ -1,33 +1,76 @@
-"""Fast tokenizers of Hugging Face."""
+"""Fast tokenizers of Hugging Face, with the ids of their own files.
+
+Some classes of transformers 5 put a pre-tokenizer, normaliser and decoder of their own in place of
+those of `tokenizer.json`. A base knows the ids of its file, so that file is loaded here whatever
+class its configuration names. One without it is compared with sentencepiece.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.corpus.tokenizer import fingerprint_of
+from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
 from nemo_rod.trust import UntrustedCodeError, explain_own_code, name_and_revision
+
+_FILE, _PIECES = "tokenizer.json", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+# Text in which tokenizers with one vocabulary differ, beside `PROBES`.
+_MADE = (
+    " a  b   c\n\n\n\td\r\ne\u00a0f\u3000g ",
+    "0 01 012 0123 2023 650841823 1,234,567.89 ١٢٣ ½² x1y22z333",
+    "e\u0301 é A\u030a Å ﬁ Ⅷ Ａ１ 한국어 \u1112\u1161\u11ab \u200b\u200d\u00ad",
+    "東京都は日本の首都。我爱北京 שלום עולם، مرحبا ภาษาไทย हिन्दी",
+    "👩‍👩‍👧‍👦 🇩🇪 ☺\ufe0f 𝔘𝔫𝔦 \ufffd \x1b[0m \ufeff",
+    "I'LL we've don’t O'Neill's U.S.A. http://a.b/c?d=e&f_g ---===>>> _private __init__ camelCase",
+    "for(int i=0;i<10;++i){\n\t\tx[i]+=1;\n}\n\n    return   x;\n",
+)
+# Settings of tokenizer_config.json that classes obey instead of the file, and what the file has.
+_SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "add_prefix_space": lambda part: {
+        "ByteLevel": part.get("add_prefix_space"),
+        "Metaspace": part.get("prepend_scheme", part.get("add_prefix_space")) not in ("never", 0),
+        "Prepend": True,
+    }.get(part["type"]),
+    "do_lower_case": lambda part: part.get("lowercase"),
+    "strip_accents": lambda part: part.get("strip_accents"),
+    "tokenize_chinese_chars": lambda part: part.get("handle_chinese_chars"),
+}
+
+
+class _Loaded(NamedTuple):
+    """What is left of a tokenizer without transformers."""
+
+    backend: Any  # a `tokenizers.Tokenizer`
+    splits: bool  # whether names of special tokens in a text stay text
+    eos_id: int | None
+    source: Path | None  # the file that says what its ids are, if it is one of those compared
+    replaced: str  # name of the class whose ids are others; "" if they are the same
 
 
 class HuggingFaceTokenizer:
     """A fast Hugging Face tokenizer, by the arguments of `load_tokenizer`.
 
-    Ids are those of ``tokenizer(text, add_special_tokens=False)``.
+    Ids are those of its own file, without added special tokens.
     """
 
     def __init__(
         self, name: str, *, eod: int | None = None, trust_remote_code: bool = False
     ) -> None:
         self._name, self._trust_remote_code = name, trust_remote_code
-        self._backend, eos_id = _backend(name, trust_remote_code)
+        self._backend, self._splits, eos_id, self._source, self._replaced = _load(
+            name, trust_remote_code
+        )
         end = eos_id if eod is None else eod
         if end is None:
             raise ValueError(
@@ -54,8 +97,26 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, int32."""
         # The "fast" variant skips the offsets, which are unused here; without it, BPE is too slow.
+        self._backend.encode_special_tokens = self._splits  # which pickling loses
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Compares with the file that the tokenizer comes from, and says whose ids are used.
+
+        Raises:
+            ValueError: the ids of a text are others.
+        """
+        if self._source is not None:
+            _compare(self._name, self._backend, self._source, texts)
+        if self._replaced:
+            say = (
+                f"  Note: the ids are those of {self._source}; {self._replaced} of the installed "
+                "transformers puts rules of its own in their place, and so may other programs that "
+                "load this tokenizer with it."
+            )
+            print(say, file=sys.stderr, flush=True)
+            self._replaced = ""
 
     def token(self, token_id: int) -> str | None:
         """Returns the name of an id in the vocabulary; None if there is no such id."""
@@ -68,15 +129,14 @@ class HuggingFaceTokenizer:
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes the tokenizer's own files."""
-        _auto_tokenizer(self._name, self._trust_remote_code).save_pretrained(str(directory))
+        save_fast(own_tokenizer(self._name, self._trust_remote_code)[0], directory)
 
 
-def _backend(name: str, trust_remote_code: bool) -> tuple[Any, int | None]:
-    """Returns the part of a tokenizer that needs no transformers, and the id of its EOS token.
+def _load(name: str, trust_remote_code: bool) -> _Loaded:
+    """Loads a tokenizer, if possible in a process without torch.
 
     transformers imports torch, scikit-learn and pandas, in 8 seconds and 0.8 GB, and needs none of
-    them here. It is therefore imported in a separate process without torch. A
-    failure there is repeated in this process, for its error.
+    them here. A failure there is repeated in this process, for its error.
     """
     if not trust_remote_code and "torch" not in sys.modules:
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -86,37 +146,210 @@ def _backend(name: str, trust_remote_code: bool) -> tuple[Any, int | None]:
             stdout=subprocess.PIPE,
         )
         if alone.returncode == 0:
-            backend, eos_id = pickle.loads(alone.stdout)
-            return backend, eos_id
-    tokenizer = _auto_tokenizer(name, trust_remote_code)
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"tokenizer {name!r} is a slow one ({type(tokenizer).__name__}): "
-            "give one that has a tokenizer.json"
-        )
-    return tokenizer.backend_tokenizer, tokenizer.eos_token_id
+            return _Loaded(*pickle.loads(alone.stdout))
+    tokenizer, source, replaced = own_tokenizer(name, trust_remote_code)
+    backend = tokenizer.backend_tokenizer
+    splits = backend.encode_special_tokens
+    return _Loaded(backend, splits, tokenizer.eos_token_id, source, replaced)
 
 
-def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
+def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None, str]:
+    """Loads a tokenizer of transformers whose ids are those of its own file.
+
+    Returns:
+        The tokenizer; the file, if it says how text is cut; and the name of the class that its
+        configuration asks for, "" if that has the same ids.
+
+    Raises:
+        ValueError: it cannot be loaded, is a slow one, or it is not certain which ids are right.
+    """
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
         raise ValueError(
             f"tokenizer {name!r} does not exist: "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         )
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    file = _file_of(name, _FILE)
+    pieces = None if file else next(filter(None, (_file_of(name, each) for each in _PIECES)), None)
+    if pieces is not None:
+        _sentencepiece(name, pieces)  # refuses more clearly than transformers
+    with_class: Any = None
+    try:
+        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code)
+    except UntrustedCodeError:
+        raise
+    except ValueError:
+        if file is None:
+            raise
+    kind = type(with_class)
+    if not getattr(with_class, "is_fast", file is not None):
+        raise ValueError(
+            f"tokenizer {name!r} is a slow one ({kind.__name__}): give one that has a {_FILE}"
+        )
+    if file is None:
+        needed = {*kind.vocab_files_names.values()} - {_FILE}
+        if lost := sorted(each for each in needed if _file_of(name, each) is None):
+            raise ValueError(
+                f"tokenizer {name!r} has neither a {_FILE} nor {' and '.join(lost)}, which "
+                f"{kind.__name__} reads: give one that has a {_FILE}"
+            )
+        if pieces is not None:
+            _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
+        return with_class, pieces, ""
+    tokenizer = _from(name, PreTrainedTokenizerFast)
+    backend = tokenizer.backend_tokenizer
+    # which transformers 4 changes where tokenizer_config.json does not ask for a space before texts
+    backend.pre_tokenizer = Tokenizer.from_file(str(file)).pre_tokenizer
+    if with_class is None:
+        return tokenizer, file, ""
+    texts = _made_texts(with_class)
+    ours = [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    theirs: list[Any] = [None] * len(texts)
+    with suppress(Exception):  # of a model that the class's own vocabulary does not fit
+        theirs = with_class(texts, add_special_tokens=False)["input_ids"]
+    difference = next((t for t, a, b in zip(texts, ours, theirs, strict=True) if a != b), None)
+    if difference is None and with_class.get_vocab() == tokenizer.get_vocab():
+        return with_class, file, ""
+    if not kind.__module__.startswith("transformers."):
+        inside = with_class.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if [e.ids for e in inside] != theirs:
+            raise ValueError(
+                f"tokenizer {name!r} changes text in code of its own ({kind.__name__}) before it "
+                "is cut into tokens: tokenise your documents with it, and give their ids"
+            )
+        return with_class, None, ""
+    if difference is not None and (stated := _contradiction(name, file)):
+        raise ValueError(
+            f"tokenizer {name!r} contradicts itself: tokenizer_config.json has {stated}, and "
+            f"{file} cuts {difference[:80]!r} otherwise; remove that key, or save the file anew "
+            "as the base was trained with it"
+        )
+    if tokenizer.eos_token is None and str(with_class.eos_token) in tokenizer.get_vocab():
+        tokenizer.eos_token = with_class.eos_token  # of the class's defaults
+    return tokenizer, file, kind.__name__
+
+
+def _made_texts(tokenizer: Any) -> list[str]:
+    """Returns texts of all kinds of characters, and with the tokenizer's own words and names."""
+    size = len(tokenizer)
+    words = [tokenizer.decode([i]) for i in range(0, size, 1 + size // 512)]
+    names = [f" a{name}b {name} c " for name in tokenizer.added_tokens_encoder]
+    return [*PROBES, *_MADE, *words, *names[:256]]
+
+
+def _contradiction(name: str, file: Path) -> str:
+    """Returns a setting of tokenizer_config.json other than that of tokenizer.json; "" if none."""
+
+    def parts(value: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(value, dict) and "type" in value:
+            yield value
+        inner = value.values() if isinstance(value, dict) else value
+        for each in inner if isinstance(inner, list) or isinstance(value, dict) else ():
+            yield from parts(each)
+
+    config_file = _file_of(name, "tokenizer_config.json")
+    config = json.loads(config_file.read_text("utf-8")) if config_file else {}
+    whole = json.loads(file.read_text("utf-8"))
+    pipeline = [*parts([whole.get("normalizer"), whole.get("pre_tokenizer")])]
+    for key, of in _SETTINGS.items():
+        found = [setting for part in pipeline if (setting := of(part)) is not None]
+        if isinstance(config.get(key), bool) and found and config[key] not in found:
+            return f"{key}={json.dumps(config[key])}"
+    return ""
+
+
+def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> None:
+    """Refuses a tokenizer that cuts a text otherwise than the file it comes from.
+
+    Texts with names of added tokens that the file does not know are left out.
+    """
+    added = backend.get_added_tokens_decoder()
+    if source.suffix == ".json":
+        from tokenizers import Tokenizer
+
+        own = Tokenizer.from_file(str(source))
+        own.no_truncation()
+        own.no_padding()
+        if hasattr(own.model, "dropout"):
+            own.model.dropout = None
+        own.encode_special_tokens = backend.encode_special_tokens
+        known = own.get_added_tokens_decoder()
+        added = {i: t for i, t in added.items() if repr(known.get(i)) != repr(t)}
+        cut: Callable[[str], list[str]] = lambda text: _tokens(own, text)  # noqa: E731
+    else:
+        processor = _sentencepiece(name, source)
+        cut = lambda text: [processor.id_to_piece(i) for i in processor.encode(text)]  # noqa: E731
+    names = [token.content for token in added.values()]
+    for text in texts:
+        if any(each in text for each in names):
+            continue
+        expected, found = cut(text), _tokens(backend, text)
+        if expected != found:
+            same = itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(expected, found, strict=False)
+            )
+            at = len([*same])
+            raise ValueError(
+                f"tokenizer {name!r} cuts {text[:80]!r} into other tokens than {source} ("
+                f"{found[at : at + 3]} and {expected[at : at + 3]} from token {at} on): give a "
+                f"folder with a {_FILE} that was saved by the transformers of its base"
+            )
+
+
+def _tokens(backend: Any, text: str) -> list[str]:
+    ids = backend.encode(text, add_special_tokens=False).ids
+    return [backend.id_to_token(i) for i in ids]
+
+
+def _sentencepiece(name: str, file: Path) -> Any:
+    """Returns sentencepiece's own reader of a file."""
+    try:
+        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2  # noqa: F401
+    except Exception as error:  # missing, or not for the installed protobuf
+        raise ValueError(
+            f"tokenizer {name!r} comes as {file.name} alone, which needs sentencepiece ("
+            f"{str(error).splitlines()[0][:200]}): pip install sentencepiece, in a version for the "
+            f"installed protobuf, or give a folder with a {_FILE}"
+        ) from None
+    try:
+        return SentencePieceProcessor(model_file=str(file))
+    except RuntimeError:
+        raise ValueError(
+            f"tokenizer {name!r} comes as {file.name} alone, which is none of sentencepiece's; a "
+            "list of tokens for tiktoken does not say how text is cut into words: give a folder "
+            f"with a {_FILE}"
+        ) from None
+
+
+def _file_of(name: str, file: str) -> Path | None:
+    """Returns a file of a tokenizer, from its folder or the hub; None if it has no such file."""
+    from transformers.utils import cached_file
+
+    repository, pin = _place(name)
+    with suppress(OSError, ValueError):  # it is also said by `_from`
+        if path := cached_file(repository, file, **pin):
+            return Path(path)
+    return None
+
+
+def _place(name: str) -> tuple[str, dict[str, Any]]:
+    repository, revision = name_and_revision(os.path.expanduser(name))
+    return repository, {} if revision is None else {"revision": revision}
+
+
+def _from(name: str, kind: Any, **options: Any) -> Any:
+    """Loads a tokenizer as a class of transformers."""
+    repository, pin = _place(name)
     try:
         with explain_own_code(f"tokenizer {name!r}"):
-            repository, revision = name_and_revision(os.path.expanduser(name))
-            pin = {} if revision is None else {"revision": revision}
-            return AutoTokenizer.from_pretrained(
-                repository, use_fast=True, trust_remote_code=trust_remote_code, **pin
-            )
+            return kind.from_pretrained(repository, **pin, **options)
     except UntrustedCodeError:
         raise
     except Exception as error:  # the library passes on any error of its many loaders
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = "folder" if Path(name).exists() else "name"
+        where = "folder" if Path(repository).exists() else "name"
         raise ValueError(
             f"tokenizer {name!r} cannot be loaded from that {where} ({reason}): "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
@@ -128,6 +361,6 @@ if __name__ == "__main__":
         os.dup2(2, 1)  # where libraries may print
         sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
         try:
-            pickle.dump(_backend(sys.argv[1], trust_remote_code=False), result)
-        except Exception:  # see `_backend`
+            pickle.dump(tuple(_load(sys.argv[1], trust_remote_code=False)), result)
+        except Exception:  # see `_load`
             sys.exit(1)

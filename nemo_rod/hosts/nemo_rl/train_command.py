@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.hosts.nemo_rl import algorithm, settings
 
 _USAGE = """\
 nemo-rod train --config RECIPE.yaml [KEY=VALUE ...]
@@ -41,4 +40,6 @@ def main(options: Namespace) -> None:
         RuntimeError: a worker failed.
         Stopped: the run was asked to stop; it has saved.
     """
+    from nemo_rod.hosts.nemo_rl import algorithm, settings  # which import much
+
     algorithm.run("train", settings.load(options.config, options.words))

@@ -67,7 +67,9 @@ class RoDWorkerMixin:
             length = arm.scored_length(store.block_size)
             references = References.open(rod["references"], store, length=length)
         self._rod_selector = RoDSelector(
-            Selector.for_arm(arm, store, references, rod["selection"]["on_nonfinite"]),
+            Selector.for_arm(
+                arm, store, references, rod["selection"]["on_nonfinite"], steps=rod["steps"]
+            ),
             store,
             scoring_micro_batch_size=size,
         )

@@ -7,6 +7,7 @@
 
 scorer.py: losses of blocks under a Hugging Face causal model, in one process, DDP or FSDP2
 batches.py: the chosen blocks of every step, and their record
+updates.py: whether the loop updates the weights between the steps
 write_references.py: reference losses by the same scorer
 
 Loops of other libraries (Trainer, Accelerate, NeMo Automodel) are in docs/examples/plain_torch.

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
+from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import (
     Candidates,
@@ -41,7 +44,8 @@ class RoDBatches:
     `labels` of whole blocks, int64 `[B, S]`, on the model's device.
 
     The iterator must not be read ahead of the optimizer, or blocks are scored with old weights:
-    give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`.
+    give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`. A loop whose
+    updates do not fall between two steps is refused at the first that shows it.
 
     Args:
         model: the model that the loop trains: a causal language model of Hugging Face, possibly
@@ -137,6 +141,8 @@ class RoDBatches:
             (held_out and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint,
              f"the held-out blocks in {held_out and held_out.root} are of another tokenizer than "
              f"those in {store.root}: prepare both with the model's."),
+            ("held_out" in policy.needs and not (held_out and validation_every),
+             f"{type(policy).__name__} follows held-out losses: give held_out, validation_every."),
             (held_out and held_out.digest == store.digest,
              f"the held-out blocks are those in {store.root} that are trained on: give "
              "BlockStore(..., split='holdout')."),
@@ -154,6 +160,7 @@ class RoDBatches:
             references=references,
             on_nonfinite=on_nonfinite,
             seed=getattr(pools, "seed", 0),
+            steps=steps,
         )
         self._losses = (
             TrainingLosses(self.scorer, self._batches_per_step) if observes(policy) else None
@@ -167,6 +174,15 @@ class RoDBatches:
         self._record: JobRecord | None = None  # of the first rank
         self._is_open = False
         self._began: float | None = None  # when the step under way began; None between steps
+
+    # What libraries ask of a loader of which they skip batches, as Trainer does when it resumes: a
+    # dataset of whole batches.
+    batch_size, drop_last, prefetch_factor = None, False, None
+
+    @property
+    def dataset(self) -> IterableDataset:
+        """All batches from step 0 on, of which those before `next_step` are only placeholders."""
+        return _FromTheStart(self)
 
     def __len__(self) -> int:
         """Returns the number of batches of all steps in this process."""
@@ -219,11 +235,13 @@ class RoDBatches:
                 "batches, labels included: train on every batch that the iterator yields."
             )
         choice = self.choice = self.selector.learn(choice, loss_K)
-        done, known = choice.pool.step + 1, dict(metrics or {})
+        done, losses, row = choice.pool.step + 1, dict[str, float](), dict[str, Any]()
         if measures and is_due(done, every=self.validation_every, steps=self.steps):
-            known |= self._held_out_losses()
+            losses = self._held_out_losses()
         if self._record is not None:
-            self._record.ended(choice, total, known)
+            row = self._record.ended(choice, total, {**(metrics or {}), **losses})
+        if losses:
+            self.selector.measured(row, self.scorer.from_first)
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights. Collective over the replicas."""
@@ -236,17 +254,28 @@ class RoDBatches:
         """Yields the batches of this process, from `next_step` on. Collective over the replicas.
 
         Raises:
-            ValueError: a score is not finite, replicas chose different blocks, or the record is of
-                another run.
+            ValueError: a score is not finite, replicas chose different blocks, the record is of
+                another run, or the weights were not updated once for the batches of a step.
         """
+        updates = Updates(self.scorer.model, batches=self._batches_per_step)
+        try:
+            yield from self._steps(updates)
+        finally:
+            updates.close()
+
+    def _steps(self, updates: Updates) -> Iterator[dict[str, torch.Tensor]]:
         while self.next_step < self.steps:
             self._began, step = time.perf_counter(), self.next_step
+            updates.refuse_between(step)
             self.choice = choice = self._choose(step)
+            updates.chosen(step)
             size, replicas = self.micro_batch_size, self.scorer.replicas
             shares = deal(choice.block_ids, micro_batch_size=size, replicas=replicas)
             own = shares[self.scorer.rank].reshape(-1, size)
             try:
                 for number, block_ids in enumerate(own, start=1):
+                    if number > 1:
+                        updates.refuse_within(number - 1)
                     tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
                     tokens_BS = tokens.to(self.scorer.device).long()
                     if number == len(own):  # a checkpoint after it continues with the next step
@@ -298,3 +327,34 @@ class RoDBatches:
             scored_length=length,
         )
         return self._record.is_new
+
+
+class _FromTheStart(IterableDataset):
+    def __init__(self, batches: RoDBatches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | _Done]:
+        batches = self.batches
+        per_step = len(batches) // batches.steps
+        yield from repeat(_Done(per_step), per_step * batches.next_step)
+        yield from batches
+
+
+class _Done:
+    """Stands for a batch of a step before `next_step`, and refuses to be trained on."""
+
+    def __init__(self, per_step: int) -> None:
+        self.per_step = per_step
+
+    def __iter__(self) -> Any:
+        raise ValueError(
+            "A batch of a step that is done was not skipped: the loop resumes with another number "
+            f"of batches to an update than the {self.per_step} of a step (Trainer's "
+            f"gradient_accumulation_steps={self.per_step})."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in iter(self)
+
+    def keys(self) -> Any:
+        return iter(self)

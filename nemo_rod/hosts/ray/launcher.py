@@ -62,7 +62,7 @@ class RayOnSlurm(NemoRL):
         """Returns the files of the launch, by name."""
         files = slurm.Slurm().render(config, stages)
         if containers.in_apptainer(config):
-            start = shlex.join([python_of(config), "-m", "nemo_rod.hosts.ray.ray_node"])
+            start = shlex.join([python_of(config), "-P", "-m", "nemo_rod.hosts.ray.ray_node"])
             for stage in filter(_on_nemo_rl, stages):
                 command = f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
                 files[f"{stage.name}.sbatch"] = slurm.render_job(config, stage, command)

@@ -117,7 +117,7 @@ class _Ray:
         self._start()
 
     def _start(self) -> None:
-        command = [self._python, "-m", "ray.scripts.scripts", "start"]
+        command = [self._python, "-P", "-m", "ray.scripts.scripts", "start"]
         # it refuses to start with the address that its drivers need
         own = {k: v for k, v in self._environment.items() if k != "RAY_ADDRESS"}
         self._starts += 1
@@ -137,7 +137,7 @@ class _Ray:
             "print('nodes', sum(node['Alive'] for node in ray.nodes()))"
         )
         done = subprocess.run(
-            [self._python, "-W", "ignore", "-c", program],
+            [self._python, "-P", "-W", "ignore", "-c", program],
             env=self._environment,
             capture_output=True,
             text=True,

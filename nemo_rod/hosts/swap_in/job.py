@@ -7,6 +7,7 @@ calls `ended` after it. `nemo_rod.hosts.swap_in.install` describes the user's op
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
 import time
@@ -26,11 +27,13 @@ from nemo_rod.hosts.swap_in.job_data import (
     JobPools,
     JobReferences,
     losses_and_mask,
+    parts_of,
     refuse_other_order,
 )
-from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, check_roles, check_weights
 from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.save_helpers import end_with_rank
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll
@@ -38,10 +41,16 @@ from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.competition import number
 from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.held_out import is_due
+from nemo_rod.selection.policies import reference_roles
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
+
+
+def say_last(text: str) -> None:
+    """Prints a line as this process ends, below the last of the trainer's."""
+    atexit.register(lambda: print(f"nemo-rod: {text}", file=sys.stderr, flush=True))
 
 
 class Installed(ExitStack):
@@ -107,6 +116,7 @@ class Facts(NamedTuple):
     steps: int  # of the whole job
     every: int | None  # steps between two validations of the job itself
     checkpoints: str | Path | None  # folder in which it saves them
+    loads: str | Path | None = None  # folder from which it loads its own, if known
 
 
 class Job:
@@ -127,6 +137,7 @@ class Job:
     ) -> None:
         check_value(Candidates, "multiplier", multiplier)
         self.roles, self.multiplier = roles, multiplier
+        self._blends: Sequence[Any] = ()  # of the splits, if known before the data is built
         self.out = None if out is None else Path(out)
 
     def candidates(self, num_trained: int, batch_size: int) -> int:
@@ -138,22 +149,29 @@ class Job:
 
         Args:
             train: the training dataset; see `JobData`.
-            valid: the validation dataset; None without one.
+            valid: the validation dataset, or a list of several; None without one.
             num_drawn: samples that the job draws in all.
             facts: further facts of the job.
 
         Raises:
-            ValueError: the roles, or the references, belong to other data.
+            ValueError: the roles, or the references, belong to other data, or there is less of it
+                than the job's steps draw.
         """
-        self.data = JobData(train, self.roles, num_samples=num_drawn, unused=self.unused)
+        splits = [blend[0] for blend in self._blends[1:]]
+        splits += [[part.dataset_path for part in parts_of(valid) if hasattr(part, "dataset_path")]]
+        paths = [getattr(part, "dataset_path", "") for part in parts_of(train)]
+        roles = self.roles = check_roles(self.roles, [paths, *splits])
+        self.data = JobData(train, roles, num_samples=num_drawn, unused=self.unused)
+        self.data.refuse_end(facts.steps * round(self.multiplier * facts.batch_size))
 
     def ended(self, loss: Any, grad_norm: Any) -> None:
         """Ends the step whose schedule was the last, on all ranks; numbers may be missing."""
 
     @staticmethod
-    def train_blend(blend: Any, per_split: Any) -> Any:
-        """Returns the blend of the train split, of two forms to give it; None if there is none."""
-        return blend or (per_split[0] if per_split else None)
+    def blends(blend: Any, per_split: Any) -> list[Any]:
+        """Returns the blends of the splits, the train split's first, of two forms to give them."""
+        train, *others = [blend] if blend else (per_split or [None])
+        return [train, *filter(None, others)] if train else []
 
     def refuse(
         self,
@@ -161,7 +179,7 @@ class Job:
         ddp: Any,
         sections: Mapping[str, Any],
         *features: tuple[Any, str, str, str],
-        blend: Sequence[Any] | None,
+        blends: Sequence[Any],
     ) -> None:
         """Refuses, before anything starts, a job that selection does not support.
 
@@ -172,12 +190,12 @@ class Job:
                 `--` for arguments of a command line.
             features: for each further unsupported feature whether the job has it, its setting, the
                 reason, and the cure.
-            blend: the paths of the job's sources, with their weights or in a tuple with them; None
-                if not known yet.
+            blends: paths and weights of the sources of every split, of the train split first;
+                empty if not known yet.
 
         Raises:
             ValueError: the message names the setting, the reason and the cure; or a source has no
-                role.
+                role, or no weight.
         """
         refused = [feature[1:] for feature in features if feature[0]]
         for prefix, section in sections.items():
@@ -192,8 +210,13 @@ class Job:
                 refused.append((prefix + spelt, reason, cure))
         for setting, reason, cure in refused:
             raise ValueError(f"Selection does not work with {setting}: it {reason}; {cure}.")
-        if blend is not None:
-            assign_roles(blend[0], self.roles)
+        self._blends = blends
+        if blends:
+            train = blends[0][0]
+            roles = check_roles(self.roles, [blend[0] for blend in blends])
+            assign_roles(train, roles, train=train)
+            for prefixes, weights, *_ in blends:
+                check_weights(prefixes, weights)
         refuse_unsafe(model, ddp)
 
     def put_into(
@@ -220,6 +243,7 @@ class Job:
             ValueError: see `check_host`.
         """
         check_host(host, trainer.train_step)
+        end_with_rank()
         count = loaders.get_train_valid_test_num_samples
         build = loaders.build_train_valid_test_datasets
         train_step = trainer.train_step
@@ -277,7 +301,7 @@ class SelectingJob(Job):
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
         refuse_nameless(self.policy, "policy")
-        name = type(self.policy).__name__
+        name, roles = type(self.policy).__name__, reference_roles(self.policy.needs)
         is_count = type(validation_every) is int and validation_every >= 0
         for refused, sentence in (
             (validation_every is not None and not is_count,
@@ -285,9 +309,11 @@ class SelectingJob(Job):
              "for no held-out losses, or None for the job's own interval."),
             (on_nonfinite not in get_args(OnNonfinite),
              f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
-            ("references" in self.policy.needs and not references,
-             f"{name} compares losses with reference losses: give their folders as 'references', "
-             "or policy=TakeAll() with multiplier=1."),
+            (roles and not references,
+             f"{name} compares losses of {' and '.join(roles)} with reference losses: give their "
+             "folders as 'references', or policy=TakeAll() with multiplier=1."),
+            ("held_out" in self.policy.needs and validation_every == 0,
+             f"validation_every=0 is not valid: expected >= 1, as {name} follows held-out losses."),
             (isinstance(self.policy, TakeAll) and self.multiplier > 1,
              f"TakeAll chooses nothing, so multiplier={self.multiplier} would draw samples that "
              "are never used: set multiplier=1."),
@@ -319,7 +345,8 @@ class SelectingJob(Job):
         references = None
         if self.references:
             try:
-                references = JobReferences.open(self.references, data)
+                roles = reference_roles(self.policy.needs)
+                references = JobReferences.open(self.references, data, roles=roles)
             except ValueError as error:
                 raise ValueError(
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
@@ -335,6 +362,7 @@ class SelectingJob(Job):
                 references=references,
                 on_nonfinite=self.on_nonfinite,
                 seed=facts.seed,
+                steps=facts.steps,
             ),
             data,
             scoring_micro_batch_size=0,  # as in training
@@ -345,13 +373,13 @@ class SelectingJob(Job):
         self._every = facts.every if every is None else every
         try:
             if every != 0:
-                self.held_out = HeldOut(valid, self.roles, unused=self.unused)
+                self.held_out = HeldOut(valid, self.roles, unused=self.unused, train=data.prefixes)
         except ValueError as error:
             reason = (
                 f"No held-out losses can be measured: {str(error).removesuffix('.')}; give the "
                 "job a validation split of sources with roles, or set validation_every=0."
             )
-            if every is not None:
+            if every is not None or "held_out" in self.policy.needs:
                 raise ValueError(reason) from None
             if is_recorder():
                 print(f"nemo-rod: {reason}", file=sys.stderr, flush=True)
@@ -408,10 +436,13 @@ class SelectingJob(Job):
         done, row = choice.pool.step + 1, dict[str, Any]()
         metrics = {"train/loss": number(loss), "train/grad_norm": number(grad_norm)}
         metrics["train/lr"] = self._lr
+        losses = dict[str, float]()
         if is_due(done, every=self._every, steps=self._facts.steps):
-            metrics |= self._held_out_losses()
+            losses = self._held_out_losses()
         if self._record is not None:
-            row = self._record.ended(choice, total, metrics | peak_memory())
+            row = self._record.ended(choice, total, metrics | losses | peak_memory())
+        if losses:
+            self._rod.selector.measured(row, from_recorder)
         self.log(done, _shown(row))
 
     def _open(self, step: int, consumed: int) -> None:
@@ -423,8 +454,12 @@ class SelectingJob(Job):
             seed, steps = self._facts.seed, self._facts.steps
             header = job_header(selector, self.data, decided_by=self.policy, seed=seed)
             content = self.held_out.content() if self.held_out else ""
-            self._record = JobRecord(self.out, header, step=step, steps=steps, held_out=content)
+            self._record = JobRecord(
+                self.out, header, step=step, steps=steps, held_out=content, former=self._former()
+            )
             self._rod.on_choice = self._record.chosen
+            if self.out is not None:
+                say_last(f"choices are in {self.out}; `nemo-rod report {self.out}` shows them.")
             return self._record.is_new
 
         is_new, self._is_open = from_recorder(opened), True
@@ -434,6 +469,16 @@ class SelectingJob(Job):
             if self._record is not None:
                 self._record.begin(losses)
             self.log(step, _shown(losses))
+
+    def _former(self) -> Path | None:
+        """Returns the folder of the record of the job whose checkpoints this one loads."""
+        loads = self._facts.loads
+        if loads is None or self.out is None:
+            return None
+        # of a checkpoint's own folder, too
+        folders = (Path(loads) / "rod", Path(loads).parent / "rod")
+        found = next((each for each in folders if each.is_dir()), folders[0])
+        return None if found.resolve() == self.out.resolve() else found
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights; empty for a job without held-out data. Collective."""

@@ -18,9 +18,10 @@ Shape suffixes: C = samples, S = tokens per sample.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,15 @@ class JobData:
 
     Args:
         dataset: megatron-core's BlendedDataset or GPTDataset.
-        roles: roles of the sources; see `roles.py`.
+        roles: roles of the sources; see `check_roles`.
         num_samples: maximum number of samples that the job may draw; None for all that the sources
             have, however many the blend draws of each.
         unused: keys of the samples that the job's forward step does not read, such as an S x S
             mask that the model computes itself.
+        train: path prefixes of the train split's sources, if this is another split.
 
     Attributes:
+        prefixes: path prefixes of the sources, in the blend's order.
         sources: one row per source, adaptation first.
         num_adaptation: samples of adaptation, whose ids come first.
         block_size: input tokens per sample (S); a sample has S targets and S + 1 tokens.
@@ -58,12 +61,18 @@ class JobData:
     """
 
     def __init__(
-        self, dataset: Any, roles: Roles, *, num_samples: int | None, unused: Collection[str] = ()
+        self,
+        dataset: Any,
+        roles: Roles,
+        *,
+        num_samples: int | None,
+        unused: Collection[str] = (),
+        train: Sequence[str] | None = None,
     ) -> None:
         self._dataset, self.unused = dataset, unused
         # compares samples that are read to be trained on, by ids and hashes
         self.compare: Callable[[np.ndarray, np.ndarray], Any] | None = None
-        self._parts = list(getattr(dataset, "datasets", [dataset]))
+        self._parts = parts_of(dataset)
         self._blended = hasattr(dataset, "datasets")
         if getattr(self._parts[0], "dataset_path", None) is None:
             raise ValueError(
@@ -73,8 +82,9 @@ class JobData:
             )
         self._config = self._parts[0].config
         self.block_size = int(self._config.sequence_length)
-        prefixes = [part.dataset_path for part in self._parts]
-        names, role_of = name_sources(prefixes), assign_roles(prefixes, roles)
+        self.prefixes: list[str] = [part.dataset_path for part in self._parts]
+        names = name_sources(self.prefixes)
+        role_of = assign_roles(self.prefixes, roles, train=train or self.prefixes)
         if num_samples is None:
             counts = np.array([len(part) for part in self._parts])
         elif self._blended:
@@ -121,6 +131,20 @@ class JobData:
         eod = getattr(tokenizer, "eod", None)
         return f"{type(tokenizer).__name__} of {tokenizer.vocab_size} tokens, end of document {eod}"
 
+    def refuse_end(self, stop: int) -> None:
+        """Refuses steps that read up to a position behind the job's last sample.
+
+        Raises:
+            ValueError: the message names both numbers and the cure.
+        """
+        length = len(self._dataset.dataset_index) if self._blended else self._size
+        if stop > length:
+            raise ValueError(
+                f"The job's data ends after {length} samples, but its steps draw {stop}: give its "
+                "blend weights, with which files are read as often as needed, or lower the "
+                "multiplier or the number of steps."
+            )
+
     def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the samples at positions [start, start + count) of the job's reading order.
 
@@ -134,12 +158,7 @@ class JobData:
             ValueError: the job's data ends before.
         """
         dataset, stop = self._dataset, start + count
-        length = len(dataset.dataset_index) if self._blended else self._size
-        if stop > length:
-            raise ValueError(
-                f"The job's data ends after {length} samples, before a pool of {count} that begins "
-                f"at {start} is complete: lower the multiplier or the number of steps."
-            )
+        self.refuse_end(stop)
         row_C, sample_C = np.zeros(count, dtype=np.int64), np.arange(start, stop)
         if self._blended:
             row_C = self._row_of_dataset[np.asarray(dataset.dataset_index[start:stop], np.int64)]
@@ -211,16 +230,27 @@ class JobData:
 class HeldOut(JobData):
     """The first samples of every source of a job's validation split; arguments as of `JobData`.
 
-    They do not depend on how many samples the job's own validation reads.
+    They do not depend on how many samples the job's own validation reads. Several validation sets
+    are one split of all their sources.
 
     Raises:
         ValueError: the job has no validation data, or not the sources that have roles.
     """
 
-    def __init__(self, dataset: Any, roles: Roles, *, unused: Collection[str]) -> None:
-        if dataset is None:
+    def __init__(
+        self,
+        dataset: Any,
+        roles: Roles,
+        *,
+        unused: Collection[str],
+        train: Sequence[str] | None = None,
+    ) -> None:
+        if not (parts := parts_of(dataset)):
             raise ValueError("the job has no validation split")
-        super().__init__(dataset, roles, num_samples=None, unused=unused)
+        if type(dataset) is list:
+            by_path = {getattr(part, "dataset_path", None): part for part in parts}
+            dataset = SimpleNamespace(datasets=[*by_path.values()])
+        super().__init__(dataset, roles, num_samples=None, unused=unused, train=train)
         self.measured = [row for row in self.sources if row.count]
         if not self.measured:
             raise ValueError("the job's validation split has no sample")
@@ -233,6 +263,13 @@ class HeldOut(JobData):
     def losses(self, **call: Any) -> dict[str, float]:
         """Returns `validation/<role>/<source>/loss`, nats per token; see `scorer`. Collective."""
         return source_losses(self.scorer(**call), self.measured, num_blocks=HELD_OUT)
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """Returns the datasets that a split reads: of a blend, of a list of either, or of None."""
+    if type(dataset) is list:
+        return [part for each in dataset for part in parts_of(each)]
+    return [] if dataset is None else list(getattr(dataset, "datasets", [dataset]))
 
 
 @dataclass

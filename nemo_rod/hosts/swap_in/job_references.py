@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core.utils import unwrap_model
 
 from nemo_rod.files import digest
-from nemo_rod.hosts.swap_in.job import Job, precision_of
+from nemo_rod.hosts.swap_in.job import Job, precision_of, say_last
 from nemo_rod.ranks import from_recorder
 from nemo_rod.selection.references.folder import holds, role_manifest
 from nemo_rod.selection.references.reference_pass import write_references
@@ -106,6 +106,9 @@ class HostReferenceJob(Job):
                 name=f"{self.role} references",
                 agree=from_recorder,
             )
+        if dist.get_rank() == 0:
+            count = manifest.stop - manifest.start
+            say_last(f"{self.out} has the {self.role} references of {count:,} samples.")
 
 
 def model_digest(model: list, groups: Any) -> str:

@@ -16,7 +16,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from nemo_rod.selection.references.folder import hash_heads
 
 HASHES = "content_hash.npy"
 _ROWS = 256  # at a time, 8 MB of their int64
+_MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # of a block on average; bytes of a column of texts
 
 
 def content_hash(origin: str, tokens: NDArray[np.int32]) -> bytes:
@@ -77,7 +78,6 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
             the file and the row.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     text, number = (pa.string(), "a text"), (pa.int64(), "a whole number")
     types = {
@@ -87,18 +87,14 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
     }  # fmt: skip
     with file.open("rb") as head:
         refuse_placeholder(file, head.read(HEAD))
-    with interpreting(file, cure="copy it again"), pq.ParquetFile(file) as table:
-        if lacking := [name for name in names if name not in table.schema_arrow.names]:
-            raise ValueError(
-                f"{file} has no column {lacking[0]!r}, found "
-                f"{', '.join(table.schema_arrow.names)}: name a folder of the authors' files"
-            )
+    with interpreting(file, cure="copy it again"), open_table(file, names) as table:
         first = 1
         for batch in table.iter_batches(batch_size=rows, columns=[*names]):
             columns = {}
             for name in names:
                 kind, expected = types[name]
                 given = batch.column(name)
+                _refuse_long_texts(given, name)
                 try:
                     columns[name] = given.cast(kind)
                 except pa.ArrowException:  # of one value, which becomes null
@@ -276,6 +272,42 @@ def _refuse_leaks(store: Path, folder: Path) -> None:
             f"{folder} has {int(both.sum())} training blocks that another origin holds out: their "
             "losses would be of trained text; remove them, or import all with repeated=keep"
         )
+
+
+def open_table(file: Path, names: Sequence[str]) -> Any:
+    """Opens a parquet file of the authors' code; a few bytes of it may stand for gigabytes.
+
+    Raises:
+        ValueError: it lacks a column, or has more values than blocks have.
+    """
+    import pyarrow.parquet as pq
+
+    texts = [name for name in ("origin", "content_hash", "split") if name in names]
+    table = pq.ParquetFile(file, read_dictionary=texts)
+    there = table.schema_arrow.names
+    if lacking := [name for name in names if name not in there]:
+        raise ValueError(
+            f"{file} has no column {lacking[0]!r}, found {', '.join(there)}: name a folder that "
+            "the authors' code wrote"
+        )
+    for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            is_text = column.path_in_schema in texts
+            if column.num_values > _MOST_TOKENS * max(1, group.num_rows) or (
+                is_text and column.total_uncompressed_size > _MOST_TEXTS
+            ):
+                raise ValueError(f"{file} has too much in column {column.path_in_schema}")
+    return table
+
+
+def _refuse_long_texts(column: Any, name: str) -> None:
+    """Refuses a text that is longer than a name or hash: a dictionary's may be there often."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = column.dictionary if pa.types.is_dictionary(column.type) else column[:0]
+    if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
+        raise ValueError(f"column {name} has a text of {longest:,} bytes")
 
 
 def _read(part: Path) -> Iterator[_Rows]:

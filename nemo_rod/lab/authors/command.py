@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from argparse import Namespace
 from functools import partial
@@ -76,7 +77,7 @@ def declare(parser: Arguments) -> None:
 
 
 def _blocks(options: Namespace) -> None:
-    from nemo_rod.corpus.tokenizer import load_tokenizer
+    from nemo_rod.corpus.adapters import load_tokenizer
     from nemo_rod.files import naming, write_json
     from nemo_rod.lab.authors.blocks import import_blocks
     from nemo_rod.lab.composing import composed
@@ -151,4 +152,5 @@ def _config(options: Namespace) -> None:
         options.default, options.runs, out, recipe=options.recipe, curriculum=options.curriculum
     )
     print(f"{out}: arms {', '.join(arms)}; without a counterpart: {', '.join(unused) or 'nothing'}")
-    print(f"next: nemo-rod plan --config-dir {out.parent.parent} recipe={out.stem}")
+    words = ("nemo-rod", "plan", "--config-dir", str(out.parent.parent), f"recipe={out.stem}")
+    print(f"next: {shlex.join(words)}")

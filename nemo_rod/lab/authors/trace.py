@@ -15,6 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import digest, move_whole, naming
+from nemo_rod.files import MOST_BYTES, digest, move_whole, replacing
 from nemo_rod.lab.authors.blocks import HASHES, as_bytes, content_hashes, is_hash
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
@@ -118,9 +119,7 @@ def import_trace(
 def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
     """Writes a curriculum as the authors' trace: chosen blocks, best first, steps from 1."""
     header = curriculum.header
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    with naming(out), temporary.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:
         for number, record in enumerate(curriculum, start=1):
             ids = record.trained_on
             hashes = content_hashes(store, ids)
@@ -138,8 +137,7 @@ def export_trace(curriculum: Curriculum, store: BlockStore, out: Path) -> None:
                     "rho": float(score[i]) if header.scored else None,
                     "target_loss": float(loss[i]) if header.scored else None,
                 }
-                file.write(json.dumps(row) + "\n")
-    move_whole(temporary, out)
+                file.write(f"{json.dumps(row)}\n".encode())
 
 
 class Table:
@@ -231,7 +229,9 @@ def _launch(file: Path) -> NDArray[Any]:
     with file.open("rb") as lines:
         refuse_placeholder(file, lines.read(HEAD))
         lines.seek(0)
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(partial(lines.readline, MOST_BYTES), b""), start=1):
+            if len(line) == MOST_BYTES:
+                raise ValueError(f"{file}, row {number}, has no end of line: copy it again")
             try:
                 row = json.loads(line)
             except ValueError as error:

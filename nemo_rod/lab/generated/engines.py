@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.checkpoints.published import load_quietly
+
 _SCORED_TOKENS = 2048  # whose logits are held at once
 
 Sampled = tuple[list[list[int]], list[list[float]]]
@@ -39,12 +41,11 @@ class Transformers:
     def __init__(self, folder: Path, length: int) -> None:
         """Loads the model of a checkpoint, for sequences of `length` tokens."""
         import torch
-        from transformers import AutoModelForCausalLM
 
         self.length = length
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = load_quietly(folder, dtype=dtype)
         self.model = model.to(self.device).eval()
 
     def sample(self, starts: Sequence[list[int]], temperature: float, seed: int) -> Sampled:

@@ -34,16 +34,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.corpus.adapters import load_tokenizer
 from nemo_rod.corpus.formats import Input, JsonLines, LongText
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer, whole_characters
-from nemo_rod.files import digest, digest_files, move_whole, naming, write_json
+from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
+from nemo_rod.files import digest, digest_files, move_whole, naming, read_json, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.toy.debian import default_cache_dir
 from nemo_rod.progress import Progress
 
 SHORTEST = 16
+_CACHE_BYTES = 8 * 2**30  # beside the weights of a small model, on a GPU of 24 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Sampling:
     seed: int = key(42, "in [0, 2**31)")  # of the sampling, with the number of the batch
     temperature: float = key(1.0, "> 0")  # 1: the model's own distribution
     tokens: int | None = key(None, ">= 2")  # of a sequence; null: the model's context length
-    batch: int = key(32, ">= 1")  # sequences sampled at once
+    batch: int | None = key(None, ">= 1")  # sequences sampled at once; null: see `batch_size`
     first: int = key(16, ">= 1")  # tokens of every text of `files` that the model continues
     eod: int | None = key(None, ">= 0")  # ends documents; null: the EOS of the model's tokenizer
     engine: str | None = one_of(None, *ENGINES)  # null: vLLM where it and a GPU are, or the other
@@ -94,6 +96,8 @@ def read_generated(spec: SourceSpec) -> list[Input]:
     weights = _weights(
         tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     )
+    if sampling.batch is None:
+        sampling = dataclasses.replace(sampling, batch=batch_size(folder, sampling.tokens))
     settings: dict[str, Any] = {"model": spec.path, "revision": spec.revision, "weights": weights}
     settings |= {**dataclasses.asdict(sampling), "engine": engine, "cut": "left open"}
     if spec.files:
@@ -102,6 +106,21 @@ def read_generated(spec: SourceSpec) -> list[Input]:
     name = digest(json.dumps(settings, sort_keys=True).encode())[:16]
     batches = default_cache_dir().parent / "generated" / name
     return [_Written(f"generated-{name}", spec, sampling, folder, batches, settings)]
+
+
+def batch_size(folder: Path, tokens: int | None) -> int:
+    """Returns how many sequences have `_CACHE_BYTES` of keys and values in bf16, at most 1,024.
+
+    It is a function of the model and of their length, in tokens or None for its context: the text
+    of a batch must not depend on the machine.
+    """
+    described = read_json(folder / "config.json")
+    model = described.get("text_config") or described
+    heads = model.get("num_attention_heads", 1)
+    width = model.get("head_dim") or model.get("hidden_size", 1) // heads
+    of_a_token = model.get("num_hidden_layers", 1) * model.get("num_key_value_heads", heads) * width
+    length = tokens or model.get("max_position_embeddings", 1)
+    return max(1, min(1024, _CACHE_BYTES // (2 * 2 * of_a_token * length)))
 
 
 @functools.lru_cache(maxsize=8)  # a source is opened several times, and weights may be large
@@ -220,6 +239,7 @@ class Sampler:
     def sample(self, number: int) -> dict[str, Any]:
         """Returns the documents of one batch, and how many of them were dropped, and why."""
         sampling, eod = self.sampling, self.tokenizer.eod_id
+        assert sampling.batch is not None
         first = number * sampling.batch
         starts = [
             [eod, *(self.starts[index % len(self.starts)] if self.starts else [])]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.selection.held_out import source_losses
@@ -26,8 +27,6 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     Raises:
         ValueError: a folder lacks its part, or the arms have another tokenizer than the blocks.
     """
-    from transformers import AutoModelForCausalLM
-
     from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 
     base, arms = real / "base" / "hf", sorted(run.glob("arms/*/hf"))
@@ -42,7 +41,7 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
 
     def losses(checkpoint: Path) -> dict[str, float]:
         store.check_tokenizer(load_tokenizer(str(checkpoint)))
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
+        model = load_quietly(checkpoint, dtype="float32").eval()
         scorer = TorchScorer(model, store, micro_batch_size=_MICRO_BATCH)
         means = source_losses(scorer, sources, num_blocks=len(store))
         return dict(zip((item.name for item in sources), means.values(), strict=True))

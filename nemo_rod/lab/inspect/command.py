@@ -9,7 +9,7 @@ import numpy as np
 
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
-from nemo_rod.files import flat, interpreting
+from nemo_rod.files import flat, interpreting, open_file
 from nemo_rod.lab.inspect.blocks import (
     describe_block,
     describe_overlap,
@@ -89,7 +89,7 @@ def inspect(
         return describe_metrics(path)
     begin = b""
     if path.is_file():
-        with path.open("rb") as file:
+        with open_file(path) as file:
             begin = file.read(16)
     files = {file.name for file in path.iterdir()} if path.is_dir() else set()
     if begin.startswith(curriculum.LOG_MAGIC):

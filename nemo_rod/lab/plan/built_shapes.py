@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nemo_rod.installation import pip_install
 from nemo_rod.lab.plan.shapes import Block, saved_by_attention, saved_by_mlp, saved_by_router
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.Mo
     except ImportError:
         raise ValueError(
             f"The layers of a '{kind}' model are read from transformers, which is not installed: "
-            "install nemo-rod[megatron], or torch and transformers."
+            f"{pip_install('megatron')}, or install torch and transformers."
         ) from None
     keys = {key: value for key, value in special_floats(config).items() if key != "model_type"}
     try:

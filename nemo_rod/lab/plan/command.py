@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
+from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import (
     GIB,
@@ -28,14 +31,18 @@ from nemo_rod.lab.plan.memory import (
 )
 from nemo_rod.lab.plan.plan_text import format_plan, wall
 from nemo_rod.lab.plan.plan_text import hours as format_hours
+from nemo_rod.lab.plan.plan_text import size as format_size
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recomputed_share
 from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.lab.tasks.section import Tasks
+from nemo_rod.run import hub
+from nemo_rod.run.beforehand import lacking
+from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST, ArmSettings
-from nemo_rod.trust import is_commit, name_and_revision
+from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
+from nemo_rod.trust import is_commit
 
 _ASSUMED = (
     *("checkpoint_rate", "offload_rate", "expert_imbalance", "memory_reserve"),
@@ -43,20 +50,29 @@ _ASSUMED = (
 )
 
 
+@shows_dry_run
 def plan(config: Config) -> None:
     """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 
     Raises:
-        ValueError: the layout cannot run, or does not fit; the latter after printing.
+        ValueError: the layout cannot run; or a run would be refused on any machine, after printing.
     """
-    result = make_plan(config)
+    lacks = lacking([stage for stage in Stages(config).all() if not stage.is_there()], config)
+    refused = [lack.sentence for lack in lacks if lack.everywhere]
+    try:
+        result = make_plan(config)
+    except ValueError as error:
+        raise ValueError(" ".join([*refused, str(error)])) from None
     if not config.dry_run:
         run_dir = Path(config.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "plan.json", result.as_dict())
+    here = [f"a run is refused here: {x.sentence}" for x in lacks if not x.everywhere]
+    result = dataclasses.replace(result, notes=[*result.notes, *here])
     print(format_plan(result))
-    others = shipped_layouts(config) if config.cluster.gpu else []
-    if others:
+    if config.model.hf is not None and (keys := ignored_keys(config.model.hf)):
+        print(f"\n  Warning: {sentence(keys, config.model.hf)}.")
+    if config.cluster.gpu and (others := shipped_layouts(config)):
         rows = [
             (
                 f"parallel={name}",
@@ -68,18 +84,17 @@ def plan(config: Config) -> None:
         ]
         print("\n  Layouts of this model that fit:")
         print(indent(table(("", ">", ">", ">"), rows), "    "))
-    try:
-        check_memory(config, result.memory)
-    except ValueError as error:
-        fits = f" parallel={others[0][0]} fits." if others else ""
-        raise ValueError(f"{error}{fits}") from None
+        if not result.memory.fits:
+            refused.append(f"parallel={others[0][0]} fits.")
+    if refused:
+        raise ValueError(" ".join(refused))
 
 
-def check_before_submitting(config: Config) -> str:
-    """Refuses a layout that cannot run on its cluster, if the model's shape is known.
+def check_stages(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses stages whose layout cannot run on its cluster, if the model's shape is known.
 
     Returns:
-        The size of the submission in a line; "" where it cannot be planned.
+        The size of their submission in a line; "" where it cannot be planned.
 
     Raises:
         ValueError: the layout cannot run or does not fit.
@@ -96,22 +111,42 @@ def check_before_submitting(config: Config) -> str:
         result = make_plan(config)
     except ValueError:
         return ""
-    stages = Stages(config).all()
-    done = {stage.name for stage in stages if stage.is_there() and stage.name not in config.rebuild}
-    left = [stage for stage in result.stages if stage.name not in done]
-    hours = {stage.name: stage.hours for stage in left}
+    planned = {stage.name: stage for stage in result.stages}
+    left = [planned[stage.name] for stage in stages if stage.name in planned]
     gpu_hours = sum(stage.gpu_hours for stage in left)
+    hours = {stage.name: stage.hours for stage in left}
     chains: dict[str, tuple[float, list[str]]] = {}  # stage -> hours to its end, the way there
     for stage in stages:
         before = max((chains[need] for need in stage.needs if need in chains), default=(0.0, []))
         chains[stage.name] = (before[0] + hours.get(stage.name, 0.0), [*before[1], stage.name])
-    longest, way = max(chains.values())
+    longest, way = max(chains.values(), default=(0.0, []))
     nodes, cluster = result.layout["nodes"], config.cluster
     return (
         f"{nodes} node{'s' if nodes > 1 else ''} of {cluster.gpus_per_node} {cluster.gpu} for a "
         f"job; {format_hours(gpu_hours)} GPU-hours in all; the longest chain takes {wall(longest)} "
         f"without queues: {' -> '.join(way)}; {cluster.image or 'no image'}"
     )
+
+
+def check_disk(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses stages that would fill the disk of their run, as far as they can be planned.
+
+    Raises:
+        OSError: they would; the message has the room that there is.
+    """
+    names = {stage.name for stage in stages}
+    try:
+        needed = sum(stage.disk for stage in make_plan(config).stages if stage.name in names)
+    except ValueError:
+        return ""
+    place = Path(config.run_dir).absolute()
+    folder = next(folder for folder in (place, *place.parents) if folder.exists())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise OSError(
+            f"run_dir={config.run_dir} would need {format_size(needed)}, and {format_size(free)} "
+            "are free there: choose another run_dir, lower checkpoint.keep, or make room."
+        )
+    return ""
 
 
 def make_plan(config: Config) -> PlanResult:
@@ -145,6 +180,7 @@ def make_plan(config: Config) -> PlanResult:
         )
         planned.append((work, setup))
     costs = [cost(work, setup, shape) for work, setup in planned]
+    trained_tokens = config.train.steps * config.train.batch_size * size
     return PlanResult(
         recipe=config.recipe,
         model={
@@ -158,6 +194,7 @@ def make_plan(config: Config) -> PlanResult:
             "adaptation_tokens": (blocks["num_adaptation"] + blocks["held_adaptation"]) * size,
             "replay_tokens": (blocks["num_replay"] + blocks["held_replay"]) * size,
             "source": blocks["source"],
+            "epochs": trained_tokens / size / max(1, blocks["num_adaptation"]),
         },
         layout=_layout(config),
         assumptions={
@@ -173,7 +210,7 @@ def make_plan(config: Config) -> PlanResult:
         stages=costs,
         savings=_savings(planned, costs, shape),
         notes=[
-            *_notes(stages, planned, blocks, shape.kind),
+            *_notes(stages, planned, costs, blocks, shape),
             *_measured(stages, costs, profile.utilisation),
         ],
     )
@@ -227,17 +264,15 @@ def model_shape(config: Config) -> Shape:
     if model.shape is not None:
         return read_shape(model.shape)
     try:
-        from huggingface_hub import hf_hub_download  # from its cache, without a network
-
-        repository, revision = name_and_revision(model.hf)
-        fetched = hf_hub_download(repository, "config.json", revision=revision, etag_timeout=5)
+        fetched = hub.published(model.hf, "config.json")
     except Exception as error:  # of many kinds, none with a class in common
+        reason = (str(error) or type(error).__name__).rstrip(".")
         raise ValueError(
             f"The plan does not know the shape of {model.hf}, whose config.json is neither a file "
-            f"there nor to be had from the Hugging Face hub ({type(error).__name__}): set "
+            f"there nor to be had from the Hugging Face hub ({reason}): set "
             "model.shape to its content, or model.hf to a folder that holds it."
         ) from None
-    return read_shape(read_json(Path(fetched)))
+    return read_shape(read_json(fetched))
 
 
 def _layout(config: Config) -> dict[str, Any]:
@@ -322,6 +357,13 @@ def _savings(
         ),
     ]
     own = (SPECIALIST, "references_specialist")
+    savings.append(
+        Saving(
+            what="let a blend follow the model: selection.policy=mix; nothing is scored, and no "
+            "specialist is needed (docs/mix.md)",
+            gpu_hours=scoring / 3600 * processes + sum(hours.get(name, 0.0) for name in own),
+        )
+    )
     if hours.keys() >= {*own}:  # arms may have other references alone
         savings.append(
             Saving(
@@ -334,9 +376,13 @@ def _savings(
 
 
 def _notes(
-    stages: Stages, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
+    stages: Stages,
+    planned: Sequence[tuple[Work, Setup]],
+    costs: Sequence[StageCost],
+    blocks: dict[str, Any],
+    shape: Shape,
 ) -> list[str]:
-    config = stages.config
+    kind, config = shape.kind, stages.config
     notes, replicas = [], config.parallel.data
     if kind not in MEASURED:
         notes.append(
@@ -359,6 +405,13 @@ def _notes(
             f"domain.replay_ratio={config.domain.replay_ratio:g} thins replay after prepare has "
             "tokenised all of it: that takes more time than planned, and more disk until then."
         )
+    for spec in config.domain.specs:
+        if spec.kind == "generated":
+            notes.append(
+                f"domain.sources.{spec.name} is written by a model, which the time of prepare "
+                "leaves out: it takes one pass of the model for every token of a batch; `nemo-rod "
+                "prepare` shows its pace within a minute, and can be stopped and resumed."
+            )
     if section(config, Tasks).capabilities:
         notes.append("evaluate is planned without the questions of tasks.")
     if config.scoring.precision is not None:
@@ -366,25 +419,35 @@ def _notes(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
             "model.precision: its saving has not been measured."
         )
-    hub = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
-    named = {
-        key: name_and_revision(name) for key, name in hub.items() if name not in (None, "byte")
-    }
-    for spec in config.domain.specs:
-        if spec.path is not None:
-            named[f"domain.sources.{spec.name}"] = (spec.path, spec.revision)
     keys = [  # of repositories of the hub, without a commit
-        key
-        for key, (name, revision) in named.items()
-        if not is_commit(revision) and not name.startswith(("/", ".", "~"))
-        and not Path(name).exists()
-    ]  # fmt: skip
+        key.removesuffix(".path")
+        for key, repository in hub.named(config).items()
+        if not is_commit(repository.revision)
+    ]
     if keys:
         notes.append(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
-    if not any(work.pool_size for work, _ in planned):
+    plain = {
+        work.name: cost(dataclasses.replace(work, pool_size=0), setup, shape)
+        for work, setup in planned
+    }
+    flops = {stage.name: stage.flops for stage in costs}
+    in_all = []
+    for settings in trained_arms(config):
+        names = [f"references_{name}" for name in settings.own_references]
+        names += [SPECIALIST] if "specialist" in settings.own_references else []
+        if names:
+            of = plain[settings.name].flops
+            own, others = flops[settings.name] / of, sum(flops[name] for name in names) / of
+            in_all.append(f"{settings.name} {own:.2f} + {others:.2f}")
+    if in_all:
+        notes.append(
+            "cost in all, in plain runs, of the arm itself + its passes of references and its "
+            f"specialist: {', '.join(in_all)}."
+        )
+    else:
         setup = planned[-1][1]  # that of the recipe
         pool = stages.jobs.arm("rod", blocks).num_candidates
         corpus = blocks["num_adaptation"] + blocks["num_replay"]

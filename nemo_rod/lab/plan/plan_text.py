@@ -46,6 +46,7 @@ def format_plan(plan: PlanResult) -> str:
         f"{count(model['forward_flops'])}FLOP forward per token",
         f"  corpus   {count(plan.corpus['adaptation_tokens'])} tokens adaptation, "
         f"{count(plan.corpus['replay_tokens'])} replay ({plan.corpus['source']})",
+        f"  epochs   {plan.corpus['epochs']:.2f} of the new text in train.steps without replay",
         f"  layout   {layout['text']}",
         f"  speed    {assumed['peak_tflops']:g} TFLOP/s x {assumed['utilisation']:g} on each "
         f"{unit}, backward {assumed['backward']:g} x forward",

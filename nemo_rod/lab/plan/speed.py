@@ -48,8 +48,19 @@ def _gpu(name: str, peaks: Mapping[str, float], precision: str, sheet: str) -> P
 
 
 PROCESSORS = {
-    name: _gpu(name, PEAK_TFLOPS[name], "bf16", f"NVIDIA's {sheet} data sheet")
-    for name, sheet in (("H100", "H100 SXM"), ("H200", "H200 SXM"), ("B200", "DGX B200"))
+    name: _gpu(name, PEAK_TFLOPS[name], "bf16", f"NVIDIA's {sheet}")
+    for name, sheet in (
+        ("H100", "H100 SXM data sheet"),
+        ("H200", "H200 SXM data sheet"),
+        ("B200", "DGX B200 data sheet"),
+        # utilisation and scoring of those below are assumed to be the same
+        ("A100", "A100 SXM data sheet"),
+        ("L40S", "L40S data sheet"),
+        ("RTX_4090", "Ada white paper, with FP32 accumulation"),
+        ("RTX_5090", "RTX Blackwell white paper, with FP32 accumulation"),
+        ("GH200", "GH200 data sheet"),
+        ("B300", "HGX B300 data sheet"),
+    )
 }
 CPU = Processor(
     *("CPU", 0.08, "fp32", 0.35, 0.35, 1.5, 1.0),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.commands.run_stages import run
+from nemo_rod.commands.run_stages import run, shows_dry_run
 from nemo_rod.commands.text import say, table
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_json, write_json
@@ -29,6 +29,7 @@ FILE = "probe.json"
 ARMS = ["base", "no_replay", "rod"]
 
 
+@shows_dry_run
 def probe(config: Config) -> None:
     """Runs or resumes a probe, prints its findings and writes them to `probe.json`.
 

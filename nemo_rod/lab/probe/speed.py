@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_lines
@@ -20,6 +21,7 @@ _COUNTED = 10  # steps of either arm
 _WARM_UP = 3  # steps before these: compilation, and the first use of memory
 
 
+@shows_dry_run
 def time(config: Config) -> None:
     """Times a recipe's own model, layout and shape, prints a table and writes it to `time.json`.
 

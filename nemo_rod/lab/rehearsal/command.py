@@ -13,6 +13,7 @@ from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
+from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, config_class, section
 from nemo_rod.files import write_json
@@ -20,11 +21,12 @@ from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal.derive import Places, other_runs, scaled_down, small_layout
 from nemo_rod.lab.rehearsal.forms import SmallModel, shrunken
 from nemo_rod.lab.rehearsal.materials import TABLE, describe, is_rehearsal
-from nemo_rod.lab.rehearsal.preflight import NotChecked, preflight, published_config
+from nemo_rod.lab.rehearsal.preflight import preflight, published_config
 from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.stages import RehearsalStages, run_stages
 from nemo_rod.lab.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 from nemo_rod.run.checks import check, to_config
+from nemo_rod.run.hub import NotChecked
 from nemo_rod.run.launch.submit import check_idle
 from nemo_rod.run.processes.pythons import sees_gpu
 from nemo_rod.run.stage_log import StageLog
@@ -36,6 +38,7 @@ _OWN = (
 )
 
 
+@shows_dry_run
 def rehearse(config: Config) -> None:
     """Rehearses a recipe and prints the table of its parts; or runs one part, as launchers do.
 
@@ -45,7 +48,7 @@ def rehearse(config: Config) -> None:
         RuntimeError: a part of the rehearsal failed.
     """
     options = section(config, Rehearsal)
-    if options.part is not None:
+    if options.part is not None and not config.dry_run:
         if not is_rehearsal(Path(config.run_dir)):
             raise ValueError(
                 f"rehearsal.part={options.part} is for the jobs of a rehearsal, and run_dir="

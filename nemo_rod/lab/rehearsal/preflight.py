@@ -21,17 +21,13 @@ from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.memory import check_memory
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
 from nemo_rod.lab.tasks import stage as tasks
-from nemo_rod.trust import name_and_revision
+from nemo_rod.run import hub
+from nemo_rod.run.hub import NotChecked
 
-GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
 RECORDS = 1_000  # of a dataset at most, if its filter drops them
 _DOCUMENTS_SECONDS = 300.0  # for the first documents of all sources
 # Network errors of all libraries: classes by name, because none needs to be installed
 _NETWORK = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "ClientConnectionError"}
-
-
-class NotChecked(Exception):
-    """The reason why something could not be checked here."""
 
 
 def preflight(config: Config) -> dict[str, Callable[[], str]]:
@@ -166,13 +162,11 @@ def check_access(config: Config) -> str:
         ValueError: one does not exist, or is gated and the token or its terms are missing.
         NotChecked: the hub cannot be reached.
     """
-    names = {(spec.path, "dataset") for spec in config.domain.specs}
-    names |= {(config.model.hf, "model"), (config.domain.tokenizer, "model")}
-    remote = sorted((n, kind) for n, kind in names if n and n != "byte" and not _is_here(n))
+    remote = sorted({*hub.named(config).values()}, key=str)
     if not remote:
         return "everything is on this machine"
-    for name, kind in remote:
-        _check_repository(name, kind)
+    for repository in remote:
+        hub.check_access(repository)
     return f"{len(remote)} repositories of the hub can be read"
 
 
@@ -190,11 +184,11 @@ def check_documents(config: Config) -> str:
     unread: dict[str, str] = {}
     no_answer = ""  # the reason, once the hub did not answer: it is not asked again
     for spec in specs:
-        if _is_here(str(spec.path)):
+        if hub.is_here(str(spec.path)):
             continue
         try:
             if not no_answer:
-                _check_repository(str(spec.path), "dataset")
+                hub.check_access(hub.Repository(str(spec.path), spec.revision, "dataset"))
         except ValueError:
             unread[spec.name] = "see access"
         except NotChecked as reason:
@@ -208,30 +202,6 @@ def check_documents(config: Config) -> str:
         name, why = next(iter(unread.items()))
         raise NotChecked(f"{count}; {name}: {why}")
     return count
-
-
-def _is_here(name: str) -> bool:
-    return Path(name).expanduser().exists()
-
-
-def _check_repository(name: str, kind: str) -> None:
-    from huggingface_hub import auth_check
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    try:
-        auth_check(name_and_revision(name)[0], repo_type=kind)
-    except GatedRepoError:
-        raise ValueError(
-            f"The {kind} {name} is gated, and this account may not read it: {GATED}."
-        ) from None
-    except RepositoryNotFoundError:
-        raise ValueError(
-            f"The hub has no {kind} {name} that this account may read: correct its name, or set "
-            "HF_TOKEN."
-        ) from None
-    except Exception as error:  # network libraries raise many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NotChecked(f"the hub does not answer ({reason:.120})") from None
 
 
 def first_documents(specs: Sequence[SourceSpec], *, seconds: float) -> dict[str, str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from nemo_rod.checkpoints.published import save_published
 from nemo_rod.lab.rehearsal.forms import SmallModel
-from nemo_rod.run.published import save_published
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

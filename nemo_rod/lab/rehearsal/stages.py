@@ -71,7 +71,7 @@ class RehearsalStages:
             kinds = (described.get("text_config") or described).get("layer_types") or ()
             if sees_gpu() and "linear_attention" in kinds:  # at the shape of the real model
                 log = self.stages.results.log("delta_net")
-                command = [python_with_megatron(), "-m", "nemo_rod.lab.delta_net_probe"]
+                command = [python_with_megatron(), "-P", "-m", "nemo_rod.lab.delta_net_probe"]
                 refuse_bad_ending(run_process(command, log, self.config.launcher), log)
 
         title = "build the model in its layout"
@@ -93,7 +93,7 @@ class RehearsalStages:
             }
             write_json(file, job)
             module = "nemo_rod.lab.rehearsal.exported_losses"
-            command = [sys.executable, "-m", module, str(file)]
+            command = [sys.executable, "-P", "-m", module, str(file)]
             refuse_bad_ending(run_process(command, log, self.config.launcher), log)
 
         title = "compare with Hugging Face's losses of the exports"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, write_whole
+from nemo_rod.files import interpreting, read_json, remove, write_json, write_whole
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.explorer import Texts, explore
 from nemo_rod.lab.report.page import render, render_page
@@ -23,6 +23,34 @@ from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 from nemo_rod.selection.arm_names import parse_arm
 
 Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+_OWN = re.compile(r"(tables/[\w-]+\.(csv|md)|figures/[\w-]+\.(svg|png)|curriculum[\w.-]*\.html)")
+
+
+class Files:
+    """The files of a report, none of which is written or removed elsewhere by a link.
+
+    Args:
+        out: the report's folder; `files.json` there lists what the next report may remove.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self._written = out, list[str]()
+
+    def write(self, name: str, data: str | bytes) -> None:
+        """Writes one file."""
+        content = data.encode() if isinstance(data, str) else data
+        write_whole(self.out / name, content, below=self.out.parent)
+        self._written.append(name)
+
+    def finish(self) -> None:
+        """Removes the files of an earlier report that this one lacks, such as of removed arms."""
+        listing = self.out / "files.json"
+        earlier = read_json(listing).get("files") if listing.is_file() else None
+        for name in earlier if isinstance(earlier, list) else ():
+            if isinstance(name, str) and _OWN.fullmatch(name) and name not in self._written:
+                remove(self.out / name, below=self.out.parent)
+        own = sorted(filter(_OWN.fullmatch, self._written))
+        write_json(listing, {"files": own}, below=self.out.parent)
 
 
 def build_report(
@@ -60,19 +88,20 @@ def build_report(
     Raises:
         ValueError: the run has not begun, or a file is damaged.
     """
-    out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
+    files, parts = Files(report_dir or run_dir / "report"), parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
     is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
     if is_evaluated_yet or not has_begun(run_dir):
         run = replace(read_run(run_dir), recipe=name)
     curricula = {folder.name: folder / "curriculum.rod" for folder in arm_folders(run_dir)}
-    explorers = write_explorers(curricula, out, recipe=name, texts=texts)
+    explorers = write_explorers(curricula, files, recipe=name, texts=texts)
     if not is_evaluated_yet:
         known = provenance_of(run_dir, {"arms": {}})
         page = render_page(
             name, None, {}, [], charts_of(parts), parts, explorers=explorers, provenance=known
         )
-        write_whole(out / "index.html", page.encode())
+        files.write("index.html", page)
+        files.finish()
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
     results = {"provenance": provenance_of(run_dir, results)} | results
@@ -93,48 +122,45 @@ def build_report(
         results["notes"].append(f"Completions are not available: {error}")
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
-    write_page(out, [(run, results), *others], parts, explorers)
+    write_page(files, [(run, results), *others], parts, explorers)
     return results
 
 
 def write_page(
-    out: Path, shown: Sequence[Shown], parts: Sequence[Part], explorers: list[tuple[str, str]]
+    files: Files, shown: Sequence[Shown], parts: Sequence[Part], explorers: list[tuple[str, str]]
 ) -> None:
     """Writes the results of the first run, with its tables, figures and page.
 
     `shown` is the run, and runs of other recipes beside it.
     """
     from nemo_rod.lab.report.figures import pictures_of
-    from nemo_rod.lab.report.figures.canvas import inline_svg, save
+    from nemo_rod.lab.report.figures.canvas import files_of, inline_svg
 
     results = shown[0][1]
-    for name in ("tables", "figures"):
-        shutil.rmtree(out / name, ignore_errors=True)  # may hold files of removed arms
-        (out / name).mkdir(parents=True)
     tables = {}
     for make in TABLES:
         table = make(results)
         tables[table.name] = table
         if table.rows:
-            stem = out / "tables" / table.name
-            stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
-            stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
+            files.write(f"tables/{table.name}.csv", table.to_csv())
+            files.write(f"tables/{table.name}.md", table.to_markdown())
     pictures = []
     for name, picture in pictures_of(shown).items():
         pictures.append((name, picture, inline_svg(picture.figure, name)))
-        save(picture.figure, out / "figures" / name)
-    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-    write_whole(out / "results.json", text.encode())
+        for suffix, data in files_of(picture.figure).items():
+            files.write(f"figures/{name}{suffix}", data)
+    files.write("results.json", json.dumps(results, indent=2, allow_nan=False) + "\n")
     charts = charts_of(parts, list(results["arms"]))
     name, known = results["recipe"], results["provenance"]
     page = render_page(
         name, results, tables, pictures, charts, parts, explorers=explorers, provenance=known
     )
-    write_whole(out / "index.html", page.encode())
+    files.write("index.html", page)
+    files.finish()
 
 
 def write_explorers(
-    curricula: Mapping[str, Path], out: Path, *, recipe: str, texts: Texts | None
+    curricula: Mapping[str, Path], files: Files, *, recipe: str, texts: Texts | None
 ) -> list[tuple[str, str]]:
     """Writes a page for every curriculum with scores: `curriculum.html` for RoD, or the first arm.
 
@@ -153,12 +179,10 @@ def write_explorers(
             arm = name.removesuffix(".partial")
             file = f"curriculum-{arm}.html" if found else "curriculum.html"
             found.append((file, parse_arm(arm).label, data, note))
-    for old in out.glob("curriculum*.html"):  # may be of removed arms
-        old.unlink()
     pages = [(file, label) for file, label, _, _ in found]
     for file, label, data, note in found:
         values = {"data": data, "recipe": recipe, "arm": label, "note": note, "pages": pages}
-        write_whole(out / file, render("explorer.html", **values).encode())
+        files.write(file, render("explorer.html", **values))
     return pages
 
 

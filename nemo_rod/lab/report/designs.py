@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nemo_rod.selection.arms import SWEPT
+
 Arms = Mapping[str, Mapping[str, Any]]  # part of a results dictionary
 OWN = {"specialist"}  # references of the run itself
 WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
@@ -21,7 +23,7 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
     designs = _designs(arms)
     if designs.get(of, {}).get(key) is None:
         return []
-    lengths = {"budget": ("steps",), "multiplier": ("steps", "budget")}.get(key, ())
+    lengths = {"budget": ("steps",), SWEPT["pool_size"]: ("steps", "budget")}.get(key, ())
     skipped = {"of", key, *lengths}
 
     def rest(name: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def cheaper(arms: Arms) -> list[str]:
 
 def scored_share(arm: Mapping[str, Any]) -> float | None:
     """Returns scored tokens of a choosing arm over its candidates' tokens; None if unknown."""
-    candidates = (arm["trained_tokens"] or 0) * arm["design"]["multiplier"]
+    candidates = (arm["trained_tokens"] or 0) * arm["design"][SWEPT["pool_size"]]
     return arm["scored_tokens"] / candidates if candidates else None
 
 

@@ -118,9 +118,10 @@ def _cells(
             "blocks": [block(place) for place in places[shown]] if len(places) else [],
         }
 
-    for source in range(len(header.sources)):
-        mine = np.flatnonzero((source_C == source) & np.isfinite(score_C))
-        mine = mine[np.argsort(-score_C[mine], kind="stable")]
+    scored = np.flatnonzero(np.isfinite(score_C) & (source_C >= 0))
+    scored = scored[np.lexsort((-score_C[scored], source_C[scored]))]  # by source, best first
+    ends = np.searchsorted(source_C[scored], np.arange(len(header.sources)), side="right")
+    for source, mine in enumerate(np.split(scored, ends[:-1])):
         if len(mine):
             won, lost = mine[chosen_C[mine]], mine[~chosen_C[mine]]
             yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}

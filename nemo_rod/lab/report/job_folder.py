@@ -5,7 +5,7 @@ The hosts write the files of such a folder; they have the forms of a trained arm
     job.json                 number of steps
     curriculum.rod           blocks drawn and trained on
     metrics.jsonl            metrics by step, with held-out losses
-    validation_start.json    held-out losses before the first step
+    validation_start.json    held-out losses of the base, before step 0
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.files import interpreting, read_json, write_whole
-from nemo_rod.lab.report.build_report import judged, write_explorers, write_page
+from nemo_rod.files import interpreting, read_json
+from nemo_rod.lab.report.build_report import Files, judged, write_explorers, write_page
 from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.history import read_history
 from nemo_rod.lab.report.page import render_page
@@ -72,7 +72,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: the folder has no record, or a file is damaged.
     """
-    file, out = folder / "curriculum.rod", folder / "report"
+    file, files = folder / "curriculum.rod", Files(folder / "report")
     if not file.exists():
         raise ValueError(
             f"{folder} has no curriculum.rod: expected the folder that nemo_rod.install(..., out=) "
@@ -91,8 +91,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     last = rows[-1]["step"] + 1 if rows else None
     parts = [Part(name, parse_arm(name).label, state, last, steps, rows, before)]
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
-    out.mkdir(exist_ok=True)
-    explorers = write_explorers({name: file}, out, recipe=title, texts=None)
+    explorers = write_explorers({name: file}, files, recipe=title, texts=None)
     losses = {"base": before, name: next((r for r in reversed(rows) if _loss(r)), {})}
     measured = {arm: loss for arm, row in losses.items() if (loss := _loss(row))}
     values = (held_out_losses(row, role).values() for row in losses.values() for role in ROLES)
@@ -101,7 +100,8 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     if name not in measured or not done:
         charts = charts_of(parts)
         page = render_page(title, None, {}, [], charts, parts, explorers=explorers, provenance={})
-        write_whole(out / "index.html", page.encode())
+        files.write("index.html", page)
+        files.finish()
         return None
     length = about.get("scored_length", header.block_size) if header.scored else 0
     facts = {"base": FREE, name: _facts(header, rows, done, length)}
@@ -131,7 +131,12 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             f"The record begins at step {header.first_step}: costs and shares are of the steps "
             "since then."
         )
-    write_page(out, [(run, results)], parts, explorers)
+    if not _loss(before):
+        results["notes"].append(
+            f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
+            "not known."
+        )
+    write_page(files, [(run, results)], parts, explorers)
     return results
 
 

@@ -7,14 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from nemo_rod.config import Config
-from nemo_rod.files import read_json, write_whole
+from nemo_rod.files import read_bytes, read_json, write_whole
 from nemo_rod.lab.report.results import Results
+from nemo_rod.lab.report.table import markdown
 from nemo_rod.lab.report.verdict import sentences
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.trust import name_and_revision
 
 _MARK = "<!-- written by nemo_rod with every report: remove this line to keep your changes -->"
+_NOTHING = "a base that was trained from nothing"
 _TEXT = """---
 {data}
 ---
@@ -77,7 +79,8 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
             manifest = run.blocks / spec.role / spec.name / "manifest.json"
             count = read_json(manifest).get("count") if manifest.exists() else None
             origin = spec.path or f"{spec.kind}, files of the owner"
-            sources.append(f"| {spec.name} | {spec.role} | {number(count, ',')} | {origin} |")
+            cells = (spec.name, spec.role, number(count, ","), markdown(origin))
+            sources.append(f"| {' | '.join(cells)} |")
         data = ModelCardData(
             base_model=[name_and_revision(base)[0]] if base and not Path(base).is_dir() else None,
             datasets=sorted({str(spec.path) for spec in specs if spec.path}) or None,
@@ -90,7 +93,7 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
         plain = (results["arms"].get("no_replay") or {}).get("compute")
         for name, arm in results["arms"].items():
             card = run.arm(name) / "hf" / "README.md"
-            changed = card.exists() and _MARK not in card.read_text()
+            changed = card.exists() and _MARK not in read_bytes(card).decode(errors="replace")
             if name == "base" or not card.parent.is_dir() or changed:
                 continue
             cost = arm["compute_in_all"]
@@ -99,7 +102,7 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
                 mark=_MARK,
                 recipe=config.recipe,
                 label=parse_arm(name).label,
-                made=f"Made of {base or 'a base that was trained from nothing'} by nemo_rod "
+                made=f"Made of {markdown(base or _NOTHING)} by nemo_rod "
                 f"{sys.modules['nemo_rod'].__version__}: recipe `{config.recipe}`, arm `{name}`.",
                 adapt_loss=number(arm["adapt_loss"], ".4f"),
                 forgetting=number(arm["val_forgetting"], ".4f"),
@@ -111,6 +114,6 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
                 block_size=f"{config.domain.block_size:,}",
                 sources="\n".join(sources),
             )
-            write_whole(card, text.encode())
+            write_whole(card, text.encode(), below=run.path)
             written.append(card)
     return written

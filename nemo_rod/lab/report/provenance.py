@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,8 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
+from nemo_rod.cli import latest_config
 from nemo_rod.files import read_json
-from nemo_rod.lab.launches import latest_config
+from nemo_rod.lab.data_alone import read_settings, without_secrets
 from nemo_rod.lab.report.results import Results
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stage_log import StageLog
@@ -32,13 +37,8 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         `versions` are those of the machine of the report.
     """
     file = latest_config(run_dir)
-    text = file.read_text(encoding="utf-8") if file else None
-    config: dict[str, Any] = {}
-    if text:
-        from omegaconf import OmegaConf
-
-        loaded: Any = OmegaConf.to_container(OmegaConf.create(text))
-        config = loaded if isinstance(loaded, dict) else {}
+    config: dict[str, Any] = without_secrets(read_settings(file)) if file else {}
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else None
     arms = results["arms"]
     trained, scored, seconds = (
         sum(arm[key] or 0 for arm in arms.values())
@@ -52,8 +52,9 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     gpus = (known["nodes"] or 1) * (known["gpus_per_node"] or 1)
     gpu_hours = seconds / 3600 * gpus if known["gpu"] else None
     price = (config.get("report") or {}).get("gpu_hour_price")
-    command = None
-    if config:
+    typed = file.with_name("command") if file else None
+    command = typed.read_text("utf-8") if typed and typed.is_file() else None
+    if config and not command:  # composed elsewhere, or by an earlier version
         names = ",".join(config.get("arms") or [])
         seed = f" seed={config['seed']}" if "seed" in config else ""
         command = f"nemo-rod run recipe={config.get('recipe')} 'arms=[{names}]'{seed}"
@@ -74,8 +75,7 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         "began": _date(min(times, default=None)),
         "ended": _date(max(times, default=None)),
         "hosts": sorted({event["host"] for event in events if "host" in event}),
-        "hardware": known
-        | {"machine": platform.machine(), "system": platform.platform(terse=True)},
+        "hardware": known | {"machine": _machine(), "system": platform.platform(terse=True)},
         "versions": versions,
         "data": data,
         "trained_tokens": trained,
@@ -84,6 +84,24 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
         "gpu_hours": gpu_hours,
         "cost": gpu_hours * price if gpu_hours is not None and price is not None else None,
     }
+
+
+def _machine() -> str:
+    """Returns the processor, cores, memory and GPUs of this machine, as Linux names them."""
+
+    def named(key: str, *files: Path) -> list[str]:
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        pairs = (line.partition(":") for line in lines)
+        return [value.strip() for name, _, value in pairs if name.strip() == key]
+
+    processors: list[str] = []
+    gpus: Counter[str] = Counter()
+    with suppress(OSError):
+        processors = named("model name", Path("/proc/cpuinfo"))
+        gpus.update(named("Model", *Path("/proc/driver/nvidia/gpus").glob("*/information")))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parts = [*processors[:1], f"{os.cpu_count()} cores", f"{memory:.0f} GiB"]
+    return ", ".join([platform.machine(), *parts, *(f"{n} x {name}" for name, n in gpus.items())])
 
 
 def _commit() -> str | None:

@@ -31,6 +31,7 @@ from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pe
 from nemo_rod.lab.report.intervals import intervals_of
 from nemo_rod.lab.report.run_files import Arm, Run
 from nemo_rod.roles import ROLES
+from nemo_rod.selection.arms import SWEPT
 from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.forgetting import forgetting_by_source
 
@@ -217,10 +218,12 @@ def _in_all(name: str, run: Run, specialist: float | None) -> float | None:
     total, batch_size = facts.get("compute"), facts.get("batch_size")
     if total is None or name == "base":
         return None
-    if facts.get("references") and batch_size:
-        num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
-        drawn = facts["steps"] * batch_size * (facts.get("multiplier") or 1.0)
-        total += FORWARD * min(num_blocks, drawn) / batch_size + (specialist or 0.0)
+    if (references := facts.get("references")) and batch_size:
+        roles = ("replay",) if references == ["base"] else ROLES
+        num_blocks = sum(sum(run.block_counts[role].values()) for role in roles)
+        drawn = facts["steps"] * batch_size * (facts.get(SWEPT["pool_size"]) or 1.0)
+        total += FORWARD * min(num_blocks, drawn * len(roles) / len(ROLES)) / batch_size
+        total += (specialist or 0.0) if roles == ROLES else 0.0
     for other in (facts.get("share_of"), facts.get("follow")):
         if other in run.arms and (needed := _in_all(str(other), run, specialist)) is not None:
             total += needed

@@ -34,6 +34,7 @@ from nemo_rod.selection.arm_names import ArmName, parse_arm
 Losses = npt.NDArray[np.float64]
 
 FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
+_MOST_BLOCKS = 1 << 25  # held out
 # Types of facts, besides null.
 _TYPES: dict[str, Any] = {
     **get_type_hints(arms.Arm),
@@ -251,9 +252,11 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
     if not file.is_file():  # of an earlier version
         return {}
     with interpreting(file, cure="evaluate the arm again"):
-        loss_N = np.load(file, mmap_mode="r").astype(np.float64)
         counts = {(r, s): n for r, by in evaluation["blocks"].items() for s, n in by.items()}
-        parts = np.split(loss_N, np.cumsum(list(counts.values()))[:-1])
+        mapped, total = np.load(file, mmap_mode="r"), sum(counts.values())
+        if mapped.shape != (total,) or total > _MOST_BLOCKS:
+            raise ValueError(f"it holds {mapped.shape} losses, and evaluation.json {total} blocks")
+        parts = np.split(mapped.astype(np.float64), np.cumsum(list(counts.values()))[:-1])
         losses: dict[str, dict[str, Losses]] = {}
         for (role, source), part in zip(counts, parts, strict=True):
             losses.setdefault(role, {})[source] = part

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import mimetypes
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import say
-from nemo_rod.lab.launches import read_launch
+from nemo_rod.files import open_file
+from nemo_rod.lab.launches import TRUST, read_launch
 from nemo_rod.lab.report.stage import build
 from nemo_rod.lab.text import every_key, number_key
 from nemo_rod.run.stage_log import StageLog
@@ -23,12 +28,13 @@ _DESCRIPTION = """\
 Rebuilds the report of a run whenever the run has progressed, and serves it on 127.0.0.1. The page
 in the browser reloads itself. Ctrl-C ends the server and leaves the run alone."""
 _PORT, _EVERY = 8008, 30
+_HOSTS = ("127.0.0.1", "localhost")
 _WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
 
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod serve`."""
-    parser.usage = "nemo-rod serve RUN_DIR [port=PORT] [every=SECONDS]"
+    parser.usage = "nemo-rod serve RUN_DIR [port=PORT] [every=SECONDS] [trust_remote_code=true]"
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
     parser.add_keys(
@@ -40,6 +46,7 @@ def declare(parser: Arguments) -> None:
             most=65535,
         ),
         every_key(f"seconds between two checks of the run, {_EVERY} by default"),
+        TRUST,
     )
     parser.set_defaults(main=main)
 
@@ -51,10 +58,9 @@ def main(options: Namespace) -> None:
         ValueError: the folder is not that of a run, or the port cannot be had.
     """
     run_dir, every = options.run_dir, options.every or _EVERY
-    _, config = read_launch(run_dir)
+    _, config = read_launch(run_dir, trusted=bool(options.trust_remote_code))
     stages = Stages(config)
     report = stages.results.path / "report"
-    report.mkdir(parents=True, exist_ok=True)
     port = _PORT if options.port is None else options.port
     try:
         server = serve(report, port=port, every=every)
@@ -77,8 +83,7 @@ def main(options: Namespace) -> None:
 
 def serve(folder: Path, *, port: int, every: int) -> ThreadingHTTPServer:
     """Serves a folder on 127.0.0.1 from a thread; its index page reloads every `every` seconds."""
-    handler = partial(_Handler, every, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, folder, every))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -109,16 +114,38 @@ def keep_fresh(
         sleep(every)
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    def __init__(self, every: int, *arguments: object, **options: object) -> None:
-        self.every = every
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+class _Handler(BaseHTTPRequestHandler):
+    """Serves the files of a folder, without its lists; no link is followed.
 
-    def end_headers(self) -> None:
-        if self.path.split("?")[0] in ("/", "/index.html"):
+    A page elsewhere whose name resolves to this machine sends that name as the host.
+    """
+
+    def __init__(self, folder: Path, every: int, *arguments: Any) -> None:
+        self.folder, self.every = folder, every
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Answers with a file."""
+        name = unquote(urlsplit(self.path).path).lstrip("/") or "index.html"
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        try:
+            if host not in _HOSTS or {"..", ""} & {*name.split("/")} or "\0" in name:
+                raise ValueError(name)
+            with open_file(self.folder / name, below=self.folder) as file:
+                content = file.read()
+        except (ValueError, OSError):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        kind, _ = mimetypes.guess_type(name)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind or "application/octet-stream")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if name == "index.html":
             self.send_header("Refresh", str(self.every))
         self.send_header("Cache-Control", "no-store")
-        super().end_headers()
+        self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Prints nothing: requests of a page that reloads itself would fill the terminal."""

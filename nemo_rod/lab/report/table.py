@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,7 +59,8 @@ class Table:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
-        writer.writerows([row.get(column.key) for column in self.columns] for row in self.rows)
+        for row in self.rows:
+            writer.writerow(_uncomputed(row.get(column.key)) for column in self.columns)
         return stream.getvalue()
 
     def to_markdown(self) -> str:
@@ -66,10 +68,18 @@ class Table:
         rule = [":--" if column.is_text else "--:" for column in self.columns]
         lines = [[column.title for column in self.columns], rule]
         lines += [[column.cell(row) for column in self.columns] for row in self.rows]
-        escaped = (
-            [" ".join(cell.replace("|", r"\|").split()) for cell in cells] for cells in lines
-        )
-        return "".join("| " + " | ".join(cells) + " |\n" for cells in escaped)
+        return "".join(f"| {' | '.join(map(markdown, cells))} |\n" for cells in lines)
+
+
+def _uncomputed(cell: Any) -> Any:
+    """Returns a cell, without a text that a spreadsheet would take for a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") else cell
+
+
+def markdown(text: str) -> str:
+    """Returns text, such as a name in a file of somebody else, that Markdown shows as it is."""
+    text = re.sub(r"([\\`*\[\]|!#~])|(?<!\w)_|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def decimals(places: int) -> Format:

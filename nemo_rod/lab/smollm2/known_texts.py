@@ -5,8 +5,9 @@ r"""Which texts does a model know already? Only those can be forgotten, and so s
 For every source, the model trains from where it starts on that source alone: `STEPS` plain steps of
 one piece of `PIECE` tokens each. The gain is by how many nats the mean loss on `HELD_OUT` other
 pieces of the source falls. A replay source is known if its gain is at most `MOST` times that of
-the first adaptation source. The gains are added, source by source, to ``known_texts.json`` in the
-run folder; a source that is there is not measured again.
+the first adaptation source, and nothing is judged if that is below `LEAST`. The gains are added,
+source by source, to ``known_texts.json`` in the run folder; a source that is there is not measured
+again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_json
 
 STEPS, PIECE, HELD_OUT, MOST = 100, 64, 32, 1 / 4
+LEAST = 0.05  # gain of new text, in nats, for a verdict on the others
 
 
 def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
@@ -28,9 +31,8 @@ def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
     `pieces` are token ids, int64 [HELD_OUT + STEPS, PIECE]; the first are held out.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = load_quietly(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def held_out() -> float:
@@ -49,7 +51,7 @@ def gain(folder: str, pieces: Any, lr: float) -> tuple[float, float]:
 
 
 def measure(config: Config) -> None:
-    """Measures every source of a recipe that was not measured yet, adaptation first.
+    """Trains the model on every source of text not measured yet, some steps each, new text first.
 
     Raises:
         ValueError: the recipe trains its own base, or a source is too short to train on.
@@ -57,9 +59,9 @@ def measure(config: Config) -> None:
     import numpy as np
     import torch
 
+    from nemo_rod.corpus.adapters import load_tokenizer
     from nemo_rod.corpus.documents import Documents
     from nemo_rod.corpus.encode import encode
-    from nemo_rod.corpus.tokenizer import load_tokenizer
 
     if not config.model.hf:
         raise ValueError(
@@ -91,10 +93,15 @@ def measure(config: Config) -> None:
             "role": spec.role, "loss": before, "gain": gained, "steps": len(pieces) - HELD_OUT,
             "seconds": time.monotonic() - started,
         }  # fmt: skip
-        limit = MOST * next(row["gain"] for row in known.values() if row["role"] == "adaptation")
+        new = next(row["gain"] for row in known.values() if row["role"] == "adaptation")
         for row in known.values():
-            row["known"] = row["role"] == "replay" and row["gain"] <= limit
+            is_known = row["role"] == "replay" and row["gain"] <= MOST * new
+            row["known"] = is_known if new >= LEAST else None
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, known)
         row = known[spec.name]
-        print(f"{spec.name}: loss {row['loss']:.3f}, gain {row['gain']:.3f}", flush=True)
+        verdict = {True: ": known", False: ": not known", None: ": not judged"}[row["known"]]
+        verdict = verdict if spec.role == "replay" else ""
+        print(f"{spec.name}: loss {row['loss']:.3f}, gain {row['gain']:.3f}{verdict}", flush=True)
+    if any(row["known"] is None for row in known.values()):
+        print(f"Not judged, as these steps on new text gain less than {LEAST} nats themselves.")

@@ -21,6 +21,7 @@ import numpy as np
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.files import write_whole
 from nemo_rod.roles import SourceRow
 
 NUM_CHOICES = 4
@@ -78,11 +79,10 @@ def write_held_out_tasks(
 
 def write_task(name: str, rows: Iterable[dict[str, Any]], folder: Path) -> None:
     """Writes the questions of a multiple-choice task, and lm-eval's definition of it."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = (folder / f"{name}.jsonl").absolute()
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_whole(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
     definition = _YAML.format(name=name, file=json.dumps(str(file)))
-    (folder / f"{name}.yaml").write_text(definition, encoding="utf-8")
+    write_whole(folder / f"{name}.yaml", definition.encode())
 
 
 def questions(

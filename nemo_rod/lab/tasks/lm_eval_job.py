@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import digest, read_json, write_json
+from nemo_rod.installation import pip_install
 from nemo_rod.progress import Progress
 from nemo_rod.signals import end_with_parent
 
@@ -78,8 +79,8 @@ def check_installed(backend: str) -> None:
         if importlib.util.find_spec(module) is None:
             extra = "eval,vllm" if module == "vllm" else "eval"
             raise ValueError(
-                f"tasks={backend} needs {module}, which is not installed: pip install "
-                f"'nemo-rod[{extra}]', or set tasks=none."
+                f"tasks={backend} needs {module}, which is not installed: "
+                f"{pip_install(extra)}, or set tasks=none."
             )
 
 

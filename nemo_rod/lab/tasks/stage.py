@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from nemo_rod.config import DTYPES, Config, section
-from nemo_rod.files import interpreting, read_json, write_json
+from nemo_rod.files import interpreting, read_json, remove, write_json
 from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, refuse_unfit, task_manager
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.handover import flatten, refuse_changes
@@ -93,6 +93,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
             trust_remote_code=config.model.trust_remote_code,
         )
         definitions = jobs.results.path / "tasks"
+        remove(definitions, below=jobs.results.path)  # others' definitions may run functions
         capabilities = write_held_out_tasks(
             jobs.results.blocks, definitions, tokenizer, num_questions=tasks.held_out
         )
@@ -105,7 +106,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
         write_json(file, dataclasses.asdict(job))
         log = jobs.results.log(f"tasks_{name}")
         module = "nemo_rod.lab.tasks.lm_eval_job"
-        command = [sys.executable, "-m", module, str(file.absolute())]
+        command = [sys.executable, "-P", "-m", module, str(file.absolute())]
         refuse_bad_ending(run_process(command, log, config.launcher), log)
         file.unlink()
         os.replace(answered, folder / FILE)

@@ -73,8 +73,12 @@ def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
         the original file in ``package.json``.
 
     Raises:
-        ValueError: apt-get or dpkg-deb is missing, or a package cannot be downloaded.
+        ValueError: a name is none of a package, apt-get or dpkg-deb is missing, or a package cannot
+            be downloaded.
     """
+    for name in packages:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name):  # no option, and no path
+            raise ValueError(f"{name!r} is no name of a Debian package: correct `files`")
     missing = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
     if not missing:
         return [cache_dir / name for name in packages]
@@ -117,7 +121,7 @@ def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
         "APT::Update::Post-Invoke-Success": "",
     }
     arguments = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-    for command in (["update"], ["download", *packages]):
+    for command in (["update"], ["download", "--", *packages]):
         done = subprocess.run(
             ["apt-get", "-qq", *arguments, *command],
             cwd=scratch / "debs",

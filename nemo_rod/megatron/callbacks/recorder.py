@@ -84,4 +84,6 @@ class Recorder(Callback):
             note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
             mfu = f"  MFU {tflops / self.peak_tflops:.0%}" if self.peak_tflops else ""
             self.progress.step(step + 1, note + mfu)
+        if self.validation.metrics:
+            self.selector.selector.measured(self.row, from_recorder)
         self.selector.beat()  # a rank that hangs in a write falls behind the others

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_rod.files import read_bytes
+
 
 @dataclass(frozen=True)
 class QueuedJob:
@@ -50,9 +52,9 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
     files = run_dir.glob("launch/*/jobs.tsv")
     jobs = {}
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
-        for line in file.read_text("utf-8", errors="replace").splitlines():
+        for line in read_bytes(file).decode(errors="replace").splitlines():
             stage, _, number = line.partition("\t")
-            if not re.fullmatch(r"\d+(;.+)?", number):
+            if not re.fullmatch(r"\d+(;[\w.-]+)?", number):
                 raise ValueError(
                     f"{file} has the line {line[:80]!r}, expected a stage and its job's number: "
                     "correct it by squeue's list, or remove it if there is no such job."
@@ -85,7 +87,8 @@ def in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob
                 continue  # not in the run's records, or just ended
             state, nodes, reason, left = facts
             folder = os.path.dirname(log_of[short].strip())
-            if os.path.realpath(folder) == os.path.realpath(slurm_logs(run_dir)):
+            # a link in the run's folder may lead to the logs of another run
+            if os.path.realpath(folder) == str(slurm_logs(run_dir.resolve())):
                 own[full[short]] = QueuedJob(state, nodes, reason, left, alive=True)
             else:
                 others.add(full[short])

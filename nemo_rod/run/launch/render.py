@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from nemo_rod.config import REFERENCE, Config
+from nemo_rod.config import Config, config_folder
+from nemo_rod.files import remove, replacing
 from nemo_rod.run.handover import Stage
+from nemo_rod.trust import REFERENCE
 
 _CONFIG_HEAD = """\
 # Everything this run was launched with; what each key means is in nemo_rod/config.py.
@@ -39,11 +41,27 @@ def launch_folder(config: Config) -> Path:
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
     """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    run_dir, files = folder.parent.parent, {**files, "command": typed_command()}
+    remove(folder, below=run_dir)
     for name, text in files.items():
-        (folder / name).touch(mode=0o600)
-        (folder / name).write_text(text)
+        with replacing(folder / name, below=run_dir, mode=0o600) as file:
+            file.write(text.encode())
+
+
+def typed_command() -> str:
+    """Returns the command line that composed this configuration; "" of one composed elsewhere."""
+    if not HydraConfig.initialized():
+        return ""
+    job = HydraConfig.get()
+    folders = {source.provider: source.path for source in job.runtime.config_sources}
+    if folders.get("main") != str(config_folder()):  # that of an earlier launch
+        earlier = Path(folders.get("main", "")) / "command"
+        return earlier.read_text("utf-8") if earlier.is_file() else ""
+    own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
+    once = ("rebuild=", "dry_run=")
+    words = [word for word in job.overrides.task if not word.startswith(once)]
+    program = sys.argv[0].split() if sys.argv[0].startswith("nemo-rod ") else ["nemo-rod", "run"]
+    return shlex.join([*program, *own, *words])
 
 
 def frozen_config(config: Config) -> str:
@@ -79,4 +97,5 @@ def stage_command(config: Config, stage: Stage) -> str:
     """Returns the shell command of a stage, with the frozen configuration."""
     command, *overrides = stage.command.split()
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
-    return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
+    words = [python_of(config), "-P", "-m", "nemo_rod.cli", command, *config_path, *overrides]
+    return shlex.join(words)

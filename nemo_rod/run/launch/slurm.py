@@ -16,13 +16,14 @@ import re
 import shlex
 from pathlib import Path
 
-from nemo_rod.config import REFERENCE, Cluster, Config
+from nemo_rod.config import Cluster, Config
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import containers
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.queue import slurm_logs
 from nemo_rod.run.launch.render import frozen_config, launch_folder, stage_command
 from nemo_rod.run.stage_log import StageLog
+from nemo_rod.trust import REFERENCE
 
 STAGE = Path(__file__).parent / "stage.sh"
 REQUEUE, SUBMIT = STAGE.with_name("requeue.sh"), STAGE.with_name("submit.sh")

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nemo_rod.config import REFERENCE, Config
+from nemo_rod.config import Config
 from nemo_rod.layout import check_nodes
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of, queue
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
+from nemo_rod.trust import REFERENCE
 
 _OWN_OPTIONS = {  # of sbatch -> why no cluster file sets them, and what to do
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
@@ -61,11 +62,11 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
         if rebuilt and not config.dry_run:
             stage.move_aside()
     write_files(folder, stages.launcher.render(config, list(pending.values())))
+    submit = ["bash", str(folder / "submit.sh")]
     if config.dry_run:
-        command = shlex.join(["bash", str(folder / "submit.sh")])
-        _say(f"{len(pending)} jobs rendered, none submitted: {command}")
+        _say(f"{len(pending)} jobs rendered, none submitted: {shlex.join(submit)}")
         return
-    done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(submit, stderr=subprocess.PIPE, text=True)
     if done.stderr.strip() and not done.returncode:
         _say(done.stderr.rstrip())
     if done.returncode:
@@ -77,9 +78,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
     }
     for number, job in jobs.items():
         _say(f"{number:>10}  {pending[job.stage].title}")
-    _say(
-        f"Submitted {len(jobs)} jobs. Their progress: nemo-rod status {shlex.quote(config.run_dir)}"
-    )
+    _say(f"Submitted {len(jobs)} jobs. Their progress: {_command('status', config)}")
 
 
 def check_idle(config: Config) -> None:
@@ -91,7 +90,7 @@ def check_idle(config: Config) -> None:
     if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(
             f"An earlier launch of {config.run_dir} is still active (jobs {', '.join(alive)}): "
-            f"wait for it to end, or end it with `nemo-rod cancel {shlex.quote(config.run_dir)}`."
+            f"wait for it to end, or end it with `{_command('cancel', config)}`."
         )
 
 
@@ -100,8 +99,8 @@ def _check_cluster(config: Config) -> None:
     cluster, launcher = config.cluster, config.launcher
     if cluster.gpus_per_node < 1:
         raise ValueError(
-            f"launcher={launcher.kind} needs a cluster: add cluster=b200_8, or your own, made from "
-            "hydra_configs/cluster/template.yaml."
+            f"launcher={launcher.kind} needs a cluster: add cluster=b200_8, or your own: "
+            "`nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml."
         )
     for key in ("account", "partition", "image"):
         if str(getattr(cluster, key)).startswith("YOUR_") or getattr(cluster, key) == "":
@@ -196,6 +195,10 @@ def _check_gpus(config: Config, option: str, value: str) -> None:
             f"cluster.gpus_per_node={cluster.gpus_per_node}, which cluster.gpu_option="
             f"{cluster.gpu_option} asks for: remove it, or correct these two."
         )
+
+
+def _command(name: str, config: Config) -> str:
+    return shlex.join(["nemo-rod", name, config.run_dir])
 
 
 def _say(text: str) -> None:

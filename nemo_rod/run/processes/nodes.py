@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_rod.files import write_whole
 from nemo_rod.jobs import FAULT_KEY, STORE, job_store
 
 _JOIN_SECONDS = 1800  # for all nodes to meet; containers may be slow to start
@@ -89,7 +90,7 @@ class Nodes:
         or nothing at all.
         """
         if self.count == 1:
-            return {}
+            return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         variables = {STORE: f"{self.head if self.rank else self.address()}:{self.port}"}
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             import psutil
@@ -128,7 +129,7 @@ class Nodes:
             yield
         finally:
             if self.count > 1:
-                self._mark.write_text(self.attempt)
+                write_whole(self._mark, self.attempt.encode())
 
     @property
     def _mark(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,4 +38,15 @@ def can_be_found(module: str) -> bool:
 
 def sees_gpu() -> bool:
     """Returns whether this machine shows a GPU; torch need not be imported to know."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    devices = Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # of Windows' Linux
+
+
+def num_gpus() -> int:
+    """Returns the number of GPUs that torch can use in the Python that runs models."""
+    if not sees_gpu() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return 0
+    asks = "import torch.cuda as c; print(c.device_count() if c.is_available() else 0)"
+    command = [python_with_megatron(), "-c", asks]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return int(done.stdout) if done.returncode == 0 else 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from typing import TextIO
 
 from nemo_rod import parts
 from nemo_rod.config import Launcher
-from nemo_rod.files import write_whole
+from nemo_rod.files import open_file, read_bytes, write_whole
 from nemo_rod.progress import PREFIX
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.pythons import python_with_megatron, sees_gpu
@@ -102,13 +102,14 @@ def run_process(
         **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         **(variables or {}),
         "OMP_NUM_THREADS": str(launcher.threads),
+        "PYTHONSAFEPATH": "1",  # as -P, for the ranks: no module of the working folder is imported
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(launcher.grace_seconds),
     }
-    log.parent.mkdir(parents=True, exist_ok=True)
     ending: Ending = {}
-    with open(log, "a") as file, tempfile.TemporaryDirectory() as folder:
+    opened = open_file(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, below=log.parent.parent)
+    with io.TextIOWrapper(opened) as file, tempfile.TemporaryDirectory() as folder:
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
         if not _has_home():  # Bridge's locks would be there
             env.setdefault("MEGATRON_CONFIG_LOCK_DIR", folder)
@@ -140,30 +141,35 @@ def run_process(
 
 @contextmanager
 def tuned_kernels(kept: Path, *, keep: bool) -> Iterator[dict[str, str]]:
-    """Yields variables that give Triton a folder on this node with the kernels kept so far.
+    """Yields variables that give Triton a folder on this node with its picks of kernels so far.
 
     Triton picks a kernel by timing several, and sums of Gated DeltaNet and Mamba-2 depend on the
     pick: a job that resumes should not pick again. A user's TRITON_CACHE_DIR is kept.
 
     Args:
         kept: folder of the run.
-        keep: whether this node adds its new kernels to it; one node of a job does.
+        keep: whether this node adds its new picks to it; one node of a job does.
     """
     if not sees_gpu() or "TRITON_CACHE_DIR" in os.environ:
         yield {}
         return
+
+    def copy(origin: Path, goal: Path) -> None:
+        # what was picked, and not the kernels, which are code
+        for file in origin.rglob("*.autotune.json"):
+            place = goal / file.relative_to(origin)
+            if not place.exists():
+                write_whole(place, read_bytes(file), below=goal)
+
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
-        if kept.exists():
-            shutil.copytree(kept, folder, dirs_exist_ok=True)
+        copy(kept, Path(folder))
         try:
             switches = {"TRITON_CACHE_AUTOTUNING": "1", "FLA_CACHE_RESULTS": "1"}
             yield {"TRITON_CACHE_DIR": folder, **switches}
         finally:
             with suppress(OSError):  # they can be tuned again
-                for file in Path(folder).rglob("*") if keep else ():
-                    goal = kept / file.relative_to(folder)
-                    if file.is_file() and not goal.exists():
-                        write_whole(goal, file.read_bytes())
+                if keep:
+                    copy(Path(folder), kept)
 
 
 def refuse_bad_ending(ending: Ending, log: Path) -> None:
@@ -182,7 +188,8 @@ def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
     """
     bound = [] if launcher.numa_binding is None else [f"--numa-binding={launcher.numa_binding}"]
     return [
-        *(python_with_megatron(), "-m", "torch.distributed.run", *nodes.torchrun_options(), *bound),
+        *(python_with_megatron(), "-P", "-m", "nemo_rod.run.processes.agent"),
+        *(*nodes.torchrun_options(), *bound),
         *(f"--nproc-per-node={world_size // nodes.count}", "-m", "nemo_rod.megatron"),
     ]
 
@@ -196,11 +203,11 @@ def _has_home() -> bool:
 
 
 def start(command: list[str], environment: Mapping[str, str]) -> Running:
-    """Starts a command with its output in a pipe; `python -m MODULE`, on CPU, as a fork."""
-    is_own = command[:2] == [sys.executable, "-m"]
+    """Starts a command with its output in a pipe; `python -P -m MODULE`, on CPU, as a fork."""
+    is_own = command[:3] == [sys.executable, "-P", "-m"]
     if is_own and not sees_gpu() and Nodes.from_environment().count == 1:
         for fork in parts.load_all("process_starters"):
-            started: Running = fork(command[2:], environment, KEPT_OPEN)
+            started: Running = fork(command[3:], environment, KEPT_OPEN)
             return started
     return subprocess.Popen(
         command,
@@ -248,6 +255,8 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
 def _forwarded_signals(process: Running) -> Iterator[list[int]]:
     """Forwards stop signals to the job, so that it saves, and leaves no process behind.
 
+    A second Ctrl-C kills it instead; it then resumes from its latest checkpoint.
+
     Yields:
         Numbers of the received signals.
     """
@@ -255,6 +264,12 @@ def _forwarded_signals(process: Running) -> Iterator[list[int]]:
 
     def forward(number: int, _: object) -> None:
         received.append(number)
+        if number == signal.SIGINT and received.count(number) > 1:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+            return
+        if number == signal.SIGINT:
+            print("Saving after this step, then stopping (Ctrl-C again: at once).", file=sys.stderr)
         process.terminate()
 
     previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}

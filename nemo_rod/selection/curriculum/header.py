@@ -17,6 +17,7 @@ from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 
 MOST = 1 << 48  # of steps, tokens or blocks
+MOST_CANDIDATES, MOST_SOURCES = 1 << 22, 1 << 12
 DIFFERENCE = "reducible_loss"  # the score that is the loss minus the reference loss
 
 
@@ -81,6 +82,12 @@ class CurriculumHeader:
         for name in ("store", "tokenizer", "references", "config", "score"):
             if not isinstance(value := getattr(self, name), str):
                 raise ValueError(f"{name} is {value!r}, expected a text")
+        for count, most, what in (
+            (self.num_candidates, MOST_CANDIDATES, "candidates in a step"),
+            (len(self.sources), MOST_SOURCES, "sources"),
+        ):
+            if count > most:
+                raise ValueError(f"it has {count:,} {what}, more than {most:,}")
         stop = 0
         for row in self.sources:
             named = isinstance(row.name, str) and row.role in ROLES

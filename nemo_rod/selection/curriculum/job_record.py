@@ -4,7 +4,7 @@
                              its held-out samples
     curriculum.rod           pools, scores and choices
     metrics.jsonl            one line per step that has ended
-    validation_start.json    held-out losses before the first step
+    validation_start.json    held-out losses of the base, before step 0
 
 Names and forms are those of a trained arm of a recipe. `nemo-rod report FOLDER` shows the job.
 """
@@ -70,6 +70,9 @@ class JobRecord:
     number of steps, a batch size or the samples changed, or steps are missing because the job ran
     without the selector, the old curriculum is renamed in the same way and a new one begins.
 
+    A job that begins behind step 0, as a branch of another, takes the base's losses from that one's
+    record: measured now, they would be those of weights that have forgotten already.
+
     Args:
         folder: the folder; None to write nothing.
         header: the curriculum's header.
@@ -77,11 +80,13 @@ class JobRecord:
         steps: number of steps of the whole job.
         held_out: digest of the held-out samples; "" if no held-out losses are measured.
         scored_length: leading tokens of a sample that are scored; None for all.
+        former: folder of the record of the job whose checkpoint was loaded, if it is another one
+            and there is such a folder.
 
     Attributes:
-        start: held-out losses before the first step, `validation/<role>/<source>/loss` in nats per
-            token; empty if they are not known.
-        is_new: whether no earlier step is recorded, so that `start` is to be measured now.
+        start: held-out losses of the base, `validation/<role>/<source>/loss` in nats per token;
+            empty if they are not known.
+        is_new: whether no step was trained before, so that `start` is to be measured now.
 
     Raises:
         ValueError: the folder belongs to another run.
@@ -96,6 +101,7 @@ class JobRecord:
         steps: int,
         held_out: str = "",
         scored_length: int | None = None,
+        former: Path | None = None,
     ) -> None:
         self.folder, self.header = folder, header
         self.start: dict[str, float] = {}
@@ -121,24 +127,37 @@ class JobRecord:
                 elif not first <= step == kept:
                     reason = ", which does not follow the steps recorded"
                 first_steps += [first] if len(before) else []
-        self.is_new = not first_steps or min(first_steps) >= step
-        if first_steps and self.is_new:
+        known, base = _start_of(folder, held_out), _start_of(former, held_out)
+        # the record of another run than that of the checkpoint, in a folder that both were to use
+        is_foreign = step > 0 and base is not None and known not in (None, base)
+        begins = not first_steps or min(first_steps) >= step or is_foreign
+        if first_steps and begins:
             files = [path, metrics, start]
             _move_aside(files, f"begins at step {step} without the steps recorded")
         elif reason:
             if kept >= first:
                 Curriculum.open(path, resume_at=kept).close()  # drops steps that are done again
             _move_aside([path], f"continues at step {step}{reason}")
-        known = read_json(job, "held_out")["held_out"] if job.exists() else ""
-        if start.exists() and self.is_new:
+        recorded = read_json(job, "held_out")["held_out"] if job.exists() else ""
+        if start.exists() and begins:
             start.unlink()  # of an attempt that ended before its first step
-        elif start.exists() and held_out and known != held_out:
+        elif start.exists() and held_out and recorded != held_out:
             _move_aside(
                 [start], f"continues at step {step} with other held-out samples than recorded"
             )
+        if begins and step and held_out:
+            if base is not None:
+                write_json(start, base)
+            _say(
+                f"begins at step {step}: its F val counts from the base, by {former}/{START_FILE}."
+                if base is not None
+                else f"begins at step {step}, and no record of its first steps has the base's "
+                f"losses on these held-out samples ({former or folder}): F val is not stated; to "
+                f"have it, copy that record's files to {folder} before the job starts."
+            )
         if start.exists():
             self.start = dict(read_json(start))
-        facts = {"steps": steps, "held_out": held_out or known}
+        facts = {"steps": steps, "held_out": held_out or recorded}
         write_json(job, facts | {"scored_length": scored_length or header.block_size})
         if not path.exists():
             header = replace(header, first_step=step)
@@ -146,7 +165,7 @@ class JobRecord:
         self.header, self._journal = header, Journal(folder, header, step=step)
 
     def begin(self, losses: dict[str, float]) -> None:
-        """Records the held-out losses before the first step."""
+        """Records the held-out losses of the base."""
         self.start = losses
         if self.folder is not None:
             write_json(self.folder / START_FILE, losses)
@@ -183,8 +202,17 @@ def _move_aside(files: list[Path], reason: str) -> None:
         os.replace(file, file.with_name(file.name + suffix))
     sync(files[0].parent)
     names = " and ".join(file.name + suffix for file in present)
-    print(
-        f"nemo-rod: the job {reason} in {files[0].parent}: the earlier record is now in {names}.",
-        file=sys.stderr,
-        flush=True,
-    )
+    _say(f"{reason} in {files[0].parent}: the earlier record is now in {names}.")
+
+
+def _start_of(folder: Path | None, held_out: str) -> dict[str, float] | None:
+    """Returns a record's held-out losses of the base; None if it has none of these samples."""
+    files = [folder / name for name in (START_FILE, "job.json")] if folder else []
+    if not files or not all(file.is_file() for file in files):
+        return None
+    start, job = map(read_json, files)
+    return start if held_out and job.get("held_out") == held_out else None
+
+
+def _say(sentence: str) -> None:
+    print(f"nemo-rod: the job {sentence}", file=sys.stderr, flush=True)

@@ -16,15 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import (
-    interpreting,
-    naming,
-    read_json,
-    read_lines,
-    sync,
-    with_advice,
-    write_whole,
-)
+from nemo_rod.files import interpreting, read_json, read_lines, sync, write_whole, writing
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import all_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
@@ -113,7 +105,7 @@ class Journal:
         is_validated = any(name.startswith("validation/") for name in metrics)
         start = read_json(begin) if is_validated and begin.exists() else {}
         row = step_row(step, choice, metrics, self._curriculum.header, start)
-        with naming(self._metrics), open(self._metrics, "a") as file:
+        with writing(self._metrics), open(self._metrics, "a") as file:
             file.write(_line(row))
             descriptor = os.dup(file.fileno())
         self._writes = [self._disk.submit(_sync_and_close, descriptor, self._metrics)]
@@ -154,9 +146,8 @@ def _line(row: dict[str, Any]) -> str:
 def _sync_and_close(descriptor: int, path: Path) -> None:
     """Waits until an open file, and its entry in its folder, are on disk; closes the file."""
     try:
-        os.fsync(descriptor)
-        sync(path.parent)
-    except OSError as error:
-        raise with_advice(error, path) from error
+        with writing(path):
+            os.fsync(descriptor)
+            sync(path.parent)
     finally:
         os.close(descriptor)

@@ -33,7 +33,15 @@ from typing import Self
 
 import numpy as np
 
-from nemo_rod.files import interpreting, read_json, with_advice, write_whole
+from nemo_rod.files import (
+    MOST_BYTES,
+    interpreting,
+    open_file,
+    read_json,
+    with_advice,
+    write_whole,
+    writing,
+)
 from nemo_rod.selection.arrays import Ids, Nats, Records
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
@@ -42,6 +50,8 @@ PADDING_ID = -1
 LOG_MAGIC = b"RODCUR01"
 _CRC_BYTES = 4
 _READ_BYTES = 1 << 24
+_MOST_TORN = 1 << 28  # bytes at the end that a crash may leave, as file systems may pad a file
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class Curriculum:
         self.path, self.header = path, header
         self._dtype = _record_dtype(header.num_candidates)
         self._start, self._read_only = start, read_only
-        self._fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
+        self._fd = os.open(path, os.O_RDONLY if read_only else _APPEND)
         self._count = (os.fstat(self._fd).st_size - start) // self._dtype.itemsize
 
     @classmethod
@@ -84,9 +94,10 @@ class Curriculum:
         """Begins a curriculum.
 
         Raises:
-            ValueError: the file exists.
+            ValueError: the file exists, or the header has too many candidates or sources.
         """
         path = Path(path)
+        header.check()
         if path.exists():
             raise ValueError(f"{path} exists: open it to resume, or remove it to begin again")
         size = _record_dtype(header.num_candidates).itemsize
@@ -141,24 +152,31 @@ class Curriculum:
     def _recover(self) -> None:
         """Drops everything after the last valid record; refuses a damaged record before it."""
         records, size = self.records(), self._dtype.itemsize
-        valid_N = np.empty(len(self), dtype=bool)
         rows = max(1, _READ_BYTES // size)
+        end, damaged = 0, len(self)  # of the last valid record; first one with another step or crc
         for first in range(0, len(self), rows):
             part = np.array(records[first : first + rows])
             content = part.view(np.uint8).reshape(len(part), size)[:, :-_CRC_BYTES]
-            crc = np.fromiter(map(zlib.crc32, content), np.uint32, len(part))
-            valid_N[first : first + rows] = crc == part["crc"]
-        whole = np.flatnonzero(valid_N)
-        self._keep(int(whole[-1]) + 1 if whole.size else 0)
-        steps_N = self.header.first_step + np.arange(len(self))
-        valid_N = valid_N[: len(self)] & (self.records()["step"] == steps_N)
-        if not valid_N.all():  # a crash of the writer damages the end alone
-            step = steps_N[np.argmin(valid_N)]
+            valid_N = np.fromiter(map(zlib.crc32, content), np.uint32, len(part)) == part["crc"]
+            whole = np.flatnonzero(valid_N)
+            end = first + int(whole[-1]) + 1 if whole.size else end
+            steps_N = self.header.first_step + first + np.arange(len(part))
+            right_N = valid_N & (part["step"] == steps_N)
+            if damaged == len(self) and not right_N.all():
+                damaged = first + int(np.argmin(right_N))
+            if (left := (len(self) - end) * size) > _MOST_TORN and not whole.size:
+                raise ValueError(
+                    f"{self.path} has {left:,} bytes after its last step, more than a crash "
+                    "leaves: restore the file from a copy"
+                )
+        if damaged < end:  # a crash of the writer damages the end alone
+            step = self.header.first_step + damaged
             raise ValueError(
                 f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "
                 f"restore the file from a copy, or resume from a checkpoint of step {step} or "
                 "before"
             )
+        self._keep(end)
 
     def __len__(self) -> int:
         return self._count
@@ -216,10 +234,8 @@ class Curriculum:
 
     def sync(self) -> None:
         """Waits until all steps are on disk; errors as of `append`."""
-        try:
+        with writing(self.path):
             os.fsync(self._fd)
-        except OSError as error:
-            raise with_advice(error, self.path) from error
 
     def truncate(self, step: int) -> None:
         """Drops the records of `step` and later, so that `step` is appended next.
@@ -287,14 +303,16 @@ def _read_header(path: Path) -> tuple[CurriculumHeader, int]:
     """Returns the header of a file and the place of its first record."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: check the path, or run the stage that writes it")
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         head = file.read(12)
         if head[:8] != LOG_MAGIC:
             raise ValueError(
                 f"{path} begins with {head[:8]!r}, expected {LOG_MAGIC!r}: it is another kind of "
                 "file, or was written by another version"
             )
-        head += file.read(int.from_bytes(head[8:], "little"))
+        if (length := int.from_bytes(head[8:], "little")) > MOST_BYTES:
+            raise ValueError(f"{path} has a header of {length:,} bytes: restore it from a copy")
+        head += file.read(length)
         crc = file.read(_CRC_BYTES)
     if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
         raise ValueError(f"{path} has a damaged header (checksum): restore the file from a copy")

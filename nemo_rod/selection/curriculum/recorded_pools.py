@@ -92,7 +92,7 @@ class FollowedPools(RecordedPools):
                 raise ValueError(
                     f"step {step} of {self._curriculum.path} trained on {count} blocks of {name}, "
                     f"but the pool to draw from holds {len(members)}: draw from the same pools, "
-                    "with the seed, multiplier and balance of that run"
+                    "with the seed, balance and number of candidates of that run"
                 )
             taken_C[members[:count]] = True
         return Pool(step, pool.block_ids[taken_C], pool.is_replay_C[taken_C])

@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import interpreting, read_json, write_whole
+from nemo_rod.files import interpreting, open_file, read_json, write_whole
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.blocks import Blocks
 
@@ -36,7 +36,8 @@ _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
 _PARTS, _SMALLEST = 100, 256  # parts at most: an interruption costs 1 %; least blocks of a part
-_CHECKSUM_BYTES = 16
+_CHECKSUM_BYTES, _HEADER_BYTES = 16, 1 << 12  # the header's are at most
+_MOST_BLOCKS = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,10 @@ class ReferenceManifest:
             raise ValueError(f"lengths is {self.lengths}, expected tokens of a block")
         if [*self.lengths] != sorted({*self.lengths}, reverse=True) or not self.lengths:
             raise ValueError(f"lengths is {self.lengths}, expected descending numbers of tokens")
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"block ids [{self.start}, {self.stop}) hold no block to score")
+        if not 0 <= self.start < self.stop <= _MOST_BLOCKS:
+            raise ValueError(
+                f"block ids [{self.start}, {self.stop}) hold no block to score, or too many"
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -204,7 +207,12 @@ class Folder:
 
     def present(self) -> Mask:
         """Returns a mask of the blocks of its range that have a reference, bool [stop - start]."""
-        return np.concatenate([np.isfinite(part["loss"][:, 0]) for part in self.parts])
+        present = np.zeros(self.manifest.num_blocks, dtype=bool)  # takes memory where it is set
+        for number, part in enumerate(self.parts):
+            if part.strides[0]:
+                first = number * self.manifest.part_size
+                present[first : first + len(part)] = np.isfinite(part["loss"][:, 0])
+        return present
 
 
 class ReferenceWriter:
@@ -345,7 +353,9 @@ def _part(path: Path, manifest: ReferenceManifest, number: int, verified: bool =
         return manifest.absent(manifest.size(number))
     checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     try:
-        with open(file, "rb") as stream:
+        if size > manifest.size(number) * kind.itemsize + _HEADER_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
+        with open_file(file) as stream:
             while verified and (left := max(0, size - stream.tell())):
                 checksum.update(stream.read(min(left, 1 << 22)))
             if verified and stream.read() != checksum.digest():

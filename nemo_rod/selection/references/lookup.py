@@ -10,7 +10,7 @@ Shape suffixes: C = blocks, N = all blocks of a folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.roles import ROLES
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.references.folder import Folder, hash_heads
@@ -50,6 +51,7 @@ class References:
         paths: Iterable[str | Path] | str | Path,
         store: Blocks | None = None,
         *,
+        roles: Collection[str] = ROLES,
         length: int | None = None,
         precision: str | None = None,
         verified: bool = True,
@@ -60,6 +62,7 @@ class References:
             paths: the folders, in any order, or one folder.
             store: the block store that they must belong to and cover; None allows `losses`
                 only.
+            roles: the roles that they must cover: both, or `["replay"]`.
             length: scored tokens of a block; None for whole blocks.
             precision: arithmetic of the caller's scoring pass; None accepts any.
             verified: verify all checksums now, rather than by `verify`.
@@ -102,11 +105,11 @@ class References:
                     f"{right.manifest.start}: name one of the two, or score ranges that do not "
                     "overlap"
                 )
-        covered = 0
+        covered = 0 if store is None or "adaptation" in roles else store.num_adaptation
         for folder in folders:
             if folder.manifest.start > covered:
                 break
-            covered = folder.manifest.stop
+            covered = max(covered, folder.manifest.stop)
         if store is not None and covered < len(store):
             raise ValueError(
                 f"block {covered} of {len(store)} has no reference; there are those of "

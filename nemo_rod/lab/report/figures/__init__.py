@@ -10,6 +10,7 @@ from nemo_rod import parts
 from nemo_rod.lab.report.figures import during_training, plane, rows, sources
 from nemo_rod.lab.report.paper import paper_arms
 from nemo_rod.lab.report.results import Results, Shown
+from nemo_rod.selection.arms import SWEPT
 
 
 @dataclass(frozen=True)
@@ -153,14 +154,14 @@ components = _Figure(
     "blocks.",
 )
 pool_size = _Figure(
-    lambda shown: plane.swept(*shown[0], key="multiplier"),
+    lambda shown: plane.swept(*shown[0], key=SWEPT["pool_size"]),
     "Number of candidates",
     250,
     "With m candidates per trained block, half of them adaptation. Below m = 2 adaptation "
     "candidates alone cannot fill a batch, which sets a minimum of replay.",
 )
 weighting = _Figure(
-    lambda shown: plane.swept(*shown[0], key="kappa"),
+    lambda shown: plane.swept(*shown[0], key=SWEPT["weighting"]),
     "Weight of replay",
     260,
     "Replay scores are weighted by κ, which trades learning against retention; κ is 1 in the "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
@@ -95,17 +94,18 @@ def add_axes(
     return axes
 
 
-def save(figure: Any, stem: Path) -> None:
-    """Writes `<stem>.svg`, with text as outlines to look the same everywhere, and `<stem>.png`."""
+def files_of(figure: Any) -> dict[str, str | bytes]:
+    """Returns a figure by suffix: .svg, with text as outlines to look the same everywhere; .png."""
     if isinstance(figure, dict):
         import vl_convert
 
-        stem.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(figure), encoding="utf-8")
-        stem.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(figure, scale=2))
-        return
+        png = vl_convert.vegalite_to_png(figure, scale=2)
+        return {".svg": vl_convert.vegalite_to_svg(figure), ".png": png}
+    svg, out = BytesIO(), BytesIO()
     with rc_context(_RC | {"svg.fonttype": "path"}):
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Software": None})
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
+    return {".svg": svg.getvalue(), ".png": out.getvalue()}
 
 
 def inline_svg(figure: Any, prefix: str) -> str:

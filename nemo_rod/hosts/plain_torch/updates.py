@@ -1,0 +1,121 @@
+"""Notices a loop whose updates of the weights do not fall between the steps of its batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_SAMPLE = 1000  # elements of each weight that are compared
+
+
+class Updates:
+    """Watches the weights that a loop trains, from one step to the next; of one iterator.
+
+    An update changes the version of a weight. Optimizers that write past PyTorch's counters change
+    values alone, which are compared until the loop has proved to update once a step. A step without
+    an update is none of the loop's mistakes if its gradients were discarded, as by a scaler of
+    losses that found an overflow.
+
+    Args:
+        model: the model, of which only weights that have gradients are watched.
+        batches: batches of a step in this process.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, batches: int) -> None:
+        self._batches = batches
+        weights: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
+        # of FSDP2, whose whole weights come and go between passes
+        sharded = [weight for weight in weights if isinstance(weight, DTensor)]
+        self._weights = sharded or weights
+        self._step = -1  # of the last choice
+        self._proved = self._told = False
+        self._versions: list[int] = []
+        self._values: list[torch.Tensor] = []
+        self._trained = False  # whether a gradient has arrived since the choice
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._note) for each in self._weights
+        ]
+
+    def close(self) -> None:
+        """Ends watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def chosen(self, step: int) -> None:
+        """Takes note of the weights by which the blocks of a step were chosen."""
+        self._step, self._trained = step, False
+        self._versions = [weight._version for weight in self._weights]
+        if not self._proved:
+            self._values = [part.clone() for part in self._samples()]
+
+    def refuse_within(self, done: int) -> None:
+        """Refuses an update after `done` batches of a step that has more.
+
+        Raises:
+            ValueError: the weights have changed since the choice.
+        """
+        if self._have_changed():
+            raise ValueError(
+                f"The weights have changed after {done} of the {self._batches} batches of step "
+                f"{self._step}, which belong to one update: {self._cure()}."
+            )
+
+    def refuse_between(self, step: int) -> None:
+        """Refuses a next step without an update since the last; once proved, prints it.
+
+        Raises:
+            ValueError: the next step is asked for before the last one was trained on.
+        """
+        if self._step < 0 or not self._versions:  # nothing chosen, or nothing to train
+            return
+        if self._have_changed():
+            self._proved, self._values = True, []
+            return
+        if self._trained and not self._has_gradients():
+            return  # discarded
+        sentence = (
+            f"The batches of step {step} are asked for, but the weights have not changed since "
+            f"those of step {self._step} were chosen: {self._cure()}."
+        )
+        if not self._proved:
+            raise ValueError(sentence)
+        if not self._told:
+            print(f"nemo-rod: {sentence}", file=sys.stderr, flush=True)
+        self._told = True
+
+    def _cure(self) -> str:
+        return (
+            f"update them once for {self._batches} batches (Trainer's and Accelerate's "
+            f"gradient_accumulation_steps={self._batches}), read no batch ahead of the update, and "
+            "call load_state_dict before a resumed loop; or give another micro_batch_size"
+        )
+
+    def _samples(self) -> Iterator[torch.Tensor]:
+        for weight in self._weights:
+            flat = _local(weight).reshape(-1)
+            yield flat[:: max(1, len(flat) // _SAMPLE)]
+
+    def _have_changed(self) -> bool:
+        if [weight._version for weight in self._weights] != self._versions:
+            return True
+        pairs = zip(self._values, self._samples(), strict=True) if self._values else ()
+        return any(not torch.equal(before, now) for before, now in pairs)
+
+    def _has_gradients(self) -> bool:
+        """Returns whether gradients wait for an update that they can be used for."""
+        gradients = [_local(weight.grad) for weight in self._weights if weight.grad is not None]
+        has_any = any(bool(gradient.any()) for gradient in gradients)
+        return has_any and all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+    def _note(self, weight: torch.Tensor) -> None:
+        self._trained = True
+
+
+def _local(weight: Any) -> torch.Tensor:
+    """Returns this process's part of a tensor, without its history."""
+    whole = weight.detach()
+    return whole.to_local() if isinstance(whole, DTensor) else whole

@@ -1,0 +1,39 @@
+"""How this package was installed, for advice that names a command or a page."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]  # of a checkout, or of all packages
+
+
+def is_checkout() -> bool:
+    """Returns whether the package is used in a checkout, which has the Makefile."""
+    return (_ROOT / "Makefile").is_file()
+
+
+def pip_install(*extras: str) -> str:
+    """Returns the command that installs extras of this package, from where it came itself.
+
+    The name alone is of no use, and not ours, where the package came from a folder or a file.
+    """
+    try:
+        came_from = json.loads(distribution("nemo-rod").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # a checkout on the path
+        came_from = {"url": _ROOT.as_uri(), "dir_info": {}}
+    wanted, url = f"nemo-rod[{','.join(extras)}]", came_from.get("url")
+    if url is None:
+        return f"pip install '{wanted}'"
+    if "vcs_info" in came_from:
+        url = f"{came_from['vcs_info']['vcs']}+{url}"
+    if came_from.get("dir_info", {}).get("editable"):
+        return f"pip install -e '{url.removeprefix('file://')}[{','.join(extras)}]'"
+    return f"pip install '{wanted} @ {url}'"
+
+
+def page(name: str) -> str:
+    """Returns where a page of the documentation is on this machine."""
+    packaged = Path(__file__).parent / "_docs"
+    return str((packaged if packaged.is_dir() else _ROOT / "docs") / f"{name}.md")

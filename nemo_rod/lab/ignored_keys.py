@@ -1,0 +1,50 @@
+"""What Megatron-Bridge ignores of a base, from its config.json alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from nemo_rod.files import read_json
+from nemo_rod.lab.rehearsal.special_tokens import published_file
+from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
+
+# Keys that choose another way to compute, if they are set; without any, Bridge is not asked, as its
+# import takes seconds.
+_CHOOSES = re.compile(r".*(bias|softcap\w*|multiplier|clip_\w+|use_sliding_window|mlp_only_layers)")
+
+
+def ignored_keys(model: str) -> list[str]:
+    """Returns keys of a model's config.json of which Megatron-Bridge takes no account.
+
+    There are none where the file or Bridge is not at hand, or the file has no unusual setting.
+    """
+    file = published_file(model, "config.json")
+    if file is None or not can_be_found("megatron.bridge") or not any(_unusual(read_json(file))):
+        return []
+    command = [python_with_megatron(), "-m", "nemo_rod.megatron.config_keys", str(file.parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
+    return found
+
+
+def sentence(keys: list[str], file: str) -> str:
+    """Returns what the keys mean for a run."""
+    return (
+        f"Megatron-Bridge takes no account of {', '.join(keys)} of config.json of {file}: the base "
+        "is compared with transformers before its first use, and refused if its losses differ"
+    )
+
+
+def _unusual(config: dict[str, Any]) -> Iterator[str]:
+    for key, value in config.items():
+        if key in ("rope_scaling", "rope_parameters") and isinstance(value, dict):
+            if value.get("rope_type", value.get("type", "default")) != "default":
+                yield key
+        elif isinstance(value, dict):
+            yield from _unusual(value)
+        elif value and _CHOOSES.fullmatch(key):
+            yield key

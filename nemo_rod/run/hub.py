@@ -1,0 +1,173 @@
+"""What a recipe takes from the Hugging Face hub, and whether this account may read it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+from nemo_rod.config import Config
+from nemo_rod.corpus.tokenizer import BYTE
+from nemo_rod.trust import name_and_revision
+
+GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
+_SECONDS = 10.0  # for the hub's answer on all repositories
+
+
+class NotChecked(Exception):
+    """The reason why something could not be checked here."""
+
+
+class Repository(NamedTuple):
+    """A repository of the hub."""
+
+    name: str
+    revision: str | None
+    kind: str = "model"  # or "dataset"
+
+
+def is_name(name: str) -> bool:
+    """Returns whether text can be the name of a repository, NAME or NAME@REVISION."""
+    part = r"[A-Za-z0-9_]([\w.-]*[A-Za-z0-9_])?"
+    return re.fullmatch(rf"({part}/)?{part}", name_and_revision(name)[0], re.ASCII) is not None
+
+
+def is_here(name: str) -> bool:
+    """Returns whether text names a file or folder of this machine."""
+    return Path(name).expanduser().exists()
+
+
+def named(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict[str, Repository]:
+    """Returns the repositories that these stages of a recipe read, by the key that names them."""
+    found: dict[str, Repository] = {}
+    if "base" in stages and config.model.hf is not None:
+        found["model.hf"] = Repository(*name_and_revision(config.model.hf))
+    if "prepare" in stages:
+        if (name := config.domain.tokenizer) != BYTE:
+            found["domain.tokenizer"] = Repository(*name_and_revision(name))
+        for spec in config.domain.specs:
+            if spec.path is not None:
+                kind = "dataset" if spec.kind == "huggingface" else "model"
+                key = f"domain.sources.{spec.name}.path"
+                found[key] = Repository(spec.path, spec.revision, kind)
+    return {key: each for key, each in found.items() if is_name(each.name) and not is_here(each[0])}
+
+
+def refusals(repositories: Mapping[str, Repository]) -> Iterator[tuple[str, bool]]:
+    """Yields a sentence on each key whose repository cannot be read, and whether for all machines.
+
+    Models in the cache are not asked about; all others are at once.
+    """
+    asked: dict[Repository, str] = {}
+    for key, repository in repositories.items():
+        if _cached(repository) is None:
+            asked.setdefault(repository, key)
+    threads = [Thread(target=_answer, args=(repository,)) for repository in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    silent, reason = list[str](), ""
+    for repository, key in asked.items():
+        answer = _answer(repository)
+        if isinstance(answer, NotChecked):
+            silent, reason = [*silent, f"{key}={repository.name}"], str(answer)
+        elif answer is not None:
+            yield f"{key}: {answer}", True
+    if silent:
+        yield (
+            f"{', '.join(silent)} would be fetched from the Hugging Face hub, but {reason}: check "
+            "the network, or give the folder of a copy.",
+            False,
+        )
+
+
+def published(name: str, file: str) -> Path:
+    """Returns a file of a model on the hub, from the cache if it is there.
+
+    Raises:
+        ValueError: the hub does not give it.
+    """
+    from huggingface_hub import hf_hub_download
+
+    repository = Repository(*name_and_revision(name))
+    if (cached := _cached(repository, (file,))) is not None:
+        return cached
+    if (refusal := _answer(repository)) is not None:
+        raise ValueError(str(refusal))
+    return Path(hf_hub_download(repository.name, file, revision=repository.revision))
+
+
+@functools.cache  # one command asks once
+def _answer(repository: Repository) -> Exception | None:
+    """Returns why a repository cannot be read, after at most `_SECONDS`.
+
+    Libraries try for minutes where a network drops packets, and cannot be stopped.
+    """
+    seconds = f"{_SECONDS:.0f} seconds"
+    answer: list[Exception | None] = [NotChecked(f"the hub does not answer within {seconds}")]
+
+    def ask() -> None:
+        try:
+            check_access(repository)
+            answer[0] = None
+        except (ValueError, NotChecked) as refusal:
+            answer[0] = refusal
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return answer[0]
+
+
+def check_access(repository: Repository) -> None:
+    """Checks that a repository exists, and that this account may read it.
+
+    Raises:
+        ValueError: it does not exist, or is gated and the token or its terms are missing.
+        NotChecked: the hub cannot be reached.
+    """
+    from huggingface_hub import auth_check, repo_info
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, revision, kind = repository
+    try:
+        auth_check(name, repo_type=kind)
+        if revision is not None:
+            repo_info(name, repo_type=kind, revision=revision, timeout=_SECONDS)
+    except GatedRepoError:
+        raise ValueError(
+            f"The {kind} {name} is gated, and this account may not read it: {GATED}."
+        ) from None
+    except RepositoryNotFoundError:
+        raise ValueError(
+            f"The hub has no {kind} {name} that this account may read: correct its name, give a "
+            "folder, or set HF_TOKEN."
+        ) from None
+    except RevisionNotFoundError:
+        raise ValueError(
+            f"The {kind} {name} has no revision {revision}: give a commit, branch or tag of it."
+        ) from None
+    except Exception as error:  # network libraries raise many kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NotChecked(f"the hub does not answer ({reason:.120})") from None
+
+
+def _cached(
+    repository: Repository, files: Sequence[str] = ("config.json", "tokenizer_config.json")
+) -> Path | None:
+    """Returns the first of these files in the cache; for a dataset, which is streamed, None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    name, revision, kind = repository
+    for file in files if kind == "model" else ():
+        if isinstance(found := try_to_load_from_cache(name, file, revision=revision), str):
+            return Path(found)
+    return None

@@ -1,0 +1,264 @@
+"""A blend that follows the model: shares by source at the price of plain training.
+
+    Mix()                                  targets forecast from the run's own losses
+    Mix(target=1.6, prefer="keeping")      one number for all new text; replay counts twice
+    Mix(target={"laws": 1.4, "news": "auto"}, forgetting=0.05)
+
+Scores are estimated as in `EstimatedScores`, but no candidate is ever scored, and no specialist is
+trained. What is compared are the losses of the blocks that were trained on anyway:
+
+    replay       loss - loss of the base on the same block: the forgetting so far. It is 0 at the
+                 first step.
+    new text     loss - target of its source: what is left to be learned. "specialist" as a target
+                 stands for its loss on the same block.
+
+A block of the base's own text is worth what was forgotten of it, a new one what its source has left
+to learn, both in nats per token. Text of a new source that was never seen comes first; an old
+source, and any that was not seen for more steps than there are sources, gets a block now and then.
+
+**"auto"** is the loss that new text alone would come to in all steps of the run. It is read from
+
+    loss(x) = c + a (x + 3)^-b,        x: steps' worth of the source's blocks that were trained on
+
+fitted to the losses of training, in which replay does not count. In the first tenth of its blocks
+a source has no forecast, and target 0: new text comes first.
+
+**prefer** is the dial. kappa is how many nats of learning one is ready to give up for a nat that is
+not forgotten; "learning" is 1/2, "balance" 1, "keeping" 2.
+
+**forgetting** bounds F_val. kappa then starts at `prefer` and, once every target is known, moves
+when held-out losses are measured: its log by a gain times that of F_val over a little less than the
+bound, with F_val as it will be if it goes on as since the last measurement. It rests near that
+value, and the gain halves whenever the direction changes, so that it neither hunts noise nor swings
+with a delay.
+
+Shape suffixes: C = candidates, K = chosen, M = sources, B = bins, E = exponents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
+from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.estimated_scores import (
+    MEMORY_BLOCKS,
+    add_blocks,
+    draw_scores,
+    no_averages,
+)
+from nemo_rod.selection.policies import HELD_OUT, OF_REPLAY, REFERENCES, Joint, Policy
+
+Target = float | str  # nats per token, "auto" or "specialist"
+
+KAPPA = {"learning": 0.5, "balance": 1.0, "keeping": 2.0}
+# Losses differ from block to block more than scores do. Where one number is subtracted from all,
+# the mean is therefore of more blocks, and their spread is that of scores: about a third of their
+# mean, in either role (toy).
+LONG_MEMORY_BLOCKS, SPREAD = 128, 1 / 3
+_OLD_STEPS = 3.0  # of the curve
+_BINS_B = 160  # of the curve, four for every doubling of a source's blocks
+_EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
+_GOAL, _REST = 0.93, 0.07  # of the bound; log of the ratio up to which kappa does not move
+# Changes of log kappa for one of log F_val, which answers 0.4 times as much to kappa (toy)
+_GAIN, _LEAST_GAIN, _REGAINED = 2.0, 0.1, 1.03
+_MOST, _LIMIT = 0.5, math.log(1000)  # of the excess in one change, and of log kappa
+
+
+@dataclass(eq=False)
+class Mix(Policy):
+    """Chooses by kappa from scores that are estimated from the losses of training alone.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    target: Target | Mapping[str, Target] = "auto"  # of all new text, or by source
+    prefer: float | str = "balance"  # kappa, or a name for it
+    forgetting: float | None = None  # F_val that is not to be exceeded, in nats
+
+    def __post_init__(self) -> None:
+        targets = self.target if isinstance(self.target, Mapping) else {"": self.target}
+        for name, value in targets.items():
+            if not (value in ("auto", "specialist") or _is_positive(value)):
+                raise ValueError(
+                    f"The target{f' of {name}' if name else ''} is {value!r}, expected a loss in "
+                    "nats per token, 'auto' or 'specialist'."
+                )
+        kappa = KAPPA.get(self.prefer, 0.0) if isinstance(self.prefer, str) else self.prefer
+        if not _is_positive(kappa):
+            raise ValueError(
+                f"prefer is {self.prefer!r}, expected {', '.join(KAPPA)} or a number above 0."
+            )
+        if self.forgetting is not None and not _is_positive(self.forgetting):
+            raise ValueError(
+                f"forgetting is {self.forgetting!r}, expected nats above 0 that F_val may reach."
+            )
+        # the dial: log kappa, its gain, its last direction, and F_val when it was last measured
+        self.state = no_averages(0) | {"dial": np.array([math.log(kappa), _GAIN, 0.0, 0.0])}
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """References of replay, of new text for a specialist alone, and F_val for a bound."""
+        targets = self.target.values() if isinstance(self.target, Mapping) else [self.target]
+        references = REFERENCES if "specialist" in targets else OF_REPLAY
+        return references if self.forgetting is None else references | HELD_OUT
+
+    def weigh(self, pool: Pool, score_C: Floats) -> Floats:
+        """Returns the scores [C], those of replay multiplied by kappa."""
+        return self._joint.weigh(pool, score_C)
+
+    def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
+        """Returns the positions of the k highest weighed scores; see `Policy.select`."""
+        return self._joint.select(pool, score_C, k)
+
+    def estimate(self, pool: Pool) -> Nats:
+        """Returns a score for every candidate, nats, float32 [C]; see `draw_scores`."""
+        state, is_new_M = self._begun(pool), _is_new(pool)
+        mean_M = state["mean"] - self.targets(pool)
+        mean_M[np.isnan(mean_M)] = np.fmax.reduce(mean_M[is_new_M], initial=1.0)
+        measured_M = ~is_new_M | self._asked(pool, "specialist")
+        deviation_M = np.where(measured_M, np.sqrt(state["variance"]), SPREAD * np.abs(mean_M))
+        if self.forgetting is not None:  # a source at its target: kappa must decide even then
+            mean_M[is_new_M] = np.maximum(mean_M[is_new_M], 1e-3 * self.forgetting)
+        return draw_scores(pool, mean_M, deviation_M, state["seen"], self.weigh)
+
+    def targets(self, pool: Pool) -> Floats:
+        """Returns what is subtracted from the mean of every source now, nats, float64 [M].
+
+        Raises:
+            ValueError: targets are given for other sources than those of new text, or the length
+                of the run, which a forecast needs, is unknown.
+        """
+        names = [s.name for s in pool.sources if s.role == "adaptation"]
+        if isinstance(self.target, Mapping) and {*self.target} != {*names}:
+            raise ValueError(
+                f"There are targets of {', '.join(self.target)}, but the new sources of the run "
+                f"are {', '.join(names)}: give each of these a target, or one for all."
+            )
+        target_M = np.zeros(len(pool.sources))
+        for number in np.flatnonzero(_is_new(pool)).tolist():
+            target = self._target(pool.sources[number].name)
+            if target == "auto":
+                target_M[number] = self._forecast(pool, number)
+            elif target != "specialist":
+                target_M[number] = target
+        return target_M
+
+    def observe(self, choice: Choice, loss_K: Nats) -> None:
+        """Updates the averages, and the curves of new sources, with the losses of a batch."""
+        pool, chosen = choice.pool, choice.chosen
+        assert choice.reference is not None
+        source_K = pool.source_C[chosen]
+        compared_M = ~_is_new(pool) | self._asked(pool, "specialist")
+        reference_K = np.where(compared_M[source_K], choice.reference[chosen], 0.0)
+        value_K = loss_K.astype(np.float64) - reference_K
+        known_K = np.isfinite(value_K)
+        self.state = {name: value.copy() for name, value in self._begun(pool).items()}
+        self.state["batch"] = np.array(len(chosen))
+        memory_M = np.where(compared_M, MEMORY_BLOCKS, LONG_MEMORY_BLOCKS)
+        add_blocks(self.state, pool.step, source_K[known_K], value_K[known_K], memory_M)
+        is_auto_M = self._asked(pool, "auto")
+        for source in np.flatnonzero(is_auto_M).tolist():
+            new = value_K[known_K & (source_K == source)]
+            curve = self.state["curve"][source]
+            before = curve[0].sum()
+            middle = before + len(new) / 2
+            if len(new):
+                number = min(int(4 * math.log2(max(1.0, middle))), _BINS_B - 1)
+                curve[:, number] += len(new), len(new) * middle, new.sum()
+        self.state["aims"] = np.asarray((self.targets(pool)[is_auto_M] > 0).all())
+
+    def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Moves kappa towards a forgetting a little below the bound; see the module docstring."""
+        now = metrics.get("validation/forgetting")
+        if now is None or self.forgetting is None:
+            return
+        log_kappa, gain, direction, before = self.state["dial"].tolist()
+        trend = min(2.0, max(0.5, now / before)) if before > 0 else 2.0
+        expected = max(now, 1e-3 * self.forgetting) * trend
+        excess = math.log(expected / (_GOAL * self.forgetting))
+        if abs(excess) > _REST and self.state.get("aims", True):
+            turned = direction * excess < 0
+            gain = max(_LEAST_GAIN, gain / 2) if turned else min(_GAIN, _REGAINED * gain)
+            direction = math.copysign(1.0, excess)
+            log_kappa += gain * min(_MOST, max(-_MOST, excess))
+        log_kappa = min(_LIMIT, max(-_LIMIT, log_kappa))
+        self.state = self.state | {"dial": np.array([log_kappa, gain, direction, now])}
+
+    def metrics(self, choice: Choice) -> dict[str, float | None]:
+        """Returns kappa and the target of every new source, `rod/mix/target/<source>`."""
+        pool, is_given = choice.pool, ~self._asked(choice.pool, "specialist") & _is_new(choice.pool)
+        named = zip(pool.sources, self.targets(pool), is_given, strict=True)
+        values: dict[str, float | None] = {"rod/mix/kappa": self._joint.kappa}
+        return values | {f"rod/mix/target/{s.name}": float(t) for s, t, given in named if given}
+
+    @property
+    def _joint(self) -> Joint:
+        return Joint(math.exp(self.state["dial"][0]))
+
+    def _begun(self, pool: Pool) -> dict[str, Any]:
+        """Returns the state; before the first update, with what is known at the base."""
+        if len(self.state["mean"]):
+            return self.state
+        state = self.state | no_averages(len(pool.sources))
+        state["mean"][~_is_new(pool)] = 0.0
+        state["blocks"][~_is_new(pool)] = MEMORY_BLOCKS
+        # of every bin: blocks, and the sums of their places in the source and of their losses
+        state["curve"] = np.zeros((len(pool.sources), 3, _BINS_B))
+        return state
+
+    def _target(self, source: str) -> Target:
+        return self.target[source] if isinstance(self.target, Mapping) else self.target
+
+    def _asked(self, pool: Pool, target: str) -> Mask:
+        """Returns whether a source is new text with a kind of target, bool [M]."""
+        new = zip(pool.sources, _is_new(pool), strict=True)
+        return np.array([is_new and self._target(s.name) == target for s, is_new in new])
+
+    def _forecast(self, pool: Pool, source: int) -> float:
+        """Returns the loss that a source would come to if all steps had new text alone.
+
+        The curve is fitted by least squares: for every exponent, its other values have a formula.
+        """
+        if not pool.steps:
+            raise ValueError(
+                "target='auto' forecasts the loss at the end of a run, whose length is not known: "
+                "give a number of nats per token."
+            )
+        if "curve" not in self.state:
+            return 0.0
+        count_M = np.where(_is_new(pool), [s.count for s in pool.sources], 0)
+        share = count_M[source] / count_M.sum() if count_M.any() else 1 / _is_new(pool).sum()
+        of_step = float(self.state["batch"] * share)  # its blocks in a step of new text
+        count_B, place_B, loss_B = self.state["curve"][source]
+        seen = count_B > 0
+        if count_B.sum() < max(0.1 * pool.steps * of_step, 1) or seen.sum() < 3:
+            return 0.0
+        weight_B = count_B[seen] / count_B.sum()
+        step_B, loss_B = place_B[seen] / count_B[seen] / of_step, loss_B[seen] / count_B[seen]
+        x_EB = (step_B + _OLD_STEPS) ** -_EXPONENTS_E[:, None]
+        end_E = (pool.steps + _OLD_STEPS) ** -_EXPONENTS_E
+        mean_E, mean_loss = (weight_B * x_EB).sum(1), (weight_B * loss_B).sum()
+        apart_EB = x_EB - mean_E[:, None]
+        slope_E = (weight_B * apart_EB * (loss_B - mean_loss)).sum(1)
+        slope_E = np.maximum(0.0, slope_E / (weight_B * apart_EB**2).sum(1))
+        error_EB = loss_B - mean_loss - slope_E[:, None] * apart_EB
+        best = int(np.argmin((weight_B * error_EB**2).sum(1)))
+        return max(0.0, float(mean_loss + slope_E[best] * (end_E[best] - mean_E[best])))
+
+
+def _is_new(pool: Pool) -> Mask:
+    """Returns whether a source is of adaptation, bool [M]."""
+    return np.array([source.role == "adaptation" for source in pool.sources])
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0

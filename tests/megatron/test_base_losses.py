@@ -1,0 +1,155 @@
+"""A base is what transformers computes, or it is refused with the keys that Bridge leaves out."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import configured
+
+from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.jobs import CheckJob
+
+pytestmark = [pytest.mark.usefixtures("megatron", "alone")]
+
+SIZES = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "eos_token_id": 0,
+    "max_position_embeddings": 512, "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {
+    **EXPERTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 8,
+}  # fmt: skip
+
+
+def rope(**more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **more}}
+
+
+LINEAR, DYNAMIC = rope(rope_type="linear", factor=4.0), rope(rope_type="dynamic", factor=4.0)
+LONG = rope(
+    rope_type="longrope", factor=4.0, short_factor=[1.0] * 8, long_factor=[2.0] * 8,
+    original_max_position_embeddings=64,
+)  # fmt: skip
+EQUAL = ""
+# model type, its settings, and what is refused: an ignored key, or a way to compute that is missing
+BASES: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", LINEAR, EQUAL),
+    ("llama", rope(**LLAMA3 | {"original_max_position_embeddings": 64}),
+     "takes no account of rope_parameters.original_max_position_embeddings of"),
+    ("llama", rope(**YARN), "asked for by rope_parameters.factor, "),
+    ("llama", {"attention_bias": True}, "asked for by attention_bias of"),
+    ("qwen3", LINEAR, "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
+    ("qwen2", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
+    ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
+    ("mixtral", {"num_local_experts": 4}, "cannot be built by Megatron-Bridge (Model architecture"),
+]  # fmt: skip
+FURTHER: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"tie_word_embeddings": True}, EQUAL),
+    ("llama", rope(**LLAMA3), EQUAL),
+    ("llama", {"max_position_embeddings": 64, **DYNAMIC}, "rope_parameters.rope_type of"),
+    ("llama", LONG, "rope_parameters.long_factor, "),
+    ("llama", {"mlp_bias": True}, "asked for by mlp_bias of"),
+    ("llama", {"hidden_act": "gelu"}, EQUAL),
+    ("llama", {"rms_norm_eps": 1e-2}, EQUAL),
+    ("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}, EQUAL),
+    ("qwen3", {}, EQUAL),
+    ("qwen3", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
+    ("qwen3", rope(**YARN), "asked for by rope_parameters.factor, "),
+    ("qwen3", {"attention_bias": True}, "without a place in the model"),
+    ("qwen3", {"max_position_embeddings": 64, **DYNAMIC}, "rope_parameters.rope_type of"),
+    ("qwen3", rope(**LLAMA3), "takes no account of rope_parameters.rope_type of"),
+    ("qwen2", {"tie_word_embeddings": True}, EQUAL),
+    ("qwen2", LINEAR, "takes no account of rope_parameters.factor, "),
+    ("mistral", {"sliding_window": None}, EQUAL),
+    ("mistral", {"sliding_window": 32}, EQUAL),
+    ("mistral", rope(**YARN), "asked for by rope_parameters.factor, "),
+    ("mistral", LINEAR, "takes no account of rope_parameters.factor, "),
+    ("gemma", {"hidden_activation": "gelu_pytorch_tanh"}, EQUAL),
+    ("gemma2", {"sliding_window": 32}, EQUAL),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, EQUAL),
+    ("gemma2", {"query_pre_attn_scalar": 64}, EQUAL),
+    ("gemma3_text", {"sliding_window": 32}, EQUAL),
+    ("qwen3_moe", EXPERTS, EQUAL),
+    ("qwen3_moe", {**EXPERTS, "norm_topk_prob": False}, EQUAL),
+    ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}, "without a tensor"),
+    ("qwen3_moe", {**EXPERTS, **WINDOW}, "takes no account of use_sliding_window, "),
+    ("olmoe", {**EXPERTS, "num_key_value_heads": 4}, EQUAL),
+    ("olmoe", {**EXPERTS, "num_key_value_heads": 4, "clip_qkv": 0.5}, "clip_qkv"),
+    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}, EQUAL),
+    ("nemotron", {"hidden_act": "relu2"}, EQUAL),
+    ("deepseek_v3", ROUTED, EQUAL),
+    ("deepseek_v3", {**ROUTED, **rope(**YARN, mscale=1.0, mscale_all_dim=1.0)}, EQUAL),
+]
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared") / "blocks"
+    sources = [
+        SourceSpec(name=role, role=role, kind="synthetic", files=[file], max_bytes=20_000)
+        for role, file in (("adaptation", "dialect:0:0.25"), ("replay", "markov:1"))
+    ]
+    prepare(folder, sources, tokenizer=load_tokenizer("byte"), block_size=128)
+    return folder
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Megatron keeps settings of attention in the environment, and refuses another model's."""
+    yield
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    for name in ("FLASH", "FUSED", "UNFUSED"):
+        os.environ.pop(f"NVTE_{name}_ATTN", None)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("kind", "settings", "refusal"),
+    [*BASES, *(pytest.param(*row, marks=pytest.mark.slow) for row in FURTHER)],
+)
+def test_a_base_is_equal_or_refused_by_name(
+    kind: str, settings: dict, refusal: str, blocks: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from nemo_rod.megatron.base_losses import FILE, compare_base
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, **{**SIZES, **settings})
+    model = AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(6.0)  # so that positions matter
+    model.save_pretrained(tmp_path / "hf")
+    job = CheckJob(
+        name="check", config=configured(model__precision="bf16"), blocks=str(blocks),
+        out=str(tmp_path), start=str(tmp_path / "hf"),
+    )  # fmt: skip
+    if refusal:
+        with pytest.raises(ValueError, match=re.escape(refusal)) as refused:
+            compare_base(job, job.start)
+        assert "\n" not in str(refused.value) and "Error" not in str(refused.value)
+        assert not (tmp_path / FILE).exists()
+        return
+    compare_base(job, job.start)
+    found = json.loads((tmp_path / FILE).read_text())
+    assert found["difference"] <= 1e-5 and found["precision"] == "fp32"
+    (tmp_path / "hf" / "config.json").unlink()
+    compare_base(job, job.start)  # once

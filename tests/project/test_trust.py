@@ -1,0 +1,751 @@
+"""A folder that somebody sends you is data: it runs nothing, and writes nowhere else.
+
+Every test has attacks that once got through, or others of their kind.
+"""
+
+import ast
+import contextlib
+import http.client
+import io
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from command_line import composed
+from damage import _with_header
+from made_up_run import made_up_training, make_run, recipe
+from places import ROOT
+from sandbox import time_limit
+
+from nemo_rod import parts
+from nemo_rod.cli import main, path_parser
+from nemo_rod.commands import run_stages
+from nemo_rod.config import Launcher
+from nemo_rod.corpus import BlockStore, SourceSpec
+from nemo_rod.corpus.documents import Documents
+from nemo_rod.files import open_file, read_json, read_lines, remove, write_json, write_whole
+from nemo_rod.jobs import shared_job
+from nemo_rod.lab import curriculum_tools
+from nemo_rod.lab.authors.trace import _rows as trace_rows
+from nemo_rod.lab.authors.trace import export_trace
+from nemo_rod.lab.doctor import _verify
+from nemo_rod.lab.inspect.command import inspect
+from nemo_rod.lab.materialise import materialise
+from nemo_rod.lab.merging import merge_checkpoints
+from nemo_rod.lab.report import serve as server
+from nemo_rod.lab.report.build_report import build_report
+from nemo_rod.lab.report.explorer import explore
+from nemo_rod.lab.report.history import read_history
+from nemo_rod.lab.report.job_folder import build_job_report
+from nemo_rod.lab.report.table import Column, Table
+from nemo_rod.lab.toy.debian import fetch_debian_texts
+from nemo_rod.run.launch import queue
+from nemo_rod.run.launch.render import launch_folder, write_files
+from nemo_rod.run.launch.slurm import Slurm
+from nemo_rod.run.processes.nodes import Nodes
+from nemo_rod.run.processes.torchrun import run_process, torchrun
+from nemo_rod.run.stage_log import StageLog
+from nemo_rod.run.stages import Stages
+from nemo_rod.selection import Curriculum
+from nemo_rod.selection.curriculum.recorded_pools import replay_share
+from nemo_rod.trust import sign
+
+SECONDS = 120  # a command takes a second or two on an idle machine; what hangs takes for ever
+NAME = "<img src=x onerror=alert(1)>|`[x](javascript:1)`\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("made") / "run"
+    make_run(run)
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "run", symlinks=True)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Files of the person who opens the folder."""
+    folder = tmp_path / "victim"
+    for name in (
+        "figures/one.png",
+        "tables/t.csv",
+        "curriculum_notes.html",
+        "index.html",
+        ".bashrc",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def here(*words: object) -> None:
+    """Runs a command of paths in this process; a refusal is as good as an end."""
+    options = path_parser(str(words[0])).parse_args([str(word) for word in words])
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(ValueError, OSError):
+        options.main(options)
+
+
+# --- what runs ---
+
+
+@pytest.fixture
+def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose own files ask for code in every way that a file can; it would make `PWNED`."""
+    mark = tmp_path / "PWNED"
+    attack = f"open({str(mark)!r}, 'a').write('x')\n"
+    (tmp_path / "evil_part.py").write_text(attack + "def part(*a, **k): pass\nMARKS = set()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = {"evil": EntryPoint("evil", "evil_part:part", "x")}  # of an installed package
+    kinds = ("policies", "scores", "readers", "launchers", "loggers", "in_place")
+    installed = parts.installed
+    monkeypatch.setattr(
+        parts, "installed", lambda kind: points if kind in kinds else installed(kind)
+    )
+    for file in run.glob("launch/*/config.yaml"):
+        values = yaml.safe_load(file.read_text())
+        values["model"]["trust_remote_code"] = True
+        values["launcher"]["kind"] = values["logger"] = "evil"
+        values["selection"] |= {"policy": "evil", "score": "evil"}
+        values["variants"] = {"rod": {"selection": {"policy": f"{tmp_path}/evil_part.py:part"}}}
+        values["cluster"]["setup"] = [f"touch {mark}"]
+        values["cluster"]["python"] = str(tmp_path / "evil_part.py")
+        values["domain"]["sources"]["dialect"]["kind"] = "evil"
+        values["tasks"]["arguments"] = {"trust_remote_code": True}
+        values["report"] |= {"prompts": ["x"], "smoke_test": False}
+        file.write_text(yaml.safe_dump(values))
+    for hf in (run / "base" / "hf", *run.glob("arms/*/hf")):
+        (hf / "evil.py").write_text(
+            attack + "from transformers import PretrainedConfig\n"
+            "class C(PretrainedConfig):\n    model_type = 'evil'\n"
+        )
+        code = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": "evil.T"}
+        write_json(hf / "config.json", {"model_type": "evil", "auto_map": code})
+        write_json(hf / "tokenizer_config.json", {"auto_map": code, "tokenizer_class": "T"})
+    pickled = b"cposix\nsystem\n(S'touch %s'\ntR." % str(mark).encode()
+    for name in (".metadata", "common.pt", "train_state.pt"):
+        folder = run / "arms" / "max.partial" / "checkpoints" / "iter_0000004"
+        write_whole(folder / name, pickled)
+    objects = np.lib.format.magic(1, 0), {"descr": "|O", "fortran_order": False, "shape": (1,)}
+    for file in (*run.glob("arms/*/held_out_losses.npy"), *run.glob("references/*/part-00001.npy")):
+        with open(file, "wb") as stream:
+            np.lib.format.write_array_header_1_0(stream, objects[1])
+            stream.write(pickled)
+    for file in run.glob("blocks/*/dialect/manifest.json"):
+        values = read_json(file)
+        write_json(file, values | {"in_place": ["x"], "reading": {"kind": "evil"}})
+    job = read_json(run / "arms" / "rod" / "job.json")
+    job["arm"] |= {"policy_name": "evil", "score_name": "evil"}
+    job["start"] = str(run / "base" / "hf")
+    write_json(run / "arms" / "rod" / "job.json", job)
+    return run
+
+
+def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
+    """The words of every command that takes paths, after its name."""
+    rod, other = run / "arms" / "rod", run / "arms" / "no_replay"
+    inspected = (run, rod, run / "blocks", run / "references" / "base", rod / "curriculum.rod")
+    return {
+        "status": [[run]],
+        "cancel": [[run]],
+        "serve": [[run, "port=0"]],
+        "sample": [[run, "prompt=x", "arm=base,rod,no_replay"]],
+        "inspect": [*([path] for path in inspected), [run / "blocks", "block=0"]],
+        "curriculum": [
+            ["export", rod, out / "x.parquet"],
+            ["export", rod, out / "x.jsonl", "--format", "authors"],
+            ["materialise", rod, "--format", "jsonl", out / "made"],
+            ["verify", rod],
+            ["diff", rod, other],
+        ],
+        "import": [
+            ["blocks", run / "blocks", out / "blocks", f"tokenizer={run / 'base' / 'hf'}"],
+            ["references", run, out / "r", f"blocks={run / 'blocks'}", "role=replay", "model=x",
+             "precision=bf16"],
+            ["curriculum", rod, out / "c.rod", f"blocks={run / 'blocks'}"],
+            ["config", *[next(run.glob("launch/*/config.yaml"))] * 2, out / "recipe" / "x.yaml",
+             "recipe=toy"],
+        ],
+        "merge": [[run / "base" / "hf", other / "hf", out / "merged", "lambda=0.5"]],
+        "report": [[rod], [run]],
+        "reference": [["--help"]],  # its code is a word of the command line
+        "train": [["--help"]],  # of NeMo-RL, whose configuration is the recipe
+        "doctor": [],  # below: the rest of it is about this machine
+        "init": [[out / "init"]],
+        "recipes": [[]],
+        "completion": [["bash"]],
+        "paper": [[]],
+    }  # fmt: skip
+
+
+def test_no_command_runs_what_a_folder_names(
+    evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "keep_fresh", lambda run_dir, build, every: build())
+    monkeypatch.chdir(tmp_path)
+    commands = paths_of_commands(evil, tmp_path / "out")
+    assert {*commands} == {*parts.beside("commands")}
+    for name, lines in commands.items():
+        for words in lines:
+            with time_limit(SECONDS), contextlib.suppress(SystemExit):
+                here(name, *words)
+            assert not (tmp_path / "PWNED").exists(), (name, words)
+    with contextlib.suppress(ValueError):
+        _verify(evil / "blocks")
+    # a recipe of the user's own, in that folder
+    for command in (
+        "run",
+        "prepare",
+        "pretrain",
+        "reference",
+        "train",
+        "merge",
+        "evaluate",
+        "report",
+    ):
+        config = recipe(evil, "tasks=held_out", "report.prompts=[x]")
+        with made_up_training(), contextlib.suppress(ValueError, OSError, RuntimeError):
+            run_stages.run(config) if command == "run" else run_stages.one_stage(command, config)
+        assert not (tmp_path / "PWNED").exists(), command
+
+
+def test_consent_is_a_word_of_the_command(
+    evil: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(*words: str) -> None:
+        options = path_parser("sample").parse_args(["sample", str(evil), "prompt=x", *words])
+        options.main(options)
+
+    shutil.copytree(evil / "blocks", tmp_path / "kept", dirs_exist_ok=True)
+    for file in evil.glob("blocks/*/dialect/manifest.json"):
+        values = read_json(file)
+        del values["in_place"]
+        write_json(file, values)
+    with pytest.raises(ValueError, match=r"code of its own.* set trust_remote_code=true, or inst"):
+        sample()
+    shown = capsys.readouterr().err
+    assert "selection.policy=evil" in shown and "code is named on the command line" in shown
+    assert not (tmp_path / "PWNED").exists()
+    with contextlib.suppress(Exception):  # the code is no model
+        sample("trust_remote_code=true")
+    assert (tmp_path / "PWNED").exists()
+
+
+# --- what is written, and where ---
+
+
+def report(run: Path) -> None:
+    Stages(recipe(run)).part("report")[0].run()
+
+
+def log(run: Path) -> None:
+    with StageLog(run, "report").only_one(), StageLog(run, "report").attempt():
+        pass
+
+
+def export(run: Path) -> None:
+    rod = run / "arms" / "rod"
+    with Curriculum.open(rod / "curriculum.rod", read_only=True) as recorded:
+        curriculum_tools.export(recorded, rod / "x.parquet")
+        export_trace(recorded, BlockStore(run / "blocks"), rod / "x.jsonl")
+
+
+def train(run: Path) -> None:
+    with made_up_training():
+        Stages(recipe(run)).train("fixed_50").run()
+
+
+def launch(run: Path) -> None:
+    write_files(launch_folder(recipe(run, "launcher=slurm")), {"node.sh": "x"})
+
+
+def start(run: Path) -> None:
+    run_process(["true"], run / "logs" / "rod.log", Launcher())
+
+
+LINKS: tuple[tuple[Callable[[Path], None], tuple[tuple[str, str], ...]], ...] = (
+    # what writes; links in the run's folder -> into the victim's
+    (report, (("report", "."),)),
+    (report, (("report/tables", "tables"),)),
+    (report, (("report/figures", "figures"), ("report/files.json", ".bashrc"))),
+    (report, (("arms/rod/hf", "tables"),)),
+    (report, (
+        ("report/index.html", "index.html"), ("report/index.html.tmp", ".bashrc"),
+        ("report/curriculum.html", "curriculum_notes.html"), ("report/results.json.tmp", ".bashrc"),
+        ("report/curriculum.html.tmp", ".bashrc"), ("arms/rod/hf/README.md", "README.md"),
+    )),
+    (log, (("launch/stages", "tables"),)),
+    (log, (("launch/stages/report.jsonl", ".bashrc"),)),
+    (log, (("launch", "."),)),
+    (launch, (("launch/slurm", "tables"),)),
+    (launch, (("launch/slurm/node.sh", ".bashrc"),)),
+    (launch, (("launch", "."),)),
+    (start, (("logs", "tables"),)),
+    (start, (("logs/rod.log", ".bashrc"),)),
+    (export, (("arms/rod/.x.parquet.tmp", ".bashrc"), ("arms/rod/.x.jsonl.tmp", ".bashrc"))),
+    (train, (("arms/fixed_50.partial", "tables"),)),
+    (lambda run: Curriculum.open(run / "arms/max.partial/curriculum.rod", resume_at=1).close(),
+     (("arms/max.partial/curriculum.rod", ".bashrc"),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(LINKS)))
+def test_no_link_leads_a_writer_out(made: Path, tmp_path: Path, victim: Path, number: int) -> None:
+    (write, links), run = LINKS[number], Path(shutil.copytree(made, tmp_path / "run"))
+    shutil.copy(made / "arms" / "rod" / "curriculum.rod", victim / ".bashrc")
+    before = content(victim)
+    for place, target in links:
+        link = run / place
+        if link.is_dir():
+            shutil.rmtree(link)
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim / target)
+    with contextlib.suppress(ValueError, OSError):
+        write(run)
+    assert content(victim) == before, links
+
+
+def test_a_report_removes_what_its_own_list_has(run: Path, victim: Path) -> None:
+    before, report = content(victim), run / "report"
+    mine = [report / name for name in ("notes.txt", "curriculum_notes.html", "tables/mine.csv")]
+    for file in mine:
+        file.write_text("mine")
+    old = report / "figures" / "old.svg"
+    old.write_text("of an arm that was removed")
+    listed = [*read_json(report / "files.json")["files"], "figures/old.svg", "notes.txt", 3]
+    listed += [
+        "../arms/rod/arm.json",
+        str(victim / "index.html"),
+        "tables/../../base/manifest.json",
+    ]
+    write_json(report / "files.json", {"files": listed})
+    build_report(run)
+    assert not old.exists()
+    assert all(file.read_text() == "mine" for file in mine) and content(victim) == before
+    assert (run / "arms/rod/arm.json").exists() and (run / "base/manifest.json").exists()
+
+
+def _plant(folder: str, target: str) -> None:
+    """Is another user, who puts links wherever a file may come next, as fast as it can."""
+    os.setuid(65534)
+    while True:
+        for name in ("x.json", "x.json.tmp", ".x.json.tmp", "inner", "log.jsonl"):
+            with contextlib.suppress(OSError):
+                os.symlink(
+                    target if name != "inner" else os.path.dirname(target), f"{folder}/{name}"
+                )
+            for found in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    if found.endswith(".tmp"):
+                        os.unlink(f"{folder}/{found}")
+                        os.symlink(target, f"{folder}/{found}")
+            with contextlib.suppress(OSError):
+                os.unlink(f"{folder}/{name}")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a second user takes the rights of root")
+def test_two_users_on_one_folder_in_real_time(victim: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2], victim):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    before, run = content(victim), shared / "run"
+    target = victim / ".bashrc"
+    planting = multiprocessing.get_context("fork").Process(
+        target=_plant, args=(str(shared), str(target)), daemon=True
+    )
+    planting.start()
+    try:
+        deadline, written = time.monotonic() + 5, 0
+        while time.monotonic() < deadline:
+            for write in (
+                lambda: write_json(shared / "x.json", {"a": 1}),
+                lambda: write_json(shared / "inner" / "index.html", {"a": 1}, below=shared),
+                lambda: remove(shared / "inner" / "index.html", below=shared),
+                lambda: open_file(
+                    shared / "log.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, below=shared
+                ).close(),
+            ):
+                with contextlib.suppress(ValueError, OSError):
+                    write()
+                    written += 1
+    finally:
+        planting.terminate()
+        planting.join()
+    assert written > 100 and not run.exists()
+    assert content(victim) == before
+    shutil.rmtree(shared, ignore_errors=True)
+
+
+# --- secrets ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "+cluster.env.HF_TOKEN=hf_x", "+cluster.env.MY_KEY=x", "+cluster.env.DB_PASSWORD=x",
+        "+cluster.env.client_secret=x", "+cluster.env.X='a${oc.env:HF_TOKEN}'",
+        "+cluster.env.https_proxy='http://me:pw@proxy:3128'", "model.hf='${oc.env:HF_TOKEN}'",
+        "+cluster.env.X=hf_abcdefghijklmnopqrstu", "cluster.setup=['export HF_TOKEN=hf_x']",
+        "+tasks.arguments.api_key=x", "+nemo_rl.logger.wandb.api_key=x",
+        "run_dir='runs/${oc.env:AWS_SECRET_ACCESS_KEY}'",
+        "+cluster.sbatch.comment=ghp_0123456789abcdefgh",
+    ],
+)  # fmt: skip
+def test_secrets_are_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
+    with pytest.raises(
+        ValueError, match=r"would be written .* forward it by cluster\.env"
+    ) as error:
+        composed("recipe=toy_synthetic", words)
+    assert "hf_0123456789" not in str(error.value) and "planted" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "+cluster.env.HF_TOKEN='${oc.env:HF_TOKEN}'", "+cluster.env.TOKENIZERS_PARALLELISM=false",
+        "+cluster.env.HF_TOKEN_PATH=/secrets/token", "cluster.setup=['export HF_TOKEN=$(cat ~/t)']",
+        "+cluster.env.http_proxy='http://proxy:3128'", "+cluster.env.DATA='${oc.env:HOME}/data'",
+        "model.special_tokens=renamed", "+nemo_rl.policy.tokenizer.pad_token=x",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_is_not_refused(words: str) -> None:
+    composed("recipe=toy_synthetic", words)
+
+
+def test_nothing_that_a_run_writes_has_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment, of cluster.env, of the shell, and of a launch by an earlier version."""
+    run, secrets = tmp_path / "run", ("hf_PLANTED_ONE", "PLANTED_TWO", "PLANTED_THREE")
+    monkeypatch.setenv("HF_TOKEN", secrets[0])
+    monkeypatch.setenv("WANDB_API_KEY", secrets[1])
+    more = ("launcher=slurm", "cluster.gpus_per_node=2", "cluster.partition=x")
+    config = recipe(run, *more, "+cluster.env.HF_TOKEN='${oc.env:HF_TOKEN}'")
+    config.cluster.setup = ["export X=$WANDB_API_KEY"]
+    make_run(run)
+    write_files(launch_folder(config), Slurm().render(config, Stages(config).all()))
+    file = run / "launch" / "slurm" / "config.yaml"
+    assert file.stat().st_mode & 0o077 == 0
+    text = file.read_text().replace("export X=", f"export X={secrets[2]}")
+    file.write_text(text.replace("  env:\n", f"  env:\n    DB_PASSWORD: {secrets[2]}\n"))
+    assert secrets[2] in file.read_text()
+    build_report(run)
+    for name, data in content(run).items():
+        found = [secret for secret in secrets if secret.encode() in data]
+        assert not found or name == "launch/slurm/config.yaml", (name, found)
+    page = (run / "report" / "index.html").read_text()
+    assert "DB_PASSWORD" not in page and "export X" not in page
+
+
+# --- processes ---
+
+
+def test_subprocesses_import_nothing_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("open('PWNED', 'a').write('x')\nimport sys; sys.exit()")
+    monkeypatch.chdir(tmp_path)
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'json'])"
+    run_process([sys.executable, "-P", "-c", child], tmp_path / "logs" / "log", Launcher())
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr("sys.argv", ["nemo-rod", "--version"])
+    main()
+    assert os.environ["PYTHONSAFEPATH"]  # also of servers of forks, which Python itself starts
+    assert not (tmp_path / "PWNED").exists()
+    for file in (ROOT / "nemo_rod").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            words = getattr(node, "elts", ())
+            texts = [word.value for word in words if isinstance(word, ast.Constant)]
+            is_python = words and isinstance(words[0], ast.Name | ast.Attribute | ast.Call)
+            if is_python and {"-m", "-c"} & {*texts}:
+                assert "-P" in texts, f"{file}:{node.lineno}"
+
+
+LISTENS = """
+import os, psutil, torch.distributed as d
+d.init_process_group("gloo")
+d.barrier()
+agent = psutil.Process(os.getppid())
+for process in (agent, psutil.Process()):
+    for c in process.net_connections():
+        if c.status == "LISTEN":
+            print("LISTENS", c.laddr.ip, c.laddr.port, flush=True)
+d.barrier()
+"""
+
+
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_stores_of_a_job_on_one_node_listen_on_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fork: bool
+) -> None:
+    (tmp_path / "listens.py").write_text(LISTENS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = torchrun(Nodes(), 2, Launcher())
+    if not is_fork:
+        command.insert(1, "-u")
+    command[command.index("nemo_rod.megatron")] = "listens"
+    log = tmp_path / "logs" / "log"
+    assert run_process(command, log, Launcher(), variables=Nodes().environment()) == {}
+    listening = re.findall(r"LISTENS (\S+) \d+", log.read_text())
+    assert len(listening) >= 2 and {*listening} == {"127.0.0.1"}, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("order", "signed"),
+    [
+        ("job.json", "another key"),
+        ("job.json", ""),
+        ("../elsewhere.json", "key"),
+        ("job.json", "key"),
+    ],
+)
+def test_orders_of_strangers_are_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, order: str, signed: str
+) -> None:
+    from torch.distributed import HashStore
+
+    store, job = HashStore(), run / order
+    shutil.copy(run / "arms" / "rod" / "job.json", job)
+    monkeypatch.setenv("NEMO_ROD_RECORD", str(run / "launch" / "stages" / "rod.jsonl"))
+    monkeypatch.setenv("NEMO_ROD_KEY", "key")
+    store.set("job", sign(str(job).encode(), signed) + str(job).encode())
+    if (order, signed) == ("job.json", "key"):
+        assert shared_job(store, []).name == "rod"
+        monkeypatch.delenv("NEMO_ROD_KEY")
+    with pytest.raises(ValueError, match=r"was ordered to run .* which is not of this job"):
+        shared_job(store, [])
+
+
+@pytest.mark.parametrize("name", ["-oDir::Bin::Methods=d6/m", "../out", "/x", "a b", "A", "a", ""])
+def test_names_of_packages_are_no_options_and_no_paths(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "package.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no name of a Debian package"):
+        fetch_debian_texts(tmp_path / "cache", ["apt", name])
+
+
+def test_a_job_of_another_run_is_not_cancelled(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose logs a link in the folder leads to."""
+    other = tmp_path / "other" / "logs" / "slurm"
+    other.mkdir(parents=True)
+    shutil.rmtree(run / "logs")
+    (run / "logs").symlink_to(other.parent)
+    answers = {"%i": ["101|RUNNING|n1|None|1:00"], "stdout": [f"101 {other}/rod.out"]}
+    monkeypatch.setattr(
+        queue, "ask", lambda *words: answers["%i" if "%i" in words[-1] else "stdout"]
+    )
+    assert queue.alive(run) == {}
+
+
+def get(port: int, path: str, host: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.putrequest("GET", path, skip_host=True)
+    connection.putheader("Host", host)
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_serve_gives_the_files_of_the_folder_to_this_machine(tmp_path: Path, victim: Path) -> None:
+    report = tmp_path / "report"
+    (report / "tables").mkdir(parents=True)
+    for name in ("index.html", "tables/a b.csv"):
+        (report / name).write_text(name)
+    (report / "pub").symlink_to(victim)
+    (report / "key").symlink_to(victim / ".bashrc")
+    os.mkfifo(report / "pipe")
+    served = server.serve(report, port=0, every=9)
+    port = served.server_address[1]
+    for path, host, status in (
+        ("/", f"127.0.0.1:{port}", 200), ("/tables/a%20b.csv", f"localhost:{port}", 200),
+        ("/index.html", "evil.example", 404), ("/", f"evil.example:{port}", 404), ("/", "", 404),
+        ("/pub/.bashrc", f"127.0.0.1:{port}", 404), ("/key", f"127.0.0.1:{port}", 404),
+        ("/tables/", f"127.0.0.1:{port}", 404), ("/tables", f"127.0.0.1:{port}", 404),
+        ("/../victim/.bashrc", f"127.0.0.1:{port}", 404), ("/pipe", f"127.0.0.1:{port}", 404),
+        ("/%2e%2e/victim/.bashrc", f"127.0.0.1:{port}", 404), ("/a%00", f"127.0.0.1:{port}", 404),
+        (f"/{victim}/.bashrc", f"127.0.0.1:{port}", 404),
+    ):  # fmt: skip
+        code, answer = get(port, path, host)
+        assert (code, b"mine" in answer) == (status, False), (path, host)
+    served.shutdown()
+
+
+# --- names and sizes ---
+
+
+def test_names_are_text_in_tables(tmp_path: Path) -> None:
+    rows = ({"name": NAME}, {"name": "=cmd|' /C calc'!A1"}, {"name": "chain_0"})
+    table = Table("x", (Column("name", "Name", is_text=True),), rows)
+    shown = table.to_markdown()
+    assert not re.search(
+        r"<|(?<!\\)[|`\[!]", shown.replace("| ", "").replace(" |", "").split("\n")[2]
+    )
+    assert "chain_0" in shown and "\n=" not in table.to_csv() and "'=cmd" in table.to_csv()
+
+
+def curriculum(path: Path, folder: Path, *, size: int = 0, sources: int = 0) -> Path:
+    """A copy of a curriculum, long without content, or with a header of many sources."""
+    folder.mkdir(exist_ok=True)
+    out = Path(shutil.copy(path, folder / "curriculum.rod"))
+    if sources:
+        data = out.read_bytes()
+        header = json.loads(data[12 : 12 + int.from_bytes(data[8:12], "little")])
+        more = [[f"s{n}", "replay", 10**6 + n, 1] for n in range(sources)]
+        header["header"]["sources"] += more
+        out.write_bytes(_with_header(data, None, header))
+    if size:
+        os.truncate(out, size)
+    return out
+
+
+READERS: dict[str, Callable[[Path, Path], object]] = {
+    "inspect": lambda file, run: inspect(file),
+    "verify": lambda file, run: curriculum_tools.verify(
+        Curriculum.open(file, read_only=True), BlockStore(run / "blocks")
+    ),
+    "report": lambda file, run: read_history(file),
+    "explorer": lambda file, run: explore(file),
+    "page of a job": lambda file, run: build_job_report(file.parent),
+    "follow": lambda file, run: replay_share(Curriculum.open(file, read_only=True)),
+    "materialise": lambda file, run: materialise(
+        Curriculum.open(file, read_only=True), BlockStore(run / "blocks"), file.parent / "out",
+        format="jsonl",
+    ),
+    "resume": lambda file, run: Curriculum.open(file),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_curriculum_is_as_long_as_its_steps(made: Path, tmp_path: Path, name: str) -> None:
+    recorded = made / "arms" / "rod" / "curriculum.rod"
+    for number, hostile in enumerate(({"size": 8 << 40}, {"sources": 200_000})):
+        file = curriculum(recorded, tmp_path / str(number), **hostile)
+        begun = time.monotonic()
+        with (
+            time_limit(60),
+            pytest.raises(ValueError, match=r"more than a crash leaves|sources, more than"),
+        ):
+            READERS[name](file, made)
+        assert time.monotonic() - begun < 20
+
+
+def test_as_many_sources_as_a_header_may_have_are_drawn(made: Path, tmp_path: Path) -> None:
+    file = curriculum(made / "arms/rod/curriculum.rod", tmp_path / "many", sources=4000)
+    with time_limit(60):
+        inspect(file)
+        explore(file)
+        read_history(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[" * 1000 + "]" * 1000, "damaged"), ("{" * (1 << 21), "objects"),
+        (" " * (1 << 25) + "{}", "bytes"), ('{"a": 1}', ""),
+    ],
+)  # fmt: skip
+def test_values_are_of_a_size_that_a_run_writes(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    if not sentence:
+        read_json(file)
+        return
+    with pytest.raises(ValueError, match=rf"x\.json .*{sentence}|holds no JSON object"):
+        read_json(file)
+    file.write_text('{"a": 1}' * (1 << 22))
+    with pytest.raises(ValueError, match=r"has no JSON in line 1|no end of line"):
+        read_lines(file)
+
+
+def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * (64 << 20)])
+    one, ids = pa.array([1] * 2000), pa.array([[0] * 16] * 2000)
+    targets = pa.array([15] * 2000)
+    columns = {"token_ids": ids, "origin": long, "origin_tag": one, "content_hash": long}
+    columns |= {"split": pa.array(["train"] * 2000), "ref_loss": one, "n_response_tokens": targets}
+    for name in ("part_00000.parquet", "refloss_train_000000000000.parquet"):
+        pq.write_table(pa.table(columns), tmp_path / name, compression="zstd")
+        assert (tmp_path / name).stat().st_size < 1 << 20
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words in (
+        ["blocks", tmp_path, tmp_path / "out", "tokenizer=byte"],
+        ["references", tmp_path, tmp_path / "out", f"blocks={made / 'blocks'}", "role=replay",
+         "model=x", "precision=bf16"],
+    ):  # fmt: skip
+        options = path_parser("import").parse_args(["import", *map(str, words)])
+        with time_limit(SECONDS), pytest.raises(ValueError, match=r"too much|has a text of"):
+            options.main(options)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 500 << 10
+    trace = tmp_path / "trace.jsonl"
+    trace.touch()
+    os.truncate(trace, 8 << 40)
+    with time_limit(SECONDS), pytest.raises(ValueError, match=r"no end of line|no row of"):
+        list(trace_rows(trace))
+
+
+def test_a_dataset_brings_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "data.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
+    spec = SourceSpec(name="x", role="replay", kind="huggingface", path=str(folder))
+    with time_limit(SECONDS), contextlib.suppress(ValueError):
+        list(Documents(spec))
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_yaml_of_a_folder_has_no_aliases(run: Path) -> None:
+    lines = ["a: &a [x]"] + [f"b{n}: &b{n} [*a, *a]" for n in range(9)]
+    (run / "launch" / "local" / "config.yaml").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="has aliases"):
+        options = path_parser("status").parse_args(["status", str(run)])
+        options.main(options)
+
+
+def test_a_merge_copies_the_files_of_a_checkpoint(made: Path, tmp_path: Path, victim: Path) -> None:
+    base = Path(shutil.copytree(made / "base" / "hf", tmp_path / "base"))
+    (base / "vocab.json").symlink_to(victim / ".bashrc")
+    (base / "extra.json").write_text("{}")
+    (base / "tokenizer_config.json").write_text("{}")
+    (base / "setup.py").write_text("")
+    merge_checkpoints(base, made / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
+    copied = {file.name for file in (tmp_path / "out").iterdir()}
+    assert copied == {"config.json", "model.safetensors", "tokenizer_config.json"}
+
+
+# --- supply ---
+
+
+def test_workflows_may_only_read_and_name_actions_by_commit() -> None:
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        flow = yaml.safe_load(file.read_text())
+        assert flow["permissions"] == {"contents": "read"}, file.name
+        for used in re.findall(r"uses: (\S+)", file.read_text()):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", used), used
