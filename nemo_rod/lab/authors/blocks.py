@@ -283,13 +283,13 @@ def open_table(file: Path, names: Sequence[str]) -> Any:
     import pyarrow.parquet as pq
 
     texts = [name for name in ("origin", "content_hash", "split") if name in names]
-    table = pq.ParquetFile(file, read_dictionary=texts)
-    there = table.schema_arrow.names
+    there = pq.read_schema(file).names
     if lacking := [name for name in names if name not in there]:
         raise ValueError(
             f"{file} has no column {lacking[0]!r}, found {', '.join(there)}: name a folder that "
             "the authors' code wrote"
         )
+    table = pq.ParquetFile(file, read_dictionary=texts)
     for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             is_text = column.path_in_schema in texts
