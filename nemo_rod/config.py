@@ -39,7 +39,7 @@ PEAK_TFLOPS = {
 }
 TIME = Bound(
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
-    lambda found: re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", found) is not None,
+    lambda found: re.fullmatch(r"(\d+-)?\d{1,2}(:[0-5]\d){2}", found) is not None,
 )
 SHARE = Bound(
     "a share in [0, 1], or a trained arm",

@@ -332,6 +332,17 @@ def writing(path: Path) -> Iterator[None]:
         raise with_advice(error, path) from error
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds a file's name, and the remedy, to errors of the system in the block that name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise with_advice(error, path) from error
+
+
 def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda note: None) -> int:
     """Reads whole files in order into the page cache, before they are read at random.
 

@@ -1,7 +1,7 @@
 """Reads a curriculum materialised for Megatron in its own order: Megatron's GPTDataset shuffles.
 
 In pretrain_gpt.py of Megatron-LM, with --dataloader-type single, --seq-length as the block size and
---global-batch-size as the blocks of a step, which is what `manifest.json` says:
+--global-batch-size as the blocks of a step, which is what `.manifest.json` says:
 
     def train_valid_test_datasets_provider(num_samples, vp_stage=None):
         return InOrder("data/blocks"), None, None

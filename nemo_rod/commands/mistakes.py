@@ -19,8 +19,8 @@ from nemo_rod.parts import did_you_mean, names
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 # dictionaries that take any name below them, so that no "+" needs to be typed
-_OPEN = (
-    *("selection.policy_options", "domain.sources", "variants"),
+OPEN = (
+    *("selection.policy_options", "domain.sources", "variants", "tasks.capabilities"),
     *("cluster.env", "cluster.sbatch", "cluster.cpu_sbatch"),
 )
 _ELSEWHERE = {  # names in other trainers -> keys
@@ -64,7 +64,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
             continue  # as if there were none
-        is_group = key in _OPEN or (config_folder() / key).is_dir()
+        is_group = key in OPEN or (config_folder() / key).is_dir()
         if word[0] == "~" and not is_group and key in known_keys():
             raise ValueError(f"{word} takes away what every run needs: give {key} a value instead.")
         if key == "recipe" and ("/" in value or value.endswith(".yaml")):
@@ -100,7 +100,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
             )
         if equals and override.value() is None and (config_folder() / key).is_dir():
             word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
-        opened = any(key.startswith(f"{name}.") for name in _OPEN)
+        opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
     named = any(word.lstrip("+").startswith("recipe=") for word in taken)
     if not named and not _WITHOUT_RECIPE & {word.partition("=")[0] for word in words}:
@@ -127,8 +127,16 @@ def known_keys() -> Iterator[str]:
 def near_key(key: str) -> str:
     """Returns " (did you mean ...?)" with the keys that a mistyped one is nearest to, or ""."""
     known, end = list(known_keys()), key.rpartition(".")[2].lower()
+    if key in known:
+        return ""
     ends = [name for name in known if name.endswith(f".{end}")] or _ELSEWHERE.get(end, "").split()
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
+
+
+def tasks_by_name(names: Iterable[str]) -> str:
+    """Returns " (...)" with the word that runs tasks of lm-eval by their names."""
+    listed = ",".join(map(str, names))
+    return f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
 
 
 def _is_known(key: str) -> bool:
@@ -229,7 +237,9 @@ def _check_value(word: str, override: Override) -> None:
             f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
         )
     if isinstance(chosen, list) and chosen and (choices or group == "arm"):
-        raise ValueError(f"{word} is a list where one name is expected: {group}={chosen[0]}, say.")
+        name = chosen[0] if chosen[0] in choices or group == "arm" else choices[0]
+        cure = tasks_by_name(chosen) if group == "tasks" else ""
+        raise ValueError(f"{word} is a list where one name is expected: {group}={name}, say{cure}.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):
         value = word.partition("=")[2]
         if override.is_sweep_override() and "[" in value:

@@ -21,7 +21,14 @@ from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
-from nemo_rod.commands.mistakes import ALL_KEYS, config_folders, known_keys, near_key, understood
+from nemo_rod.commands.mistakes import (
+    ALL_KEYS,
+    config_folders,
+    known_keys,
+    near_key,
+    tasks_by_name,
+    understood,
+)
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, blamed_key, config_class, config_folder
@@ -151,6 +158,7 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         if stray is not None:
             cure = f" (move {stray} to {stray.parent / group / stray.name})"
         cure = cure or did_you_mean(name, options)
+        cure = cure or (tasks_by_name([name]) if group == "tasks" else "")
         own = f"; {OWN_CLUSTER}" if group == "cluster" else ""
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}{own}."
     # of a file that says `key: value`, or of a word on the command line

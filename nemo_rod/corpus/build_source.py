@@ -30,7 +30,7 @@ from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter, token_reader
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
@@ -165,6 +165,7 @@ class _Build:
         # [training, held out]; the second packer is idle unless whole documents are held out.
         self._packers = [Packer(size, eod, rest) for rest in state["rests"]]
         self._begun = False  # whether the last document continues in the next batch
+        self._is_capped = False  # whether the cap on tokens has cut it off
         self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
         self._tokens, self._taken = state["tokens"], state["taken"]  # the latter by input
         out = folder / "out"
@@ -178,26 +179,40 @@ class _Build:
     def full(self) -> bool:
         """Whether no token of another document fits under the cap on tokens."""
         cap = self._spec.max_tokens
-        return cap is not None and not self._begun and self._tokens >= cap - 1
+        return self._is_capped or (cap is not None and not self._begun and self._tokens >= cap)
 
     def add(self, batch: Batch, encoded: Encoded) -> None:
         """Packs and writes a batch, up to the cap on tokens."""
         tokens, lengths = encoded
         parts = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
-        cap, goes_on = self._spec.max_tokens, batch.goes_on
+        cap, goes_on, eod = self._spec.max_tokens, batch.goes_on, self._settings.tokenizer.eod_id
         whole = range(int(self._begun), len(parts) - goes_on)
+        if batch.texts and not isinstance(batch.texts[0], np.ndarray):
+            # an EOD that a text itself begins or ends with is not doubled
+            for number, part in enumerate(parts):
+                inner = np.flatnonzero(part != eod)
+                begin = inner[0] if len(inner) else len(part)
+                end = inner[-1] + 1 if len(inner) else 0
+                begins, ends = number >= whole.start, number < whole.stop
+                parts[number] = part[begin if begins else 0 : end if ends else len(part)]
         kept = [n for n in range(len(parts)) if len(parts[n]) or n not in whole]  # no EOD alone
+        # whether the last document is cut off: then it has no EOD, and the next one follows it
+        is_cut = batch.cut and kept[-1:] == [len(parts) - 1]
         parts, inputs = [parts[n] for n in kept], [batch.inputs[n] for n in kept]
         for number, (part, source) in enumerate(zip(parts, inputs, strict=True)):
             if self.full:
-                parts, goes_on = parts[:number], False
+                parts, goes_on, is_cut = parts[:number], False, self._is_capped
                 break
-            self._begun = goes_on and number == len(parts) - 1
-            if cap is not None and (room := cap - self._tokens - 1) < len(part) + self._begun:
-                parts[number] = part[:room]
-                self._begun = goes_on = False  # a document ends where the cap ends it
-            self._tokens += len(parts[number]) + (not self._begun)
-            self._taken[source] += not self._begun
+            is_last = number == len(parts) - 1
+            self._begun = goes_on and is_last
+            ends = not self._begun and not (is_cut and is_last)
+            if cap is not None and cap - self._tokens < len(part) + ends:
+                part = whole_characters(self._settings.tokenizer, part[: cap - self._tokens])
+                parts[number], self._is_capped, is_cut = part, True, True
+                self._begun = goes_on = ends = False
+            self._tokens += len(parts[number]) + ends
+            is_there = len(part) > 0 or number < whole.start  # the latter: earlier pieces are
+            self._taken[source] += not self._begun and is_there
         fraction, seed = self._settings.holdout_fraction, self._settings.holdout_seed
         if self._spec.document_holdout:
             if self._open and parts:
@@ -205,10 +220,11 @@ class _Build:
             self._open = [parts.pop()] if goes_on else []
             held = [is_holdout(d, fraction=fraction, seed=seed) for d in parts]
             for index, packer in enumerate(self._packers):
-                blocks = packer.add([d for d, h in zip(parts, held, strict=True) if h == index])
+                documents = [d for d, h in zip(parts, held, strict=True) if h == index]
+                blocks = packer.add(documents, go_on=is_cut and held[-1:] == [index])
                 self.writers[index].append(blocks, block_hashes(self._spec.name, blocks))
         else:
-            blocks = self._packers[0].add(parts, go_on=goes_on)
+            blocks = self._packers[0].add(parts, go_on=bool(parts) and (goes_on or is_cut))
             stored: NDArray[Any] = blocks
             hashes = block_hashes(self._spec.name, blocks)
             mask = holdout_mask(blocks, fraction=fraction, seed=seed)

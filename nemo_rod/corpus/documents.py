@@ -43,6 +43,7 @@ class Document(NamedTuple):
     input: int
     text: Content
     bytes: int
+    cut: bool = False  # by its reader or a cap: it has no end
 
 
 class Documents:
@@ -101,7 +102,8 @@ class Documents:
                     break
                 taken = None if text is None else self._take(text, current)
                 if taken is not None:
-                    yield Document(state["input"], *taken)
+                    is_cut = current.cut or taken[2]
+                    yield Document(state["input"], *taken[:2], is_cut)
                 del text, taken  # before the next one is read: they may be long
                 if self._full():
                     return
@@ -121,7 +123,7 @@ class Documents:
         now = self.inputs[number].consumed() if self._started else 0
         return now + sum(item.size or 0 for item in self.inputs[:number])
 
-    def _take(self, text: Content, source: Input) -> tuple[Content, int] | None:
+    def _take(self, text: Content, source: Input) -> tuple[Content, int, bool] | None:
         try:
             data = encoded(text)
         except UnicodeEncodeError:
@@ -144,7 +146,8 @@ class Documents:
         if bits is not None and bits[byte] >> (7 - bit) & 1:
             return None
         limit, size = self.spec.max_bytes, len(data)
-        if limit is not None and state["bytes"] + size > limit:
+        is_cut = limit is not None and state["bytes"] + size > limit
+        if limit is not None and is_cut:
             size = limit - state["bytes"]
             text = data[:size].decode("utf-8", errors="ignore")  # drops a character cut in half
             data = text.encode("utf-8")
@@ -152,7 +155,8 @@ class Documents:
         if not data:  # it would be an end of document without a document
             return None
         state["taken"] += 1
-        return LongText(data) if isinstance(text, str) and size >= LONG_BYTES else text, size
+        is_long = isinstance(text, str) and size >= LONG_BYTES
+        return LongText(data) if is_long else text, size, is_cut
 
     def _full(self) -> bool:
         most_documents, most_bytes = self.spec.max_documents or inf, self.spec.max_bytes or inf

@@ -49,6 +49,7 @@ class Batch:
         consumed: `Documents.consumed` after the last one.
         goes_on: whether the last text is a piece of a document that continues with the first text
             of the next batch; there is no `state` then.
+        cut: whether the last text has no end of document: see `Document`.
     """
 
     texts: list[Any] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Batch:
     state: dict[str, Any] = field(default_factory=dict)
     consumed: int = 0
     goes_on: bool = False
+    cut: bool = False
 
 
 def batches(documents: Documents) -> Iterator[Batch]:
@@ -66,8 +68,9 @@ def batches(documents: Documents) -> Iterator[Batch]:
         batch.texts.append(document.text)
         batch.inputs.append(document.input)
         size += document.bytes
+        batch.cut = document.cut
         del document  # before the next one is read: it may be long
-        if size >= BATCH_BYTES:
+        if size >= BATCH_BYTES or batch.cut:
             batch.state, batch.consumed = documents.state(), documents.consumed()
             yield batch
             batch, size = Batch(), 0
@@ -144,7 +147,7 @@ class Encoder:
                         part = Batch(skip=skip, consumed=batch.consumed, goes_on=True)
                     part.texts.append(piece)
                     part.inputs.append(number)
-            part.state, part.goes_on = batch.state, False
+            part.state, part.goes_on, part.cut = batch.state, False, batch.cut
             del batch, text, piece  # before the next one is read: they are long
             yield part
 

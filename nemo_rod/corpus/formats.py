@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.filters import lookup, parse_filter
-from nemo_rod.corpus.input_files import File, matching_files
+from nemo_rod.corpus.input_files import HEAD, File, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
@@ -74,9 +74,11 @@ class Input:
         parts: names and sizes of the files that it reads, if it stands for several.
         share: share of its documents to read, by their content, beside `subsample`.
         in_place: manifest entry of a file of token ids that are read in place, not copied.
+        cut: whether the record yielded last was cut off, so that no end of document follows it.
     """
 
     share = 1.0
+    cut = False
     in_place: dict[str, Any] | None = None
 
     def __init__(self, name: str, size: int | None, place: str | None = None) -> None:
@@ -133,14 +135,25 @@ class Extract:
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
         try:
             for comparison in self.comparisons:
-                value = lookup(record, comparison.field)
+                try:
+                    value = lookup(record, comparison.field)
+                except KeyError:  # a writer may leave out a field that is null
+                    if comparison.operator == "!=" and comparison.value is None:
+                        return None
+                    raise
                 if isinstance(value, LongText):
                     value = value.utf8.decode()
                 if not comparison.holds(value):
                     return None
             text = lookup(record, self.text_field)
         except KeyError as error:
-            raise ValueError(missing_field(where, error.args[0], record)) from None
+            field = error.args[0]
+            optional = f", or leave records without it out: begin filter with {field} != null"
+            if any((c.field, c.operator, c.value) == (field, "==", None) for c in self.comparisons):
+                optional = (
+                    f", or keep records without it alone: jq -c 'select(.{field} == null)' FILE"
+                )
+            raise ValueError(missing_field(where, field, record) + optional) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not isinstance(text, str | LongText):
@@ -173,6 +186,8 @@ class InputFile(Input):
         """
         suffix = self.path.suffix.lower()
         with self.path.open("rb") as handle:
+            refuse_placeholder(self.path, handle.read(HEAD))
+            handle.seek(0)
             whole = iter(lambda: handle.read(1 << 20), b"")
             packed = _unpacked(handle, suffix) if suffix in _UNPACKERS else None
             try:

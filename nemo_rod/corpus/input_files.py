@@ -22,6 +22,22 @@ from typing import IO, Any, TypeVar
 from nemo_rod.corpus.sources import SourceSpec
 
 T = TypeVar("T")
+# what a file begins with that stands for another one, or is a server's answer -> what it is
+_PLACEHOLDERS = (
+    (rb"version https://(git-lfs|hawser)\.github\.com/", "a pointer of Git LFS: run git lfs pull"),
+    (rb"(\.\./)*(\.git)?/annex/objects/", "a pointer of git-annex: run git annex get on it"),
+    (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title)\b", "an HTML page"),
+    (rb"(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|ListBucketResult)\b",
+     "a storage's answer in XML: fetch the file again"),
+    (rb"outs:\r?\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
+    (rb'(?i)(\{"(error|message|detail)": ?")?(error |http )?(\d{3}:? )?'
+     rb"((repository|entry|page|file) )?(not found|access denied|forbidden|unauthorized|"
+     rb"invalid username or password|bad gateway|too many requests|internal server error|"
+     rb'service unavailable|gateway time-?out)\.?("\})?\s*\Z',
+     "a server's error: fetch the file again"),
+)  # fmt: skip
+_HTML = (".html", ".htm", ".xhtml")
+HEAD = 1024  # bytes of a file that show what it is
 
 
 class RemoteFile:
@@ -37,6 +53,19 @@ class RemoteFile:
 
 
 File = Path | RemoteFile
+
+
+def refuse_placeholder(file: File, head: bytes) -> None:
+    """Refuses a file that stands for the data, by its first `HEAD` bytes."""
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    for pattern, kind in _PLACEHOLDERS:
+        if not re.match(pattern, head, re.DOTALL):
+            continue
+        if kind == "an HTML page":
+            if any(end in _HTML for end in Path(str(file)).suffixes[-2:]):
+                continue
+            kind += ", as servers answer: fetch the file again, or name it .html if it is meant"
+        raise ValueError(f"{file} is not the data, but {kind}")
 
 
 def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:

@@ -43,7 +43,7 @@ class Packer:
 
         Args:
             documents: token ids of each document, without EOD.
-            go_on: whether the last one continues with the first of the next call.
+            go_on: whether the last one has no end here: the first of the next call follows it.
         """
         parts = [self.rest]
         for document in documents:

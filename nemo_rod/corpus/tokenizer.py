@@ -62,6 +62,14 @@ class Tokenizer(Protocol):
         """Writes the files that ``AutoTokenizer.from_pretrained`` reads."""
 
 
+def whole_characters(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Returns the ids of a text that was cut, without those of half a character at their end."""
+    for end in range(len(ids), max(-1, len(ids) - 4), -1):
+        if not tokenizer.decode(ids[max(0, end - 8) : end]).endswith("\ufffd"):
+            return ids[:end]
+    return ids  # as it is written
+
+
 def fingerprint_of(tokenizer: Tokenizer) -> str:
     """Returns the fingerprint of a tokenizer whose other attributes are set."""
     # Samples from the whole vocabulary exercise the merges that the probes do not.

@@ -34,22 +34,38 @@ def install_megatron_bridge() -> None:
         initialize.compile_helpers = lambda: None
     if torch.cuda.is_available():
         return
-    setup.initialize_megatron = functools.partial(
-        initialize.initialize_megatron, allow_no_cuda=True
-    )
+
+    def initialize_megatron(cfg: Any, **options: Any) -> Any:
+        _refuse_async(cfg.checkpoint.async_save, "cfg.checkpoint.async_save=True")
+        return initialize.initialize_megatron(cfg, **{**options, "allow_no_cuda": True})
+
+    setup.initialize_megatron = initialize_megatron
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
+
+
+def _refuse_async(is_asked_for: bool, key: str) -> None:
+    """Refuses megatron-core's saving in the background: its writer divides by the number of GPUs.
+
+    The job would wait for that process for ever.
+    """
+    if is_asked_for:
+        raise ValueError(f"{key} hangs on a machine without a GPU: leave it out")
 
 
 def install_megatron_lm() -> None:
     """Makes Megatron-LM's `pretrain()` work without CUDA; its checkout must be importable."""
     if torch.cuda.is_available():
         return
-    from megatron.training import arguments, initialize, training
+    from megatron.training import arguments, global_vars, initialize, training
 
     functions.check("cpu/megatron_lm")
-    training.initialize_megatron = functools.partial(
-        initialize.initialize_megatron, allow_no_cuda=True
-    )
+
+    def initialize_megatron(*given: Any, **options: Any) -> Any:
+        done = initialize.initialize_megatron(*given, **{**options, "allow_no_cuda": True})
+        _refuse_async(global_vars.get_args().async_save, "--async-save")
+        return done
+
+    training.initialize_megatron = initialize_megatron
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
     # if it counts a device it creates the process groups, but also sets that device
     initialize._initialize_distributed = _while_counting_one_device(

@@ -3,7 +3,7 @@
     <out>/part-00000.parquet ...   or .jsonl, or data-00000-of-00003.arrow for `load_from_disk`
     <out>/blocks.bin, blocks.idx   for Megatron: one block per sequence and document
     <out>/order-00000.parquet ...  beside them, the other columns, row by row
-    <out>/manifest.json            provenance, written last
+    <out>/.manifest.json           provenance, written last; readers of folders pass hidden files by
 
 Rows are ordered by step and, within a step, by the place in its batch. A part is renamed into place
 whole, and a repeated call continues after the last one; memory does not grow with the curriculum.
@@ -35,6 +35,7 @@ from nemo_rod.files import (
 from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection.curriculum.log import Curriculum
 
+_MANIFEST, _INPUTS = ".manifest.json", ".inputs.json"
 PART_TOKENS = 1 << 27  # half a GB, which an interruption costs at most
 
 
@@ -90,7 +91,7 @@ def materialise(
         "part_tokens": part_tokens,
     }
     _claim(out, made_of)
-    if (out / "manifest.json").exists():
+    if (out / _MANIFEST).exists():
         return
     writer = WRITERS[format](out, header.block_size)
     steps = max(1, part_tokens // (header.num_chosen * header.block_size))
@@ -105,14 +106,14 @@ def materialise(
                 writer.write(file, rows, start * header.num_chosen)
         progress(stop)
     writer.finish([writer.name(number, len(starts)) for number in range(len(starts))])
-    write_json(out / "manifest.json", made_of)
-    (out / "inputs.json").unlink()
+    write_json(out / _MANIFEST, made_of)
+    (out / _INPUTS).unlink()
 
 
 def _claim(out: Path, made_of: dict[str, Any]) -> None:
     """Takes a folder for a curriculum, or continues in one; refuses any other content."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    for name in ("manifest.json", "inputs.json"):
+    for name in (_MANIFEST, _INPUTS):
         if name in names:
             recorded = read_json(out / name)
             for key in [*made_of, *recorded]:
@@ -126,7 +127,7 @@ def _claim(out: Path, made_of: dict[str, Any]) -> None:
         raise ValueError(
             f"{out} holds other files, {min(names)} among them: choose a new folder, or remove it"
         )
-    write_json(out / "inputs.json", made_of)
+    write_json(out / _INPUTS, made_of)
 
 
 def _rows(curriculum: Curriculum, store: BlockStore, index: int, *, tokens: bool) -> Any:

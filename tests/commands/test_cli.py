@@ -146,6 +146,8 @@ MISTYPED = {  # what is typed -> a part of the sentence that answers it
     "recipe=toy TRAIN.LR=1": "(did you mean train.lr?)",
     "recipe=toy +train.lrr=1": "There is no key train.lrr (did you mean train.lr?)",
     "recipe=[toy]": "is a list where one name is expected: recipe=toy, say.",
+    "tasks=[arc_easy,piqa]": "tasks=held_out, say (tasks of lm-eval: tasks=none "
+    "'tasks.capabilities={mine:[arc_easy,piqa]}').",
     "recipe=TOY": "There is no recipe=TOY (did you mean toy?)",
     "recipe=toy arms=[fixed32]": "(did you mean fixed_32?)",
     "recipe=toy arm=rod,base": "add -m for a run of each, or write arms=[rod,base].",

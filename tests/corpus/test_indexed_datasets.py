@@ -164,7 +164,23 @@ def index(place: int, kind: str, value: int) -> Callable[[Path], None]:
     return damage
 
 
-DAMAGED = r"a\.bin: its index is damaged at document [01]: fetch it again"
+def index_of(order: list[int]) -> Callable[[Path], None]:
+    """Writes an index of some documents, of two sequences of two ids each, in some order."""
+
+    def damage(prefix: Path) -> None:
+        sequences = [2 * number + half for number in order for half in (0, 1)]
+        parts = [
+            np.full(len(sequences), 2, "<i4"), np.array(sequences, "<i8") * 8,
+            np.arange(0, len(sequences) + 1, 2, "<i8"),
+        ]  # fmt: skip
+        head = prefix.with_suffix(".idx").read_bytes()[:18]
+        head += struct.pack("<QQ", len(sequences), len(order) + 1)
+        prefix.with_suffix(".idx").write_bytes(head + b"".join(part.tobytes() for part in parts))
+
+    return damage
+
+
+DAMAGED = r"a\.bin has an index that is damaged at document [01]: fetch it again"
 NINE = [[5, 6, 7, EOD]] * 9  # of two sequences each
 
 
@@ -184,9 +200,14 @@ NINE = [[5, 6, 7, EOD]] * 9  # of two sequences each
         (index(34, "<i", -2), NINE, DAMAGED),
         (index(34 + 12 * 18 + 8, "<q", -1), NINE, DAMAGED),
         (index(34 + 12 * 18 + 8, "<q", 99), NINE, DAMAGED),
-        (index(-16, "<q", 99), NINE, r"a\.bin: its index is damaged at document 7: fetch it again"),
-        (index(34 + 12 * 18, "<q", 1), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
-        (index(-8, "<q", 17), NINE, r"a\.bin has 144 bytes, and its index ends at 144"),
+        (index(-16, "<q", 99), NINE, r"a\.bin has an index that is damaged at document 7: fetch"),
+        (index(34 + 12 * 18, "<q", 1), NINE, "is whole, .* of its sequences 1 to 18 of 18: give"),
+        (index(-8, "<q", 17), NINE, "is whole, .* documents of its sequences 0 to 17 of 18: give"),
+        (index_of([*range(9)][::-1]), NINE, "is whole, .* lists sequences in another order: give"),
+        (index_of([1, 0, *range(2, 9)]), NINE, "is whole, .* lists sequences in another order"),
+        (index_of([*range(5)]), NINE, "is whole, but its index lists bytes 0 to 80 of its 144"),
+        (index_of([*range(4, 9)]), NINE, "is whole, but its index lists bytes 64 to 144 of its"),
+        (index_of([0, 0]), NINE, "has 144 bytes, and its index ends at 16: it was cut off, or be"),
         (None, [*made(50, 1), [5, 999, EOD]],
          r"a\.bin, document 50: id 999 is outside the vocabulary, which has 256: name"),
         (None, [[5, 6, 11], [7, 11], [8, 11]],

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 from collections.abc import Callable, Sequence
@@ -213,6 +214,77 @@ def test_what_is_no_json_lines_file_says_what_to_do(
 ) -> None:
     (tmp_path / name).write_bytes(data)
     refuse(web(tmp_path / name), f"source web: {tmp_path / name}", sentence)
+
+
+PLACEHOLDERS = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n": "pointer of Git LFS: r",
+    b"/annex/objects/MD5E-s5--5d41402abc4b2a76b9719d911017c592.txt\n": "pointer of git-annex: run",
+    b"<!DOCTYPE html>\n<html><body>404</body></html>": "an HTML page, as servers answer: fetch the",
+    b"\xef\xbb\xbf\r\n<html>\r\n<head><title>502 Bad Gateway</title>": "an HTML page, as servers",
+    b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">': "an HTML page, as servers",
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>': "answer in XML: fetch",
+    b"<Error>\n <Code>AccessDenied</Code></Error>": "a storage's answer in XML: fetch the file",
+    b'{"error": "Repository not found"}': "a server's error: fetch the file again",
+    b"outs:\n- md5: a1b2\n  size: 3\n": "a pointer of DVC: run dvc pull",
+    b"404: Not Found": "a server's error: fetch the file again",
+    b"Entry not found\n": "a server's error: fetch the file again",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["text", "jsonl", "jsonl.gz", "parquet", "megatron", "huggingface"]
+)
+@pytest.mark.parametrize("data", PLACEHOLDERS)
+def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: bytes) -> None:
+    folder, (kind, *packed) = tmp_path / "data", kind.split(".")
+    folder.mkdir()
+    file = folder / ".".join(
+        ["a", {"megatron": "bin", "huggingface": "jsonl"}.get(kind, kind), *packed]
+    )
+    file.write_bytes(data)
+    (folder / "a.idx").write_bytes(data)
+    if kind == "huggingface":
+        pytest.importorskip("datasets")
+    place = {"path": str(folder)} if kind == "huggingface" else {}
+    files = [] if place else [folder / "a" if kind == "megatron" else file]
+    refuse(web(*files, kind=kind, **place), " is not the data, but ", PLACEHOLDERS[data])
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.html", "<html>a page that is meant</html>"),
+        ("a.htm.gz", "<!DOCTYPE html>"),
+        ("a.txt", "A text about <html> and version https://git-lfs.github.com/spec/v1"),
+        ("a.xml", "<?xml version='1.0'?><Errors><Error>a log</Error></Errors>"),
+        ("a.txt", "Not found. Who would write this, and go on?"),
+        ("a.txt", "/annex is a folder"),
+    ],
+)
+def test_texts_like_placeholders_are_read(tmp_path: Path, name: str, data: str) -> None:
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(data.encode()))
+    assert list(read_documents(web(tmp_path / name, kind="text"))) == [data]
+
+
+@pytest.mark.parametrize(
+    ("condition", "read"),
+    [
+        ("text != null", ["a", "c"]),
+        ('text != null and lang != null and lang == "de"', ["c"]),
+        ("lang != null and meta.x != null and text != null", ["c"]),
+    ],
+)
+def test_records_without_a_field_are_left_out(
+    tmp_path: Path, condition: str, read: list[str]
+) -> None:
+    rows = [{"text": "a"}, {"id": 1}, {"text": None}, {"text": "c", "lang": "de", "meta": {"x": 1}}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(read_documents(web(tmp_path / "a.jsonl", filter=condition))) == read
+    refuse(web(tmp_path / "a.jsonl", filter='lang == "de"'), "a.jsonl:1: no field 'lang'",
+           "leave records without it out: begin filter with lang != null")  # fmt: skip
+    refuse(web(tmp_path / "a.jsonl"), ":2: no field 'text'", "begin filter with text != null")
+    refuse(web(tmp_path / "a.jsonl", filter="lang == null"), "jq -c 'select(.lang == null)' FILE")
 
 
 @pytest.mark.parametrize(

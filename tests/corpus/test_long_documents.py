@@ -124,7 +124,7 @@ def test_blocks_do_not_depend_on_the_pieces(
         ({"max_bytes": 7}, 2, 8),  # one of the two bytes of the third
         ({"max_bytes": 8}, 3, 11),
         ({"max_bytes": 6}, 2, 8),
-        ({"max_tokens": 9}, 2, 8),  # an EOD alone would be left
+        ({"max_tokens": 9}, 2, 8),  # half a character would be left
         ({"max_tokens": 10}, 3, 10),
         ({"max_tokens": 8}, 2, 8),
     ],

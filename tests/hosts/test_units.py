@@ -26,6 +26,24 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
 
+def test_saving_in_the_background_is_refused_on_a_cpu() -> None:
+    from nemo_rod import cpu
+
+    cpu.prepare()
+    from megatron.bridge.training import setup
+
+    from nemo_rod.cpu import trainers
+
+    if torch.cuda.is_available():
+        pytest.skip("there it works")
+    trainers.install_megatron_bridge()
+    cfg: Any = SimpleNamespace(checkpoint=SimpleNamespace(async_save=True))
+    with pytest.raises(
+        ValueError, match=r"async_save=True hangs on a machine without a GPU: leave"
+    ):
+        setup.initialize_megatron(cfg=cfg, restart_store=None)
+
+
 A, R = "adaptation", "replay"
 TRAIN = ["/data/new/t", "/data/old/t"]
 

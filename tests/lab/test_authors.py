@@ -1,10 +1,12 @@
 """Blocks and traces of the authors' code: imported to the bit, written back, or refused."""
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import authors_files
 import numpy as np
@@ -139,6 +141,55 @@ def test_a_trace_of_two_launches_and_two_phases(theirs: Theirs, ours: Path, tmp_
     assert exported == flat
 
 
+def by_place(steps: list[list[dict]]) -> list[dict]:
+    return [step[place] for place in range(K) for step in steps]
+
+
+LAUNCHES = {  # steps and seed of each launch by its folder, how rows are written -> what counts
+    "rows of steps in turn": ({"e_1": (range(1, 5), 0)}, by_place, [(range(1, 5), 0)]),
+    "9 before 10": ({"e_10": (range(3, 6), 1), "e_9": (range(1, 5), 0)}, None,
+                    [(range(1, 3), 0), (range(3, 6), 1)]),
+    "from zero": ({"e_1": (range(4), 0), "e_2": (range(2, 6), 1)}, None,
+                  [(range(2), 0), (range(2, 6), 1)]),
+    "a launch that ended early": ({"e_1": (range(1, 7), 0), "e_2": (range(4, 5), 1)}, None,
+                                  [(range(1, 4), 0), (range(4, 5), 1)]),
+    "a launch that was killed": ({"e_1": (range(1, 7), 0), "e_2": (range(4, 6), 1)},
+                                 lambda steps: [r for s in steps for r in s][: 2 * K - 1],
+                                 None),
+    "tags of nobody": ({"e_1": (range(1, 3), 0)},
+                       lambda steps: [r | {"origin_tag": "?"} for s in steps for r in s],
+                       [(range(1, 3), 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_steps_count_as_their_last_launch_has_them(
+    theirs: Theirs, ours: Path, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, change, counted = LAUNCHES[case]
+
+    def steps(numbers: range, seed: int) -> list[list[dict]]:
+        return [trace_rows(theirs[1], number, K, seed) for number in numbers]
+
+    for name, (numbers, seed) in files.items():
+        rows = [row for step in steps(numbers, seed) for row in step]
+        if change is not None and (name == "e_2" or len(files) == 1):
+            rows = change(steps(numbers, seed))
+        write_lines(tmp_path / "t" / name / "selected_samples.jsonl", rows)
+    if counted is None:  # of the second launch, one step is whole
+        counted = [(range(1, 4), 0), (range(4, 5), 1)]
+    here("import", "curriculum", tmp_path / "t", tmp_path / "c.rod", f"blocks={ours}")
+    expected = [step for numbers, seed in counted for step in steps(numbers, seed)]
+    said = "t has records up to step 6: those after step 4 do not count"
+    assert (said in capsys.readouterr().err) == ("launch" in case)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        assert [r.score.tolist() for r in curriculum] == [[r["rho"] for r in s] for s in expected]
+        is_replay = BlockStore(ours).is_replay
+        for record, step in zip(curriculum, expected, strict=True):
+            tags = [row["origin_tag"] for row in step]
+            assert is_replay(record.trained_on).tolist() == tags
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_trace_of_two_launches_trains(theirs: Theirs, tmp_path: Path) -> None:
@@ -175,7 +226,9 @@ def copied(folder: Path, out: Path, change: Callable[[int, pa.Table], pa.Table |
     """A copy of the parts of a corpus with some of them changed or left out."""
     out.mkdir()
     for number, part in enumerate(sorted(folder.glob("*.parquet"))):
-        if (table := change(number, pq.read_table(part))) is not None:
+        if isinstance(table := change(number, pq.read_table(part)), bytes):
+            (out / part.name).write_bytes(table)
+        elif table is not None:
             pq.write_table(table, out / part.name)
     return out
 
@@ -187,18 +240,56 @@ def changed(table: pa.Table, name: str, values: list) -> pa.Table:
     )
 
 
+def one(table: pa.Table, name: str, value: Any, row: int = 7, kind: Any = None) -> pa.Table:
+    """A table with another value in one row, and another type of the column, perhaps."""
+    values = table[name].cast(kind or table.schema.field(name).type).to_pylist()
+    values[row] = value
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, name, pa.array(values, kind or table.schema.field(name).type))
+
+
+def block(table: pa.Table, row: int) -> pa.Table:
+    """A table in which one row is of certain tokens."""
+    ids = [*range(64)]
+    name = authors_files.content_hash(table["origin"][row].as_py(), ids)
+    return one(one(table, "token_ids", ids, row), "content_hash", name, row)
+
+
 BLOCKS = {
     "a part is missing": (lambda n, t: None if n == 1 else t, "lacks part_00001.parquet"),
     "no part": (lambda n, t: None, "has no part_00000.parquet"),
     "another table": (lambda n, t: t.drop_columns("split"), "has no column 'split'"),
-    "foreign hash": (lambda n, t: changed(t, "content_hash", ["ab" * 32] * len(t)) if n == 2 else t,
-                     "of other tokens"),
-    "no hash": (lambda n, t: changed(t, "content_hash", ["xyz"] * len(t)), "part_00000.parquet is"),
+    "foreign hash": (lambda n, t: one(t, "content_hash", "ab" * 32) if n == 2 else t,
+                     "blocks: row 348, of origin"),
+    "other tokens": (lambda n, t: one(t, "token_ids", [7] * 64) if n == 2 else t,
+                     "blocks: row 348, of origin"),
+    "no hash": (lambda n, t: one(t, "content_hash", "xyz") if n == 1 else t,
+                "part_00001.parquet, row 8: content_hash is 'xyz', expected 64 hexadecimal digits"),
+    "no hash of 32": (lambda n, t: one(t, "content_hash", "ab" * 16), "row 8: content_hash is 'ab"),
+    "null hash": (lambda n, t: one(t, "content_hash", None), "row 8: content_hash is None"),
+    "null tag": (lambda n, t: one(t, "origin_tag", None), "row 8: origin_tag is None, expected"),
+    "half a tag": (lambda n, t: one(t, "origin_tag", 0.5, kind=pa.float64()),
+                   "row 8: origin_tag is 0.5, expected a whole number"),
+    "null origin": (lambda n, t: one(t, "origin", None), "row 8: origin is None, expected a text"),
+    "text tag": (lambda n, t: one(t, "origin_tag", "new", kind=pa.string()),
+                 "row 8: origin_tag is 'new', expected a whole number"),
+    "null token": (lambda n, t: one(t, "token_ids", [1] * 63 + [None]), "or null among them"),
+    "half a token": (lambda n, t: one(t, "token_ids", [0.5] * 64, kind=pa.list_(pa.float64())),
+                     "row 8: token_ids is [0.5"),
+    "twice": (lambda n, t: pa.concat_tables([t, t.slice(3, 1)]) if n == 0 else t,
+              "has 607 rows of 606 different blocks, by their content_hash: row 171 is"),
+    "in both splits": (
+        lambda n, t: pa.concat_tables([t, one(t.slice(0, 1), "split", "holdout", 0)][: 1 + n // 3]),
+        "of 606 different blocks, by their content_hash: row 607 is"),
+    "two origins, both splits": (lambda n, t: block(t, n and len(t) - 1) if n in (0, 3) else t,
+                                 "has 1 training blocks that another origin holds out"),
+    "LFS": (lambda n, t: b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n",
+            "part_00000.parquet is not the data, but a pointer of Git LFS: run git lfs pull"),
     "another split": (lambda n, t: changed(t, "split", ["test"] * len(t)), "split 'test'"),
     "both roles": (lambda n, t: changed(t, "origin_tag", [n % 2] * len(t)), "in both roles"),
     "other lengths": (
         lambda n, t: changed(t, "token_ids", [[1] * (8 + i % 2) for i in range(len(t))]),
-        "of different lengths",
+        "has blocks of 8 to 9 tokens, or null among them: expected one length",
     ),
     "large id": (lambda n, t: changed(t, "token_ids", [[300] * 64] * len(t)) if n else t,
                  "has the token id 300"),
@@ -210,7 +301,12 @@ BLOCKS = {
 def test_bad_blocks_are_refused(theirs: Theirs, case: str, tmp_path: Path) -> None:
     change, sentence = BLOCKS[case]
     folder = copied(theirs[0], tmp_path / "blocks", change)
-    refused(sentence, "blocks", folder, tmp_path / "store", "tokenizer=byte", "check=1")
+    words = ("blocks", folder, tmp_path / "store", "tokenizer=byte")
+    refused(sentence, *words)
+    if "repeated=keep" in sentence or "twice" in case or "both splits" in case:
+        here("import", *words, "repeated=keep")
+        stores = [BlockStore(tmp_path / "store", split) for split in ("train", "holdout")]
+        assert sum(map(len, stores)) == 606 + ("two origins" not in case)
 
 
 FOREIGN = {"content_hash": "00" * 32}
@@ -222,7 +318,22 @@ TRACES = {
                 "not among the training blocks"),
     "sizes": ([1, 2], lambda rows: [*rows, rows[-1]], "step 2 has 6 blocks and step 1 has 5"),
     "not a trace": ([1, 2], lambda rows: [rows[0], {"text": "a"}, *rows[2:]],
-                    "has no row of a selection trace at byte"),
+                    "selected_samples.jsonl, row 2: step is 'missing', expected a whole number"),
+    "a list": ([1, 2], lambda rows: [[1], *rows], "row 1: step is 'missing'"),
+    "two launches in a file": ([1, 2], lambda rows: [*rows, *rows],
+                               "has a block twice in a step: split it where a launch begins"),
+    "the scores of some": ([1, 2], lambda rows: [*rows[:8], rows[8] | {"rho": None}, rows[9]],
+                           "steps 2 and 1 differ in whether all rows have rho and target_loss"),
+    **{
+        f"{key} {value!r}": ([1, 2], lambda rows, k=key, v=value: [rows[0] | {k: v}, *rows[1:]],
+                             f"row 1: {key} is {value!r:.20}")
+        for key, value in [
+            ("step", None), ("step", "1"), ("step", 1.5), ("step", True), ("step", -1),
+            ("content_hash", None), ("content_hash", "ab" * 16), ("content_hash", 7),
+            ("content_hash", "é" * 64), ("rho", "high"), ("rho", math.nan), ("rho", 1e300),
+            ("rho", True), ("target_loss", []), ("target_loss", -math.inf),
+        ]
+    },
 }  # fmt: skip
 
 
@@ -284,6 +395,10 @@ CACHES = {
     "foreign": (lambda rows: [rows[0] | FOREIGN, *rows[1:]],
                 "not among the training blocks"),
     "not finite": (lambda rows: [rows[0] | {"ref_loss": float("nan")}], "has the loss nan"),
+    "null tag": (lambda rows: [rows[0] | {"origin_tag": None}],
+                 "row 1: origin_tag is None, expected a whole number"),
+    "short hash": (lambda rows: [rows[0], rows[1] | {"content_hash": "ab"}],
+                   "row 2: content_hash is 'ab', expected 64 hexadecimal digits"),
     "other size": (lambda rows: [rows[0] | {"n_response_tokens": 4095}], "over 4095 targets"),
     "other role": (lambda rows: [row | {"origin_tag": 1} for row in rows], "no loss of the adapt"),
     "none": (lambda rows: [], "has no refloss_train_"),

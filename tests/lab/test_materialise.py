@@ -129,7 +129,7 @@ def test_an_interrupted_call_is_continued(
         monkeypatch.setattr(store, "checked_tokens", killed)
         with pytest.raises(KeyboardInterrupt):
             materialise.materialise(curriculum, store, out, **options)
-        assert not (out / "manifest.json").exists()
+        assert not (out / ".manifest.json").exists()
         monkeypatch.setattr(store, "checked_tokens", real)
         materialise.materialise(curriculum, store, out, **options)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == whole

@@ -1,6 +1,7 @@
 """The documents: links lead somewhere, commands exist, quoted errors are those of the code."""
 
 import ast
+import dataclasses
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ from command_line import composed, nemo_rod
 from places import ROOT
 
 from nemo_rod import cli
+from nemo_rod.commands.mistakes import OPEN, known_keys, understood
+from nemo_rod.config import Config
 from tests import lanes
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -135,6 +138,56 @@ def test_subcommands_exist() -> None:
     used = calls("nemo-rod").items()
     wrong = [call for call, (first, *_) in used if not {*first.split("|")} <= known]
     assert wrong == []
+
+
+FILLED_IN = {"recipe": "toy_synthetic", "arm": "rod", "arms": "[rod]", "step": "1"}
+
+
+def said() -> set[str]:
+    """Texts of the package that are no docstrings, with NAME for every value filled in."""
+    found = set()
+    for file in (ROOT / "nemo_rod").rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        whole = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        pieces = {id(piece) for node in whole for piece in node.values}
+        pieces |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                values = (v.value if isinstance(v, ast.Constant) else "NAME" for v in node.values)
+                found.add("".join(map(str, values)))
+            elif isinstance(node, ast.Constant) and id(node) not in pieces:
+                found.add(str(node.value))
+    return found
+
+
+def test_cures_that_are_commands_are_understood() -> None:
+    """Of messages: every command in backquotes, and every key of a section of the configuration."""
+    known = {*known_keys(), "cluster.num_nodes"}  # the latter: of NeMo-RL
+    sections = {field.name for field in dataclasses.fields(Config)}
+    wrong, seen = [], 0
+    for text in said():
+        for line in re.findall(r"`nemo-rod ([^`]+)`", text):
+            words = shlex.split(re.sub(r"\s*\(.*", "", line).replace("=...", "=NAME"))
+            command, seen = words[0], seen + 1
+            if command in ("NAME", "help", "|".join(words)) or "|" in command:
+                continue
+            words = [
+                f"{key}={FILLED_IN.get(key, value)}" if equals else key
+                for key, equals, value in (word.partition("=") for word in words)
+            ]
+            try:
+                if cli.takes_paths(command, words[1:]):
+                    cli.path_parser(command).parse_args(words)
+                else:
+                    assert command in cli.recipe_commands(), command
+                    understood(command, ["recipe=toy_synthetic", *words[1:]])
+            except (ValueError, AssertionError) as error:
+                wrong.append((line, str(error)))
+        for key in re.findall(r"(?<![\w./{-])([a-z]\w*(?:\.[a-z_]\w*)+)=", text):
+            is_open = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
+            if key.partition(".")[0] in sections and not is_open and key not in known:
+                wrong.append((key, text[:80]))
+    assert seen > 10 and not wrong, wrong
 
 
 def test_arguments_of_path_commands_are_understood() -> None:

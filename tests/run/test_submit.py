@@ -55,6 +55,24 @@ def submit_all(config: Config) -> None:
         ([*ON_CLUSTER, "+cluster.sbatch.nodes=4"],
          "cluster.sbatch.nodes is set, but a stage is one job with as many nodes as its layout"),
         *(
+            ([*ON_CLUSTER, f"+cluster.sbatch.{word}"], f"cluster.sbatch.{sentence}")
+            for word, sentence in (
+                ("gres=gpu:b200:8", "gres=gpu:b200:8 asks for 8 GPUs a node, beside cluster.gpus_"),
+                ("gres='nvme:1,gpu:4'", "gres=nvme:1,gpu:4 asks for 4 GPUs a node"),
+                ("gpus-per-node=4", "gpus-per-node=4 asks for 4 GPUs a node"),
+                ("gpus-per-node='b200:4,a100:2'", "gpus-per-node=b200:4,a100:2 asks for 6 GPUs a"),
+                ("tres-per-node='gres/gpu:8'", "tres-per-node=gres/gpu:8 asks for 8 GPUs a node"),
+                ("gpus=16", "gpus is set, but the GPUs of a stage follow from its layout"),
+                ("t=90", "t is a short option: write its long name"),
+                ("time=90", "time is set, beside cluster.time: remove it, and set the latter"),
+                ("partition=q", "partition is set, beside cluster.partition"),
+                ("het-group=1", "het-group is set, but a stage is one job"),
+            )
+        ),
+        ([*ON_CLUSTER, "cluster.gpu_option=gres", "+cluster.sbatch.gres='gpu:b200:4(S:0-1)'"],
+         "cluster.sbatch.gres=gpu:b200:4(S:0-1) asks for 4 GPUs a node"),
+        ([*ON_CLUSTER, "cluster.gpu_option=gres", "+cluster.sbatch.gres=gpu"], "asks for 1 GPUs"),
+        *(
             ([*ON_CLUSTER, f"+cluster.sbatch.{word}"], f"cluster.sbatch.{shown} is not valid")
             for word, shown in (("hold=true", "hold=True"), ("exclude=[n1]", "exclude=['n1']"))
         ),
@@ -92,7 +110,10 @@ def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sbatch.write_text(f"#!/bin/bash\necho 7\nenv > {tmp_path}/environment\n")
     sbatch.chmod(0o755)
     left = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "9", "SLURM_NTASKS": "2"}
+    left |= {"SLURM_TIMELIMIT": "9", "SBATCH_TIMELIMIT": "9", "SBATCH_GRES": "gpu:1"}
+    left |= {"SBATCH_ACCOUNT": "x", "SLURM_EXPORT_ENV": "NONE"}
     kept = {"SLURM_CONF": "/conf", "SLURM_JWT": "token", "PATH": f"{sbatch.parent}:/usr/bin:/bin"}
+    kept |= {"SBATCH_CLUSTERS": "a", "SBATCH_QOS": "long"}  # the cluster's qos is null
     script = Path(config.run_dir) / "launch" / "slurm" / "submit.sh"
     subprocess.run(["bash", script], env={**left, **kept}, check=True)
     variables = dict(

@@ -95,6 +95,20 @@ def test_torchruns_own_folder_is_gone_with_the_command(
     assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
 
 
+@pytest.mark.parametrize("home", ["/proc/nohome", "here"])
+def test_locks_of_bridge_need_no_home(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEGATRON_CONFIG_LOCK_DIR", raising=False)
+    monkeypatch.setenv("HOME", home if home.startswith("/") else str(tmp_path / home))
+    program = (
+        "import os; print(os.environ['PET_LOG_DIR'], os.environ.get('MEGATRON_CONFIG_LOCK_DIR'))"
+    )
+    assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
+    folder, locks = (tmp_path / "log").read_text().split()
+    assert locks == (folder if home.startswith("/") else "None")
+
+
 def test_a_rank_that_freezes_in_its_first_second_will_be_missed() -> None:
     """Who has never reported may still be starting, for as long as that takes."""
     store = distributed.HashStore()

@@ -57,6 +57,13 @@ def recorded(folder: Path) -> list[int]:
         return [record.step for record in curriculum]
 
 
+def test_a_full_disk_is_named_by_the_file_of_metrics(tmp_path: Path, journal: Journal) -> None:
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"make room and run it again.*metrics\.jsonl"):
+        journal.append(0, choice_of(0), SECONDS)
+
+
 def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path, journal: Journal) -> None:
     row = journal.append(0, choice_of(0), SECONDS)
     assert row["rod/overhead"] == pytest.approx(2 / 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.corpus.formats import Content, Extract, Input, ReadError, Unpacked
-from nemo_rod.corpus.input_files import folder_files, spread
+from nemo_rod.corpus.input_files import HEAD, folder_files, refuse_placeholder, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.files import read_json
 from nemo_rod.trust import is_commit
@@ -49,6 +49,9 @@ class HuggingFaceDataset(Input):
                         f"{folder / shard} is missing, of the files in state.json: copy it again"
                     )
         self.parts = [file for file in files if _is_data(os.path.join(path, file[0]), saved)]
+        for part, _ in self.parts:
+            with Path(path, part).open("rb") as head:
+                refuse_placeholder(Path(path, part), head.read(HEAD))
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None  # of this reading

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.formats import Input
-from nemo_rod.corpus.input_files import matching_files
+from nemo_rod.corpus.input_files import HEAD, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer
 
@@ -138,8 +138,10 @@ class IndexedFile(Input):
             raise ValueError(f"{path} has no index: {index} is missing, put it beside the .bin")
         size = index.stat().st_size
         self.parts = [(str(Path(name).with_suffix(".idx")), size)]
-        with index.open("rb") as handle:
-            header = handle.read(_HEADER_BYTES)
+        for file in (path, index):
+            with file.open("rb") as handle:
+                refuse_placeholder(file, head := handle.read(HEAD))
+        header = head[:_HEADER_BYTES]
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise ValueError(f"{index} is no index of Megatron: fetch or write it again")
         code, sequences, ends = struct.unpack("<BQQ", header[len(_MAGIC) :])
@@ -165,12 +167,9 @@ class IndexedFile(Input):
         self._lengths, self._starts, self._ends = arrays
         self._path, self.type = path, np.dtype(_TYPES[code])
         # As its tools write it, a sequence begins where the one before ends.
-        end = self._place(sequences)
-        if end != self.size or [*self._ends[:1], *self._ends[-1:]] != [0, sequences]:
-            raise ValueError(
-                f"{path} has {self.size} bytes, and its index ends at {end}: it was cut off, or "
-                "belongs to another index; fetch both again"
-            )
+        ends = [self._place(0), self._place(sequences), *self._ends[:1], *self._ends[-1:]]
+        if ends != [0, self.size, 0, sequences]:
+            raise ValueError(f"{path} {self._mismatch() if sequences else 'has an empty index'}")
         self.tokens = self.size // self.type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
@@ -220,6 +219,27 @@ class IndexedFile(Input):
         """Returns the number of bytes of the .bin read so far."""
         return self._place(int(self._ends[self._done]))
 
+    def _mismatch(self) -> str:
+        """Returns in what the index differs from that of the whole file, in order, and the cure."""
+        sizes = self._lengths.astype(np.int64) * self.type.itemsize
+        order, end = np.argsort(self._starts, kind="stable"), int((self._starts + sizes).max())
+        begin, follow = int(self._starts.min()), np.cumsum(sizes[order]) - sizes[order]
+        if (
+            (sizes < 0).any()
+            or (self._starts[order] != begin + follow).any()
+            or end > (self.size or 0)
+        ):
+            return (
+                f"has {self.size} bytes, and its index ends at {end}: it was cut off, or belongs "
+                "to another index; fetch both again"
+            )
+        what = f"documents of its sequences {self._ends[0]} to {self._ends[-1]} of {len(order)}"
+        if (begin, end) != (0, self.size):
+            what = f"bytes {begin} to {end} of its {self.size}"
+        elif (order != np.arange(len(order))).any():
+            what = "sequences in another order"
+        return f"is whole, but its index lists {what}: give the index that was written with it"
+
     def _place(self, sequence: int) -> int:
         """Returns where a sequence begins in the .bin, and, after the last one, where that ends."""
         if sequence < len(self._starts):
@@ -235,9 +255,10 @@ class IndexedFile(Input):
                 begin, size = self._place(first), self._place(end) - self._place(first)
                 tokens = int(self._lengths[first:end].sum(dtype=np.int64))
                 if size != self.type.itemsize * tokens or not first <= end <= len(self._starts):
-                    raise ValueError(
-                        f"{self.place}: its index is damaged at document {number}: fetch it again"
-                    )
+                    fault = self._mismatch()
+                    if "in another order" not in fault:
+                        fault = f"has an index that is damaged at document {number}: fetch it again"
+                    raise ValueError(f"{self.place} {fault}")
                 file.seek(begin)
                 yield np.frombuffer(file.read(size), self.type)
 

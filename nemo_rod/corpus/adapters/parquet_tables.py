@@ -15,6 +15,7 @@ from nemo_rod.corpus.formats import (
     long_text,
     missing_field,
 )
+from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 
 
 class ParquetTable(InputFile):
@@ -28,6 +29,8 @@ class ParquetTable(InputFile):
         import pyarrow.parquet
 
         try:
+            with self.path.open("rb") as head:
+                refuse_placeholder(self.path, head.read(HEAD))
             source = self.path if isinstance(self.path, Path) else self.path.open("rb")
             usual = pyarrow.default_memory_pool()
             # gives the memory of long rows back as soon as they are freed
@@ -43,7 +46,11 @@ class ParquetTable(InputFile):
                 for field in self._extract.fields:
                     column = field if field in names else field.split(".")[0]
                     if column not in names:
-                        raise ValueError(missing_field(str(self.path), field, names))
+                        is_folder = f"/{column}=" in f"/{self.path}"  # of a Hive table
+                        hint = f"; the folder {column}=... is no field: name it in files"
+                        raise ValueError(
+                            missing_field(str(self.path), field, names) + hint * is_folder
+                        )
                     if names.count(column) > 1:
                         raise ValueError(
                             f"{self.path}: {names.count(column)} columns are named {column!r}: "

@@ -16,7 +16,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,24 +24,105 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.hashing import block_hashes
+from nemo_rod.corpus.hashing import block_hashes, holdout_values
+from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, SplitWriter
 from nemo_rod.corpus.store import SPLITS, BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import check_name, interpreting, write_json
 from nemo_rod.roles import ROLES
+from nemo_rod.selection.references.folder import hash_heads
 
 HASHES = "content_hash.npy"
-_COLUMNS = ("token_ids", "origin", "origin_tag", "content_hash", "split")
 _ROWS = 256  # at a time, 8 MB of their int64
 _MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # of a block on average; bytes of a column of texts
 
 
 def content_hash(origin: str, tokens: NDArray[np.int32]) -> bytes:
     """Returns the authors' hash of a block: sha256 of its origin and tokens as compact JSON."""
-    name = json.dumps(origin, ensure_ascii=False)
-    text = f'{{"origin":{name},"token_ids":[{",".join(map(str, tokens.tolist()))}]}}'
-    return hashlib.sha256(text.encode()).digest()
+    return _hashed(origin, tokens[None])[0].tobytes()
+
+
+def _hashed(origin: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Returns the `content_hash` of every row, uint8 [N, 32]."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count, size = tokens_NS.shape
+    numbers = pa.array(tokens_NS.reshape(-1)).cast(pa.string())
+    rows = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * size, numbers)
+    head = f'{{"origin":{json.dumps(origin, ensure_ascii=False)},"token_ids":['.encode()
+    texts = (head + text.as_py().encode() + b"]}" for text in pc.binary_join(rows, ","))
+    return _joined(hashlib.sha256(text).digest() for text in texts)
+
+
+def is_hash(value: object) -> bool:
+    """Returns whether a value is a content hash in hex."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value) is not None
+
+
+def as_bytes(names: Iterable[str]) -> NDArray[np.uint8]:
+    """Returns content hashes in hex as uint8 [N, 32]."""
+    return _joined(map(bytes.fromhex, names))
+
+
+def _joined(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 32)
+
+
+def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[str, Any]]:
+    """Yields rows of a file of theirs as Arrow arrays by column, each of its type, without nulls.
+
+    Raises:
+        ValueError: a column is missing, or a value is null or of another type; the message names
+            the file and the row.
+    """
+    import pyarrow as pa
+
+    text, number = (pa.string(), "a text"), (pa.int64(), "a whole number")
+    types = {
+        "token_ids": (pa.list_(pa.int64()), "a list of whole numbers"), "origin": text,
+        "split": text, "content_hash": (pa.string(), "64 hexadecimal digits"),
+        "origin_tag": number, "n_response_tokens": number, "ref_loss": (pa.float64(), "a number"),
+    }  # fmt: skip
+    with file.open("rb") as head:
+        refuse_placeholder(file, head.read(HEAD))
+    with interpreting(file, cure="copy it again"), open_table(file, names) as table:
+        first = 1
+        for batch in table.iter_batches(batch_size=rows, columns=[*names]):
+            columns = {}
+            for name in names:
+                kind, expected = types[name]
+                given = batch.column(name)
+                _refuse_long_texts(given, name)
+                try:
+                    columns[name] = given.cast(kind)
+                except pa.ArrowException:  # of one value, which becomes null
+                    columns[name] = pa.concat_arrays(_each(given, kind))
+                is_wrong = columns[name].is_null().to_numpy(zero_copy_only=False)
+                if name == "content_hash":
+                    is_wrong = is_wrong | [
+                        not is_hash(value) for value in columns[name].to_pylist()
+                    ]
+                if is_wrong.any():
+                    row = int(np.argmax(is_wrong))
+                    raise ValueError(
+                        f"{file}, row {first + row}: {name} is {given[row].as_py()!r:.80}, "
+                        f"expected {expected}: copy it again"
+                    )
+            yield columns
+            first += len(batch)
+
+
+def _each(column: Any, kind: Any) -> Iterator[Any]:
+    """Yields every value of a column as one of a type, null if it is none."""
+    import pyarrow as pa
+
+    for value in column.to_pylist():  # a slice of lists would be cast with its neighbours
+        try:
+            yield pa.array([value], column.type).cast(kind)
+        except pa.ArrowException:
+            yield pa.nulls(1, kind)
 
 
 def content_hashes(store: BlockStore, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -54,8 +135,7 @@ def content_hashes(store: BlockStore, block_ids: NDArray[np.int64]) -> NDArray[n
         return hashes
     names = [store.sources[index].name for index in store.source_index(block_ids)]
     rows = zip(names, store.checked_tokens(block_ids), strict=True)
-    joined = b"".join(content_hash(name, tokens) for name, tokens in rows)
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, 32)
+    return _joined(content_hash(name, tokens) for name, tokens in rows)
 
 
 class _Rows(NamedTuple):
@@ -83,7 +163,8 @@ def import_blocks(
     *,
     block_size: int | None = None,
     pool_share: float = 1.0,
-    check_every: int = 64,
+    check_every: int = 1,
+    repeated: str = "refuse",
     progress: Callable[[int], object] = lambda done: None,
 ) -> BlockStore:
     """Makes a block store of the authors' blocks.
@@ -95,13 +176,13 @@ def import_blocks(
         block_size: tokens that every block must have; None for those of the first one.
         pool_share: share of the replay blocks to train on, as `data_mixer.replay_share` draws it
             with its seed of 42; all held-out blocks stay.
-        check_every: one of so many blocks is compared with its content hash; 1 compares all, which
-            takes four times as long.
+        check_every: one of so many blocks is compared with its content hash.
+        repeated: whether to "refuse" or "keep" blocks that are there twice, or in both splits.
         progress: called with the number of blocks done.
 
     Raises:
         ValueError: a part is missing or has other columns, or a row does not fit its hash, the
-            tokenizer or the other rows; nothing is left of the store.
+            tokenizer or the other rows, or recurs; nothing is left of the store.
     """
     parts = _parts(folder)
     if out.exists():
@@ -110,14 +191,9 @@ def import_blocks(
     shutil.rmtree(work, ignore_errors=True)
     sources: dict[tuple[str, str], _Source] = {}
     done = seen = 0
-    is_drawn = None
-    if pool_share < 1.0:  # the rows of replay, of both splits and in order, that their run draws
-        import pyarrow.parquet as pq
-
-        tags = (np.asarray(pq.read_table(p, columns=["origin_tag"])["origin_tag"]) for p in parts)
-        is_drawn = np.zeros(sum(int((tag == 1).sum()) for tag in tags), dtype=bool)
-        drawn = random.Random(42).sample(range(len(is_drawn)), round(len(is_drawn) * pool_share))
-        is_drawn[drawn] = True
+    num_replay = _survey(folder, parts, may_repeat=repeated == "keep")
+    is_drawn = np.zeros(num_replay, dtype=bool)  # of replay, both splits, in order, by their run
+    is_drawn[random.Random(42).sample(range(num_replay), round(num_replay * pool_share))] = True
     try:
         for rows in (rows for part in parts for rows in _read(part)):
             block_size = block_size or rows.tokens.shape[1]
@@ -128,7 +204,7 @@ def import_blocks(
                 known = {"block_size": block_size, "blocks_per_shard": BLOCKS_PER_SHARD}
                 sources[key] = _Source({s: SplitWriter(p, known) for s, p in places})
             done += len(rows.tokens)
-            if is_drawn is not None and rows.role == "replay":
+            if rows.role == "replay":
                 kept = is_drawn[seen : seen + len(rows.tokens)] | (rows.split == "holdout")
                 seen += len(rows.tokens)
                 rows = rows._replace(tokens=rows.tokens[kept], hashes=rows.hashes[kept])
@@ -137,8 +213,11 @@ def import_blocks(
             if rows.split == "train":
                 sources[key].hashes.append(rows.hashes)
             progress(done)
-        assert block_size is not None, "a part has a row"
+        if block_size is None:
+            raise ValueError(f"{folder} has no block: copy it again")
         _finish(work, folder, sources, parts, block_size, tokenizer, pool_share)
+        if repeated != "keep":
+            _refuse_leaks(work, folder)
         work.rename(out)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -163,6 +242,38 @@ def _parts(folder: Path) -> list[Path]:
     return parts
 
 
+def _survey(folder: Path, parts: list[Path], *, may_repeat: bool) -> int:
+    """Returns the number of replay blocks; refuses blocks that are there twice, by their hashes."""
+    heads, num_replay = [np.empty(0, np.uint64)], 0
+    for part in parts:
+        for columns in read_columns(part, "content_hash", "origin_tag"):
+            heads.append(hash_heads(as_bytes(columns["content_hash"].to_pylist())))
+            num_replay += int((columns["origin_tag"].to_numpy() == 1).sum())
+    _, firsts = np.unique(all_heads := np.concatenate(heads), return_index=True)
+    again = np.setdiff1d(np.arange(len(all_heads)), firsts)
+    if len(again) and not may_repeat:
+        raise ValueError(
+            f"{folder} has {len(all_heads):,} rows of {len(firsts):,} different blocks, by their "
+            f"content_hash: row {again[0] + 1} is there before, in the same split or the other; "
+            "copy the folder again, or import it as it is with repeated=keep"
+        )
+    return num_replay
+
+
+def _refuse_leaks(store: Path, folder: Path) -> None:
+    """Refuses tokens that one origin holds out and another trains on."""
+    train, held = (
+        [holdout_values(split.tokens(ids)) for ids in split.chunks()]
+        for split in (BlockStore(store), BlockStore(store, "holdout"))
+    )
+    both = np.isin(np.concatenate(train), np.concatenate(held)) if held else np.zeros(0, bool)
+    if both.any():
+        raise ValueError(
+            f"{folder} has {int(both.sum())} training blocks that another origin holds out: their "
+            "losses would be of trained text; remove them, or import all with repeated=keep"
+        )
+
+
 def open_table(file: Path, names: Sequence[str]) -> Any:
     """Opens a parquet file of the authors' code; a few bytes of it may stand for gigabytes.
 
@@ -172,13 +283,13 @@ def open_table(file: Path, names: Sequence[str]) -> Any:
     import pyarrow.parquet as pq
 
     texts = [name for name in ("origin", "content_hash", "split") if name in names]
-    table = pq.ParquetFile(file, read_dictionary=texts)
-    there = table.schema_arrow.names
+    there = pq.read_schema(file).names
     if lacking := [name for name in names if name not in there]:
         raise ValueError(
             f"{file} has no column {lacking[0]!r}, found {', '.join(there)}: name a folder that "
             "the authors' code wrote"
         )
+    table = pq.ParquetFile(file, read_dictionary=texts)
     for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             is_text = column.path_in_schema in texts
@@ -189,49 +300,42 @@ def open_table(file: Path, names: Sequence[str]) -> Any:
     return table
 
 
-def short_texts(batch: Any, name: str) -> list[Any]:
-    """Returns the values of a column; each text of a dictionary may be there any number of times.
-
-    Raises:
-        ValueError: a text is longer than any name or hash.
-    """
+def _refuse_long_texts(column: Any, name: str) -> None:
+    """Refuses a text that is longer than a name or hash: a dictionary's may be there often."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = batch.column(name)
     words = column.dictionary if pa.types.is_dictionary(column.type) else column[:0]
     if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
         raise ValueError(f"column {name} has a text of {longest:,} bytes")
-    values: list[Any] = column.to_pylist()
-    return values
 
 
 def _read(part: Path) -> Iterator[_Rows]:
     """Yields runs of rows of one source and split."""
-    with interpreting(part, cure="copy it again"), open_table(part, _COLUMNS) as file:
-        for batch in file.iter_batches(batch_size=_ROWS, columns=[*_COLUMNS]):
-            columns = [short_texts(batch, name) for name in _COLUMNS[1:]]
-            # one list of the same length per row, checked by the lengths of all
-            lists = batch.column("token_ids")
-            lengths = np.diff(np.asarray(lists.offsets))
-            if lists.null_count or len({*lengths.tolist()}) != 1:
-                raise ValueError(f"{part} has blocks of different lengths: copy it again")
-            ids = np.asarray(lists.flatten())
-            if ids.min() < 0 or ids.max() >= 1 << 31:
-                raise ValueError(f"{part} has the token id {ids.min()} or {ids.max()}")
-            tokens = ids.astype(np.int32).reshape(len(lists), -1)
-            keys = list(zip(columns[0], columns[1], columns[3], strict=True))
-            ends = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
-            for begin, end in zip([0, *ends], [*ends, len(keys)], strict=True):
-                origin, tag, split = keys[begin]
-                if tag not in (0, 1) or split not in SPLITS or not isinstance(origin, str):
-                    raise ValueError(
-                        f"{part} has a row of origin {origin!r}, origin_tag {tag!r} and split "
-                        f"{split!r}: expected a text, 0 or 1, and train or holdout"
-                    )
-                joined = bytes.fromhex("".join(columns[2][begin:end]))
-                hashes = np.frombuffer(joined, dtype=np.uint8).reshape(end - begin, 32)
-                yield _Rows(origin, ROLES[tag], split, tokens[begin:end], hashes)
+    for columns in read_columns(part, "token_ids", "origin", "origin_tag", "content_hash", "split"):
+        lists = columns["token_ids"]
+        ids, lengths = lists.flatten(), np.diff(np.asarray(lists.offsets))
+        if ids.null_count or len({*lengths.tolist()}) != 1 or lengths[0] < 2:
+            raise ValueError(
+                f"{part} has blocks of {lengths.min()} to {lengths.max()} tokens, or null among "
+                "them: expected one length, from 2 on; copy it again"
+            )
+        tokens = ids.to_numpy()
+        if tokens.min() < 0 or tokens.max() >= 1 << 31:
+            raise ValueError(f"{part} has the token id {tokens.min()} or {tokens.max()}")
+        tokens = tokens.astype(np.int32).reshape(len(lists), -1)
+        hashes = as_bytes(columns["content_hash"].to_pylist())
+        facts = (columns[name].to_pylist() for name in ("origin", "origin_tag", "split"))
+        keys = [*zip(*facts, strict=True)]
+        ends = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
+        for begin, end in zip([0, *ends], [*ends, len(keys)], strict=True):
+            origin, tag, split = keys[begin]
+            if tag not in (0, 1) or split not in SPLITS:
+                raise ValueError(
+                    f"{part} has a row of origin {origin!r}, origin_tag {tag!r} and split "
+                    f"{split!r}: expected a text, 0 or 1, and train or holdout"
+                )
+            yield _Rows(origin, ROLES[tag], split, tokens[begin:end], hashes[begin:end])
 
 
 def _check(
@@ -261,12 +365,13 @@ def _check(
             f"{folder} has the token id {largest} in origin {rows.origin}, but the tokenizer has "
             f"{tokenizer.vocab_size} ids: name the one that made the blocks"
         )
-    for row in range(-done % check_every, len(rows.tokens), check_every):
-        if content_hash(rows.origin, rows.tokens[row]) != rows.hashes[row].tobytes():
-            raise ValueError(
-                f"{folder}: row {done + row}, of origin {rows.origin}, has the content_hash "
-                f"{rows.hashes[row].tobytes().hex()} of other tokens: copy the folder again"
-            )
+    checked = slice(-done % check_every, None, check_every)
+    differs = (_hashed(rows.origin, rows.tokens[checked]) != rows.hashes[checked]).any(axis=1)
+    for row in np.arange(len(rows.tokens))[checked][differs]:
+        raise ValueError(
+            f"{folder}: row {done + row + 1}, of origin {rows.origin}, has the content_hash "
+            f"{rows.hashes[row].tobytes().hex()} of other tokens: copy the folder again"
+        )
 
 
 def _finish(

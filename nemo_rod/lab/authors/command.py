@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,11 @@ def declare(parser: Arguments) -> None:
     )
     add = partial(add_verb, parser, verbs)
     text = "Makes a block store of a folder of the authors' blocks."
-    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N]"
-    verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME [check=N]", text)
+    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N] [repeated=keep]"
+    verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME", text)
     verb.add_argument("folder", metavar="FOLDER", type=Path, help="folder of part_*.parquet")
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the new store, or of a run")
-    compared = "compares one of N blocks with its content_hash, by default 64"
+    compared = "compares one of N blocks with its content_hash, by default 1: all"
     verb.add_keys(
         Key("tokenizer", "NAME", "made the blocks"),
         number_key(
@@ -39,6 +40,12 @@ def declare(parser: Arguments) -> None:
             read=partial(real_number, least=math.ulp(0.0), most=1.0),
         ),
         number_key("check", "N", compared, "a number from 1 on", least=1),
+        Key(
+            "repeated",
+            "keep",
+            "blocks twice or in both splits; by default they are refused",
+            choices=("keep", "refuse"),
+        ),
     )
     roles = ROLES
     text = "Makes references of a cache of losses, for the training blocks of one role."
@@ -71,7 +78,7 @@ def declare(parser: Arguments) -> None:
 
 def _blocks(options: Namespace) -> None:
     from nemo_rod.corpus.adapters import load_tokenizer
-    from nemo_rod.files import write_json
+    from nemo_rod.files import naming, write_json
     from nemo_rod.lab.authors.blocks import import_blocks
     from nemo_rod.lab.composing import composed
     from nemo_rod.progress import Progress
@@ -89,15 +96,17 @@ def _blocks(options: Namespace) -> None:
         trusted = config.model.trust_remote_code
         tokenizer = load_tokenizer(config.domain.tokenizer, eod=eod, trust_remote_code=trusted)
     progress = Progress(f"import {options.folder.name}", 0, unit="blocks")
-    store = import_blocks(
-        options.folder,
-        out,
-        tokenizer,
-        block_size=size,
-        pool_share=options.pool_share or 1.0,
-        check_every=options.check or 64,
-        progress=progress.step,
-    )
+    with naming(out):
+        store = import_blocks(
+            options.folder,
+            out,
+            tokenizer,
+            block_size=size,
+            pool_share=options.pool_share or 1.0,
+            check_every=options.check or 1,
+            repeated=options.repeated or "refuse",
+            progress=progress.step,
+        )
     if stage is not None and stage.inputs is not None:
         made = {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
         record = {"stage": stage.name, "inputs": stage.inputs(), "outputs": made}
@@ -128,7 +137,8 @@ def _curriculum(options: Namespace) -> None:
     from nemo_rod.corpus import BlockStore
     from nemo_rod.lab.authors.trace import import_trace
 
-    with import_trace(options.traces, BlockStore(options.blocks), options.out) as curriculum:
+    store, say = BlockStore(options.blocks), partial(print, file=sys.stderr)
+    with import_trace(options.traces, store, options.out, note=say) as curriculum:
         print(
             f"{options.out}: {len(curriculum):,} steps of {curriculum.header.num_chosen:,} blocks"
         )

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import interpreting
-from nemo_rod.lab.authors.blocks import open_table, short_texts
+from nemo_rod.lab.authors.blocks import as_bytes, read_columns
 from nemo_rod.lab.authors.trace import Table
 from nemo_rod.selection.references.folder import ReferenceWriter, role_manifest
 
@@ -91,22 +90,22 @@ def _read(
     file: Path, tag: int, table: Table, block_size: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Yields block ids and losses of one role."""
-    with interpreting(file, cure="copy it again"), open_table(file, _COLUMNS) as parquet:
-        for batch in parquet.iter_batches(batch_size=_ROWS, columns=[*_COLUMNS]):
-            mine = np.asarray(batch.column("origin_tag")) == tag
-            if not mine.any():
-                continue
-            targets = np.asarray(batch.column("n_response_tokens"))[mine]
-            if (targets != block_size - 1).any():
-                raise ValueError(
-                    f"{file} has losses over {targets[targets != block_size - 1][0]} targets, "
-                    f"expected {block_size - 1} of a whole block: name the cache of these blocks"
-                )
-            losses = np.asarray(batch.column("ref_loss"))[mine].astype(np.float32)
-            names = np.array(short_texts(batch, "content_hash"), dtype=object)[mine]
-            if not np.isfinite(losses).all():
-                raise ValueError(
-                    f"{file} has the loss {losses[~np.isfinite(losses)][0]} of block "
-                    f"{names[~np.isfinite(losses)][0]}: score that block again"
-                )
-            yield table.find(names.tolist(), str(file)), losses
+    for columns in read_columns(file, *_COLUMNS, rows=_ROWS):
+        mine = columns["origin_tag"].to_numpy() == tag
+        if not mine.any():
+            continue
+        targets = columns["n_response_tokens"].to_numpy()[mine]
+        if (targets != block_size - 1).any():
+            raise ValueError(
+                f"{file} has losses over {targets[targets != block_size - 1][0]} targets, "
+                f"expected {block_size - 1} of a whole block: name the cache of these blocks"
+            )
+        losses = columns["ref_loss"].to_numpy()[mine].astype(np.float32)
+        hashes = as_bytes(columns["content_hash"].to_pylist())[mine]
+        if not np.isfinite(losses).all():
+            place = int(np.argmin(np.isfinite(losses)))
+            raise ValueError(
+                f"{file} has the loss {losses[place]} of block {hashes[place].tobytes().hex()}: "
+                "score that block again"
+            )
+        yield table.find(hashes, str(file)), losses

@@ -6,25 +6,26 @@
 A trace holds no candidate that was dropped, so an imported curriculum has the chosen blocks alone:
 they are all of its candidates, tau is their smallest score, and shares of pools are lost.
 
-Shape suffixes: K = blocks of a step, N = blocks of the store.
+Shape suffixes: T = steps, K = blocks of a step, N = blocks of the store.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import MOST_BYTES, digest, move_whole, replacing
-from nemo_rod.lab.authors.blocks import HASHES, content_hashes
+from nemo_rod.lab.authors.blocks import HASHES, as_bytes, content_hashes, is_hash
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
@@ -32,61 +33,83 @@ from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.references.folder import hash_heads
 
-_KEYS = ("step", "content_hash", "rho", "target_loss")
+_ROW = np.dtype([("step", "<i8"), ("hash", "u1", 32), ("rho", "<f4"), ("target_loss", "<f4")])
+_ROW_KEYS = ("step", "content_hash", "rho", "target_loss")
+_LARGEST = float(np.finfo(np.float32).max)
+_CHUNK = 1 << 16  # rows
 
 
-class _Step(NamedTuple):
-    """A step as its last launch recorded it: where its rows begin, and their number."""
-
-    file: Path
-    offset: int
-    rows: int
-
-
-def import_trace(traces: Sequence[Path], store: BlockStore, out: Path) -> Curriculum:
+def import_trace(
+    traces: Sequence[Path],
+    store: BlockStore,
+    out: Path,
+    *,
+    note: Callable[[str], object] = lambda text: None,
+) -> Curriculum:
     """Makes a curriculum of a trace.
 
-    The files below a folder are the launches of one run, in the order of their paths. A launch that
-    continues a run repeats the steps since its checkpoint: the last record of a step counts.
-    Further folders are later phases, which count their steps from 1 again.
+    The files below a folder are the launches of one run, in the order of the numbers in their
+    paths. A launch that continues a run begins again after its checkpoint: what earlier launches
+    recorded from there on does not count, even if this one was stopped sooner. Further folders are
+    later phases, which count their steps anew.
+
+    Args:
+        traces: a folder, or a file, for each phase.
+        store: the imported blocks.
+        out: file to write.
+        note: called with a sentence about recorded steps that do not count.
 
     Raises:
-        ValueError: there is no trace, it has gaps or steps of different sizes, or a block of it is
-            not in the store; nothing is written.
+        ValueError: there is no trace, it has gaps or steps of different sizes, a value has another
+            type, or a block of it is not in the store; nothing is written.
     """
-    steps: list[_Step] = []
+    if out.exists():
+        raise ValueError(f"{out} exists: choose a new file, or remove it")
+    phases: list[NDArray[Any]] = []
     for trace in traces:
-        steps += _steps(trace)
-    (size,) = {step.rows for step in steps}
-    table = Table(store)
-    records = [_choice(number, step, table) for number, step in enumerate(steps[:1])]
+        before = int(phases[-1]["step"][-1, 0]) if phases else 0
+        phases.append(_steps(trace, note, before))
+    sizes = [steps.shape[1] for steps in phases]
+    if len({*sizes}) > 1:
+        raise ValueError(
+            f"{traces[0]} has {sizes[0]} blocks a step, and a later phase "
+            f"{next(size for size in sizes if size != sizes[0])}: import phases of one run"
+        )
+    rows_TK, table = np.concatenate(phases), Table(store)
+    values = np.stack([rows_TK["target_loss"], rows_TK["rho"]])
+    is_scored = ~np.isnan(values).any(axis=(0, 2))  # [T]
+    if len({*is_scored.tolist()}) > 1:
+        raise ValueError(
+            f"{traces[0]}: steps {int(np.argmin(is_scored)) + 1} and "
+            f"{int(np.argmax(is_scored)) + 1} differ in whether all rows have rho and target_loss: "
+            "import traces of one run"
+        )
     header = CurriculumHeader(
-        num_candidates=size,
-        num_chosen=size,
+        num_candidates=sizes[0],
+        num_chosen=sizes[0],
         block_size=store.block_size,
         store=store.digest,
         tokenizer=store.tokenizer_fingerprint,
         references="authors",
-        config=digest("\n".join(map(str, steps)).encode()),
+        config=digest(rows_TK.tobytes()),
         seed=0,
         sources=tuple((s.name, s.role, s.start, s.count) for s in store.sources),  # type: ignore[misc]
-        scored=records[0].score is not None,
+        scored=bool(is_scored[0]),
     )
-    if out.exists():
-        raise ValueError(f"{out} exists: choose a new file, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.importing")
     temporary.unlink(missing_ok=True)
     try:
         with Curriculum.create(temporary, header) as curriculum:
-            for number, step in enumerate(steps):
-                choice = _choice(number, step, table)
-                if (choice.score is not None) != header.scored:
-                    raise ValueError(
-                        f"{step.file}: step {number + 1} and the first differ in whether they have "
-                        "scores: import traces of one run"
-                    )
-                curriculum.append(choice)
+            for step, rows_K in enumerate(rows_TK):
+                ids_K = table.find(rows_K["hash"], f"step {step + 1} of {traces[0]}")
+                pool, chosen_K = Pool(step, ids_K, store.is_replay(ids_K)), np.arange(sizes[0])
+                if not header.scored:
+                    curriculum.append(Choice(pool, None, None, chosen_K, math.nan))
+                    continue
+                loss_K, score_K = values[:, step]
+                tau = float(score_K.min())
+                curriculum.append(Choice(pool, loss_K, score_K, chosen_K, tau))
         move_whole(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
@@ -136,86 +159,117 @@ class Table:
         self._order = np.argsort(heads, kind="stable")
         self._sorted = heads[self._order]
 
-    def find(self, names: Sequence[str], where: str) -> NDArray[np.int64]:
-        """Returns the first ids of hashes in hex, int64 [K]; `where` begins the refusal of one."""
-        hashes = np.frombuffer(bytes.fromhex("".join(names)), np.uint8).reshape(-1, 32)
+    def find(self, hashes: NDArray[np.uint8], where: str) -> NDArray[np.int64]:
+        """Returns the first ids of hashes [K, 32], int64 [K]; `where` begins the refusal of one."""
         at = np.searchsorted(self._sorted, hash_heads(hashes))
         at = np.minimum(at, len(self._sorted) - 1)
         ids = self._order[at].astype(np.int64)
         same = (self._hashes[ids] == hashes).all(axis=1)
         if not same.all():
             raise ValueError(
-                f"{where} has the block {names[int(np.argmin(same))]}, which is not among the "
-                f"training blocks of {self.root}: import the blocks that the run trained on"
+                f"{where} has the block {hashes[int(np.argmin(same))].tobytes().hex()}, which is "
+                f"not among the training blocks of {self.root}: import the blocks that the run "
+                "trained on"
             )
         return ids
 
 
-def _steps(trace: Path) -> list[_Step]:
-    """Finds the steps of one phase, in order; later launches replace steps of earlier ones."""
-    files = [trace] if trace.is_file() else sorted(trace.rglob("*.jsonl"))
-    found: dict[int, _Step] = {}
-    for file in files:
-        for number, rows in groupby(_rows(file), key=lambda row: int(row[1]["step"])):
-            places = [offset for offset, _ in rows]
-            found[number] = _Step(file, places[0], len(places))
-    if not found:
+def _steps(trace: Path, note: Callable[[str], object], before: int) -> NDArray[Any]:
+    """Returns the steps of one phase, `_ROW` [T, K], of each its last record."""
+    if not trace.exists():
+        raise ValueError(f"{trace} does not exist: name the folder of a run")
+    for path in trace.rglob("*"):
+        if path.is_symlink() and path.is_dir():  # rglob passes it by
+            raise ValueError(f"{path} is a link to a folder: put that folder in its place")
+    run, last = np.empty(0, _ROW), 0
+    files = [trace] if trace.is_file() else trace.rglob("*.jsonl")
+    for file in sorted(files, key=_number):
+        launch = _launch(file)
+        if len(launch):
+            last = max(last, int(launch["step"][-1]))
+            run = np.concatenate([run[run["step"] < launch["step"][0]], launch])
+    if not len(run):
         raise ValueError(
             f"{trace} has no row of a selection trace: runs without selection write none; name "
             "the folder of a run with enable_selection"
         )
-    last, size = max(found), found[min(found)].rows
-    if found[last].rows < size:  # a kill cut it
-        del found[last]
-        last -= 1
-    missing = sorted({*range(1, last + 1)} - {*found})
-    if missing:
+    steps, counts = np.unique(run["step"], return_counts=True)
+    if len(steps) > 1 and counts[-1] < counts[0]:  # a kill cut it
+        run, steps, counts = run[: -counts[-1]], steps[:-1], counts[:-1]
+    # some count from 0, and some on from the last step `before`
+    first = int(steps[0]) if steps[0] in (0, before + 1) else 1
+    if (missing := np.flatnonzero(steps != first + np.arange(len(steps)))).size:
         raise ValueError(
-            f"{trace} has {len(found)} of {last} steps, step {missing[0]} is missing: a curriculum "
-            "needs all of them, so a trace_period of 1 and the files of every launch"
+            f"{trace} has {len(steps)} of {steps[-1] - first + 1} steps, step "
+            f"{first + missing[0]} is missing: a curriculum needs all of them, so a trace_period "
+            "of 1 and the files of every launch"
         )
-    for number in range(1, last + 1):
-        if (count := found[number].rows) != size:
-            raise ValueError(
-                f"{found[number].file}: step {number} has {count} blocks and step 1 has {size}: "
-                "copy the trace again"
-            )
-    return [found[number] for number in range(1, last + 1)]
+    if (other := np.flatnonzero(counts != counts[0])).size:
+        raise ValueError(
+            f"{trace}: step {steps[other[0]]} has {counts[other[0]]} blocks and step {first} has "
+            f"{counts[0]}: copy the trace again, with a file for each launch"
+        )
+    if last > steps[-1]:
+        note(
+            f"{trace} has records up to step {last}: those after step {steps[-1]} do not count, as "
+            "they are incomplete or the last launch began again before them"
+        )
+    return run.reshape(len(steps), -1)
 
 
-def _rows(file: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the rows of a file from an offset on, with theirs; a torn last row is left out."""
+def _number(file: Path) -> list[Any]:
+    """Returns the key that sorts paths by the numbers in them: exp_9 before exp_10."""
+    words = re.split(r"([0-9]+)", str(file))
+    return [int(word) if number % 2 else word for number, word in enumerate(words)]
+
+
+def _launch(file: Path) -> NDArray[Any]:
+    """Reads the rows of one launch, `_ROW`, by their steps; a torn last row is left out."""
+    chunks, rows = [np.empty(0, _ROW)], list[tuple[Any, ...]]()
     with file.open("rb") as lines:
-        lines.seek(offset)
-        for line in iter(partial(lines.readline, MOST_BYTES), b""):
-            place, offset = offset, offset + len(line)
+        refuse_placeholder(file, lines.read(HEAD))
+        lines.seek(0)
+        for number, line in enumerate(iter(partial(lines.readline, MOST_BYTES), b""), start=1):
             if len(line) == MOST_BYTES:
-                raise ValueError(f"{file} has no end of line at byte {place}: copy it again")
-            if not line.endswith(b"\n"):
-                return
+                raise ValueError(f"{file}, row {number}, has no end of line: copy it again")
             try:
                 row = json.loads(line)
-                if not {*_KEYS} <= row.keys():
-                    raise ValueError(f"expected {', '.join(_KEYS)}")
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    break
                 raise ValueError(
-                    f"{file} has no row of a selection trace at byte {place} ({error}): name the "
-                    "folder of a trace"
+                    f"{file}, row {number}, is no JSON ({error}): name the folder of a trace"
                 ) from None
-            yield place, row
+            rows.append(_typed(row, f"{file}, row {number}"))
+            if len(rows) == _CHUNK:
+                chunks.append(np.array(rows, _ROW))
+                rows = []
+    launch = np.concatenate([*chunks, np.array(rows, _ROW)])
+    if (np.diff(launch["step"]) >= 0).all():
+        return launch
+    pairs = np.stack([launch["step"].view("<u8"), hash_heads(launch["hash"])], axis=1)
+    if len(np.unique(pairs, axis=0)) < len(pairs):
+        raise ValueError(f"{file} has a block twice in a step: split it where a launch begins")
+    return launch[np.argsort(launch["step"], kind="stable")]
 
 
-def _choice(number: int, step: _Step, table: Table) -> Choice:
-    """Reads the rows of a step as a choice of all of its blocks."""
-    rows: Iterable[tuple[int, dict[str, Any]]] = _rows(step.file, step.offset)
-    taken = [row for _, (_, row) in zip(range(step.rows), rows, strict=False)]
-    ids = table.find([row["content_hash"] for row in taken], f"{step.file}: step {number + 1}")
-    replay = np.array([row.get("origin_tag") == 1 for row in taken])
-    values = np.array(
-        [[math.nan if row[k] is None else row[k] for k in ("rho", "target_loss")] for row in taken],
-        dtype=np.float32,
-    )
-    pool, chosen = Pool(number, ids, replay), np.arange(len(ids))
-    if np.isnan(values).any():  # of a run without selection by score
-        return Choice(pool, None, None, chosen, math.nan)
-    return Choice(pool, values[:, 1], values[:, 0], chosen, float(values[:, 0].min()))
+def _typed(row: Any, where: str) -> tuple[int, NDArray[np.uint8], float, float]:
+    """Returns the values of a row, NaN for null; refuses another type than theirs."""
+
+    def is_number(value: Any) -> bool:
+        return value is None or (type(value) in (int, float) and abs(value) <= _LARGEST)
+
+    row = row if isinstance(row, dict) else {}
+    step, name, rho, loss = (row.get(key, "missing") for key in _ROW_KEYS)
+    for key, is_right, expected in (
+        ("step", type(step) is int and 0 <= step < 1 << 62, "a whole number"),
+        ("content_hash", is_hash(name), "64 hexadecimal digits"),
+        ("rho", is_number(rho), "a finite number or null"),
+        ("target_loss", is_number(loss), "a finite number or null"),
+    ):
+        if not is_right:
+            raise ValueError(
+                f"{where}: {key} is {row.get(key, 'missing')!r:.80}, expected {expected}: name the "
+                "folder of a selection trace, or copy it again"
+            )
+    return step, as_bytes([name])[0], *(math.nan if v is None else v for v in (rho, loss))

@@ -11,6 +11,9 @@ cache folder: an interrupted `prepare` resumes with the next batch. ``generated.
 batches says what was sampled, from which weights, and what was dropped: documents of fewer than
 `SHORTEST` tokens; loops, in which less than half of the runs of four tokens are distinct; and
 documents whose mean loss under the model is less than half or more than twice that of the batch.
+
+Documents are the model's own token ids. One that the length of its sequence cuts off is left open:
+no end of document follows it, which the model did not write, and no half character stays.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nemo_rod.bounds import check_bounds, key, one_of
 from nemo_rod.corpus.adapters import load_tokenizer
-from nemo_rod.corpus.adapters.text_list import TextList
-from nemo_rod.corpus.formats import Input, JsonLines
+from nemo_rod.corpus.formats import Input, JsonLines, LongText
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, digest_files, move_whole, read_json, write_json
+from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
+from nemo_rod.files import digest, digest_files, move_whole, naming, read_json, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.toy.debian import default_cache_dir
 from nemo_rod.progress import Progress
@@ -56,7 +61,7 @@ class Sampling:
     engine: str | None = one_of(None, *ENGINES)  # null: vLLM where it and a GPU are, or the other
 
 
-@takes("path", "revision", "files", "text_field", "filter", "max_bytes", "options")
+@takes("path", "revision", "files", "text_field", "filter", "options")
 def read_generated(spec: SourceSpec) -> list[Input]:
     """Returns the documents of a source of kind ``generated``, as one input.
 
@@ -78,7 +83,7 @@ def read_generated(spec: SourceSpec) -> list[Input]:
             raise ValueError(f"{where}.options.{option}={value!r} is not valid: expected a number.")
     sampling = Sampling(**spec.options)
     check_bounds(sampling, f"{where}.options.")
-    if spec.max_tokens is None and spec.max_documents is None and spec.max_bytes is None:
+    if spec.max_tokens is None and spec.max_documents is None:
         raise ValueError(f"{where} has no end: a model writes on for ever; set max_tokens.")
     if spec.dedup:
         raise ValueError(f"{where}.dedup=true reads to an end, which {where} lacks: remove it.")
@@ -94,17 +99,13 @@ def read_generated(spec: SourceSpec) -> list[Input]:
     if sampling.batch is None:
         sampling = dataclasses.replace(sampling, batch=batch_size(folder, sampling.tokens))
     settings: dict[str, Any] = {"model": spec.path, "revision": spec.revision, "weights": weights}
-    settings |= {**dataclasses.asdict(sampling), "engine": engine}
+    settings |= {**dataclasses.asdict(sampling), "engine": engine, "cut": "left open"}
     if spec.files:
         # Sizes, not contents: files may lie on a storage that is read once.
         settings["files"] = [(name, path.stat().st_size) for path, name in matching_files(spec)]
     name = digest(json.dumps(settings, sort_keys=True).encode())[:16]
     batches = default_cache_dir().parent / "generated" / name
-    return [
-        TextList(
-            f"generated-{name}", None, lambda: _texts(spec, sampling, folder, batches, settings)
-        )
-    ]
+    return [_Written(f"generated-{name}", spec, sampling, folder, batches, settings)]
 
 
 def batch_size(folder: Path, tokens: int | None) -> int:
@@ -144,40 +145,68 @@ def _model_folder(spec: SourceSpec) -> Path:
     return folder
 
 
-def _texts(
-    spec: SourceSpec, sampling: Sampling, folder: Path, batches: Path, settings: dict[str, Any]
-) -> Iterator[str]:
-    batches.mkdir(parents=True, exist_ok=True)
-    counts: Counter[str] = Counter()
-    total = spec.max_tokens or 0
-    progress = Progress(f"generate {spec.name}", total, unit="tokens")
-    sampler = None
-    for number in itertools.count():
-        file = batches / f"{number:06d}.json"
-        fresh = not file.exists()
-        if fresh:
-            sampler = sampler or Sampler(spec, sampling, folder, settings["engine"])
-            made = file.with_suffix(f".{os.getpid()}")
-            made.write_text(json.dumps(sampler.sample(number)))
-            move_whole(made, file)
-        batch = json.loads(file.read_text())
-        counts.update(batch["counts"])
-        if fresh:
-            about = {**settings, "version": version(settings["engine"]), "batches": number + 1}
-            write_json(batches / "generated.json", {**about, **counts})
-            progress.step(min(counts["kept_tokens"], total or counts["kept_tokens"]))
-        else:
-            progress.start(counts["kept_tokens"])
-        if number == 9 and not counts["kept"]:
+class _Written(Input):
+    """The documents that a model writes, as token ids."""
+
+    def __init__(
+        self, name: str, spec: SourceSpec, sampling: Sampling, folder: Path, batches: Path,
+        settings: dict[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__(name, None)
+        self._spec, self._sampling, self._folder = spec, sampling, folder
+        self._batches, self._settings = batches, settings
+
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Refuses another tokenizer than the model's."""
+        eod = self._sampling.eod
+        if load_tokenizer(str(self._folder), eod=eod).fingerprint != tokenizer.fingerprint:
+            where = f"domain.sources.{self._spec.name}"
             raise ValueError(
-                f"{spec.path} wrote {counts['sampled']} documents in ten batches, and all were "
-                f"dropped ({dict(counts)}): see {batches}; lower domain.sources.{spec.name}."
-                "options.temperature, or give `files` to continue."
+                f"{where}.path={self._spec.path} writes ids of another tokenizer, or with another "
+                f"end of document ({where}.options.eod={eod}), than domain.tokenizer and "
+                f"domain.eod={tokenizer.eod_id}: let both be the same"
             )
-        yield from batch["texts"]
-        # A text that was sampled may be fewer tokens when it is encoded again.
-        if total and counts["kept_tokens"] >= 1.1 * total:
-            return
+
+    def read(self, start: int) -> Iterator[NDArray[np.int32]]:
+        """Yields the token ids of every document."""
+        documents = ((ids, cut) for batch in self._made() for ids, cut in batch["documents"])
+        for ids, self.cut in itertools.islice(documents, start, None):
+            yield np.array(ids, np.int32)
+
+    def _made(self) -> Iterator[dict[str, Any]]:
+        """Yields the batches, sampled or from the cache."""
+        spec, batches, settings = self._spec, self._batches, self._settings
+        batches.mkdir(parents=True, exist_ok=True)
+        counts: Counter[str] = Counter()
+        total = spec.max_tokens or 0
+        progress = Progress(f"generate {spec.name}", total, unit="tokens")
+        sampler = None
+        for number in itertools.count():
+            file = batches / f"{number:06d}.json"
+            fresh = not file.exists()
+            if fresh:
+                sampler = sampler or Sampler(spec, self._sampling, self._folder, settings["engine"])
+                made = file.with_suffix(f".{os.getpid()}")
+                with naming(file):
+                    made.write_text(json.dumps(sampler.sample(number)))
+                    move_whole(made, file)
+            batch = json.loads(file.read_text())
+            counts.update(batch["counts"])
+            if fresh:
+                about = {**settings, "version": version(settings["engine"]), "batches": number + 1}
+                write_json(batches / "generated.json", {**about, **counts})
+                progress.step(min(counts["kept_tokens"], total or counts["kept_tokens"]))
+            else:
+                progress.start(counts["kept_tokens"])
+            if number == 9 and not counts["kept"]:
+                raise ValueError(
+                    f"{spec.path} wrote {counts['sampled']} documents in ten batches, and all were "
+                    f"dropped ({dict(counts)}): see {batches}; lower domain.sources.{spec.name}."
+                    "options.temperature, or give `files` to continue."
+                )
+            yield batch
+            if total and counts["kept_tokens"] >= total:
+                return
 
 
 class Sampler:
@@ -201,8 +230,10 @@ class Sampler:
         for path, name in matching_files(spec):
             for text in JsonLines(path, name, spec).records(None):
                 if text:
-                    ids = self.tokenizer.encode_batch([str(text)])[0][: sampling.first].tolist()
-                    self.starts.append(ids[: length - 2])
+                    text = text.utf8.decode() if isinstance(text, LongText) else str(text)
+                    ids = self.tokenizer.encode_batch([text])[0]
+                    begin = ids[: min(sampling.first, length - 2)]
+                    self.starts.append(whole_characters(self.tokenizer, begin).tolist())
         self.engine = ENGINES[engine](folder, length)
 
     def sample(self, number: int) -> dict[str, Any]:
@@ -229,13 +260,21 @@ class Sampler:
         eod = self.tokenizer.eod_id
         mean = sum(map(sum, losses)) / sum(map(len, losses))
         counts: Counter[str] = Counter()
-        texts = []
+        documents: list[tuple[list[int], bool]] = []  # and whether they were cut off
         for ids, costs in zip(sequences, losses, strict=True):
             pairs = zip(ids[1:], costs, strict=True)
-            for is_end, group in itertools.groupby(pairs, lambda pair: pair[0] == eod):
+            groups = [
+                (is_end, [*group])
+                for is_end, group in itertools.groupby(pairs, lambda pair: pair[0] == eod)
+            ]
+            for number, (is_end, group) in enumerate(groups, start=1):
                 if is_end:
                     continue
                 document, cost = zip(*group, strict=True)
+                if is_cut := number == len(groups):
+                    whole = whole_characters(self.tokenizer, np.array(document, np.int32))
+                    document = tuple(whole.tolist())
+                    counts["cut"] += 1
                 counts["sampled"] += 1
                 runs = list(zip(*(document[i:] for i in range(4)), strict=False))
                 if len(document) < SHORTEST:
@@ -247,5 +286,5 @@ class Sampler:
                 else:
                     counts["kept"] += 1
                     counts["kept_tokens"] += len(document)
-                    texts.append(self.tokenizer.decode(document))
-        return {"counts": dict(counts), "loss": mean, "texts": texts}
+                    documents.append(([*document], is_cut))
+        return {"counts": dict(counts), "loss": mean, "documents": documents}

@@ -177,8 +177,15 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     `submit_one` is the shell command that submits `$name` after `$after` and prints its job number.
     """
     names = {stage.name for stage in stages}
-    head = SUBMIT.read_text()
+    head, cluster = SUBMIT.read_text(), config.cluster
+    # of the environment, where the cluster's file leaves them open
+    given = {
+        "ACCOUNT": cluster.account,
+        "PARTITION": cluster.partition or cluster.cpu_partition,
+        "QOS": cluster.qos,
+    }
     for name, text in (
+        ("kept", "".join(f"|SBATCH_{key}" for key, value in given.items() if value is None)),
         ("folder", shlex.quote(str(launch_folder(config)))),
         ("cwd", shlex.quote(str(Path.cwd()))),
         ("logs", shlex.quote(str(slurm_logs(Path(config.run_dir))))),

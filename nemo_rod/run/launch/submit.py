@@ -21,7 +21,11 @@ _OWN_OPTIONS = {  # of sbatch -> why no cluster file sets them, and what to do
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
     "signal": "it warns a stage of its time limit: remove it, and set launcher.grace_seconds",
     **dict.fromkeys(
-        ("nodes", "ntasks", "ntasks-per-node", "array"),
+        ("gpus", "gpus-per-task", "gpus-per-socket", "ntasks-per-gpu", "tres-per-task"),
+        "the GPUs of a stage follow from its layout: remove it, and set cluster.gpus_per_node",
+    ),
+    **dict.fromkeys(
+        ("nodes", "ntasks", "ntasks-per-node", "array", "het-group"),
         "a stage is one job with as many nodes as its layout fills: remove it, and set parallel",
     ),
 }
@@ -63,6 +67,8 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
         _say(f"{len(pending)} jobs rendered, none submitted: {shlex.join(submit)}")
         return
     done = subprocess.run(submit, stderr=subprocess.PIPE, text=True)
+    if done.stderr.strip() and not done.returncode:
+        _say(done.stderr.rstrip())
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
     jobs = {
@@ -135,6 +141,13 @@ def _check_cluster(config: Config) -> None:
         )
     for key in ("sbatch", "cpu_sbatch"):
         for name, value in getattr(cluster, key).items():
+            if len(name) == 1:
+                raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
+            if key == "sbatch" and name in ("account", "partition", "qos", "time"):
+                raise ValueError(
+                    f"cluster.sbatch.{name} is set, beside cluster.{name}: remove it, and set the "
+                    "latter; cluster.cpu_sbatch is for the stages without GPUs."
+                )
             if name in _OWN_OPTIONS:
                 raise ValueError(f"cluster.{key}.{name} is set, but {_OWN_OPTIONS[name]}.")
             if isinstance(value, bool | dict | list):
@@ -142,6 +155,8 @@ def _check_cluster(config: Config) -> None:
                     f"cluster.{key}.{name}={value} is not valid: expected a text, a number, or "
                     "null for an option without a value."
                 )
+            if key == "sbatch" and name in ("gres", "gpus-per-node", "tres-per-node"):
+                _check_gpus(config, name, str(value))
     if (image := cluster.image) is not None:
         file, in_apptainer = Path(image), cluster.container == "apptainer"
         # otherwise it is a registry's address
@@ -164,6 +179,22 @@ def _check_cluster(config: Config) -> None:
             )
     check_nodes(config.parallel, cluster.gpus_per_node)
     launcher_of(config).check_cluster(config)
+
+
+def _check_gpus(config: Config, option: str, value: str) -> None:
+    """Refuses an option of sbatch that asks for other GPUs than the cluster's own keys."""
+    cluster, counts = config.cluster, []
+    for item in value.split(","):
+        words = re.split("[:=/]", item.removeprefix("gres:").removeprefix("gres/").split("(")[0])
+        if option == "gpus-per-node" or words[0] == "gpu":
+            counts.append(int(words[-1]) if words[-1].isdigit() else 1)
+    asked = {cluster.gpus_per_node, min(config.parallel.world_size, cluster.gpus_per_node)}
+    if counts and (option != cluster.gpu_option or sum(counts) not in asked):
+        raise ValueError(
+            f"cluster.sbatch.{option}={value} asks for {sum(counts)} GPUs a node, beside "
+            f"cluster.gpus_per_node={cluster.gpus_per_node}, which cluster.gpu_option="
+            f"{cluster.gpu_option} asks for: remove it, or correct these two."
+        )
 
 
 def _command(name: str, config: Config) -> str:

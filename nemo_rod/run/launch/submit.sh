@@ -3,9 +3,13 @@
 set -Eeuo pipefail
 folder={folder}
 cd {cwd} # where the jobs work
-# those of an allocation around this shell would reach the jobs, whose srun refuses some
-unset "${!SLURM_JOB@}" "${!SLURM_STEP@}" "${!SLURM_TASK@}" "${!SLURM_N@}"
-unset "${!SLURM_MEM@}" "${!SLURM_CPU@}" "${!SLURM_GPU@}" "${!SLURM_TRES@}"
+# Those of an allocation around this shell would reach the jobs, whose srun refuses or obeys them;
+# and sbatch prefers SBATCH_* to the directives of the jobs.
+for name in "${!SLURM_@}" "${!SBATCH_@}"; do
+  [[ $name =~ ^(SLURM_CONF.*|SLURM_JWT|S[A-Z]+_CLUSTERS{kept})$ ]] && continue
+  [[ $name != SBATCH_* ]] || echo "submit.sh: $name is not used, set the cluster's keys" >&2
+  unset "$name"
+done
 mkdir -p {logs}
 if [[ -e $folder/jobs.tsv ]]; then
   echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
