@@ -61,7 +61,7 @@ from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import replay_share
 from nemo_rod.trust import sign
 
-SECONDS = 120  # a command takes a second or two on an idle machine; what hangs takes for ever
+SECONDS = 300  # a command takes a second or two on an idle machine; what hangs takes for ever
 NAME = "<img src=x onerror=alert(1)>|`[x](javascript:1)`\x1b[31m"
 
 
@@ -196,6 +196,7 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
     }  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_no_command_runs_what_a_folder_names(
     evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
