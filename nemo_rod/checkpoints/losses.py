@@ -83,7 +83,7 @@ def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64
     means = []
     for start in range(0, len(tokens_CS), _BLOCKS_PER_PASS):
         tokens = tokens_CS[start : start + _BLOCKS_PER_PASS].astype(np.int64)
-        ids = torch.from_numpy(tokens).to(model.device)
+        ids = torch.from_numpy(tokens).to(getattr(model, "device", "cpu"))
         with torch.no_grad():
             logits = model(input_ids=ids).logits[:, :-1].double()
         losses = torch.nn.functional.cross_entropy(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,8 @@ from nemo_rod.ranks import from_recorder
 FILE = "compared.json"  # beside the checkpoint
 _BLOCKS = 2
 _SMALL = 4 * 2**30  # bytes of the weights in fp32, up to which a CPU compares in fp32
+_LENGTH = 256  # tokens of a block that a CPU compares
+_LIMIT = re.compile(r".*(window|chunk_size|max_position_embeddings).*")
 # Layers whose torch code, unlike their kernels, loses the state of earlier chunks of a text
 # (transformers, issue 47246)
 CHUNKS_FORGOTTEN = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
@@ -73,7 +76,7 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
         if "losses" in expected:
             expected["difference"] = abs(float(found.mean()) - np.mean(expected["losses"]))
             if expected["difference"] > tolerance and expected.pop("routes"):
-                tokens_CS = store.tokens(block_ids)[:, : expected["length"]]
+                tokens_CS = store.tokens(block_ids)[:, : expected["length"] + 1]
                 reference = load(Path(hf), trust_remote_code=model.trust_remote_code)
                 expected["difference"] = distance(
                     reference, tokens_CS, float(found.mean()), tolerance
@@ -135,6 +138,20 @@ def _of_bridge(
     return losses
 
 
+def _compared_length(reference: Any, block_size: int) -> int:
+    """Returns how many tokens of a block show whether two models compute the same.
+
+    On a CPU, whole blocks are only needed if the config.json has a limit within them, as a window.
+    """
+    if torch.cuda.is_available():
+        return block_size
+    config = reference.config.get_text_config().to_dict()
+    limits = [v for key, v in config.items() if isinstance(v, int) and _LIMIT.fullmatch(key)]
+    if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKS_FORGOTTEN}:
+        return min(block_size, int(config["chunk_size"]) // 2)
+    return block_size if any(0 < n < block_size for n in limits) else min(block_size, _LENGTH)
+
+
 def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> dict[str, Any]:
     """Returns the losses of blocks by transformers' class; a reason instead if it has none."""
     folder, model = Path(hf), job.config.model
@@ -156,11 +173,8 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
             reference = load(
                 folder, dtype=dtype, trust_remote_code=model.trust_remote_code, **options
             )
-            kinds = {type(layer).__name__ for layer in reference.modules()}
-            length = tokens_CS.shape[1]
-            if kinds & {*CHUNKS_FORGOTTEN} and not torch.cuda.is_available():
-                length = min(length, reference.config.get_text_config().chunk_size)
-            losses = block_losses(reference, tokens_CS[:, :length])
+            length = _compared_length(reference, tokens_CS.shape[1])
+            losses = block_losses(reference, tokens_CS[:, : length + 1])  # with the last target
         except (
             Exception
         ) as error:  # of any of its classes, or of code that comes with the checkpoint

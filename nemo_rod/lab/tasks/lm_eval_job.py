@@ -271,7 +271,13 @@ def model_arguments(job: TaskJob) -> dict[str, Any]:
     if job.backend == "hf":
         import torch
 
+        from nemo_rod.corpus.adapters.hub_tokenizer import own_tokenizer
+
         arguments["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        trusted = bool(arguments.get("trust_remote_code"))
+        tokenizer, _, replaced = own_tokenizer(job.model, trusted)
+        if replaced:  # lm-eval would load the class, with other ids than those of training
+            arguments["tokenizer"] = tokenizer
     return arguments
 
 
