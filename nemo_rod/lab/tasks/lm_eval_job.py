@@ -23,6 +23,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -275,9 +276,10 @@ def model_arguments(job: TaskJob) -> dict[str, Any]:
 
         arguments["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         trusted = bool(arguments.get("trust_remote_code"))
-        tokenizer, _, replaced = own_tokenizer(job.model, trusted)
-        if replaced:  # lm-eval would load the class, with other ids than those of training
-            arguments["tokenizer"] = tokenizer
+        with suppress(ValueError):  # of a model that lm-eval is to refuse
+            tokenizer, _, replaced = own_tokenizer(job.model, trusted)
+            if replaced:  # lm-eval would load the class, with other ids than those of training
+                arguments["tokenizer"] = tokenizer
     return arguments
 
 
