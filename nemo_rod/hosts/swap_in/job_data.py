@@ -141,8 +141,8 @@ class JobData:
         if stop > length:
             raise ValueError(
                 f"The job's data ends after {length} samples, but its steps draw {stop}: give its "
-                "blend weights, with which files are read as often as needed, or lower the "
-                "multiplier or the number of steps."
+                "blend weights, with which files are read as often as needed, draw fewer "
+                "candidates a sample, or train fewer steps."
             )
 
     def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
