@@ -197,6 +197,9 @@ class RandomBlocks:
         every = np.random.default_rng(0).integers(0, 64, (64, self.block_size))
         return every[block_ids].astype(np.int32)
 
+    def source_index(self, block_ids: np.ndarray) -> np.ndarray:
+        return block_ids // 32
+
     checked_tokens = tokens
 
 
