@@ -37,7 +37,7 @@ _CURE = "restore the folder from a copy, or remove it to compute it again"
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
 _PARTS, _SMALLEST = 100, 256  # parts at most: an interruption costs 1 %; least blocks of a part
 _CHECKSUM_BYTES, _HEADER_BYTES = 16, 1 << 12  # the header's are at most
-_MOST_BLOCKS = 1 << 28
+_MOST_BLOCKS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
