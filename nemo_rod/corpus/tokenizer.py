@@ -1,4 +1,4 @@
-"""What a tokenizer is, and by what it is recognised; `adapters.load_tokenizer` loads one.
+"""What a tokenizer is, and by what it is recognised, and how one is loaded.
 
 A tokenizer is identified by its behaviour. Its *fingerprint* hashes the token ids of fixed probe
 texts and of samples of its own vocabulary; the location of its files and the library version that
@@ -68,6 +68,31 @@ def whole_characters(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np
         if not tokenizer.decode(ids[max(0, end - 8) : end]).endswith("\ufffd"):
             return ids[:end]
     return ids  # as it is written
+
+
+def load_tokenizer(
+    name: str, *, eod: int | None = None, trust_remote_code: bool = False
+) -> Tokenizer:
+    """Loads a tokenizer by name.
+
+    Args:
+        name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
+        eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
+            a model with a chat template may end the turns of a conversation, and be unknown to its
+            base.
+        trust_remote_code: whether code that comes with the tokenizer may run.
+
+    Raises:
+        ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
+            document, or comes with code that may not run.
+    """
+    if name == BYTE:
+        from nemo_rod.corpus.adapters.byte_tokenizer import ByteTokenizer
+
+        return ByteTokenizer(eod)
+    from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(name, eod=eod, trust_remote_code=trust_remote_code)
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.corpus.adapters import load_tokenizer
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import read_json
 
 _SHOWN_TOKENS = 512  # of a block, in the report

@@ -18,9 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nemo_rod.corpus import SourceSpec, prepare
-from nemo_rod.corpus.adapters import load_tokenizer
 from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"

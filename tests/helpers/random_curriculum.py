@@ -33,6 +33,6 @@ def write_curriculum(
     with Curriculum.create(path, header) as curriculum:
         for step in range(steps):
             loss_C = np.random.default_rng([step, seed]).random(arm.num_candidates, np.float32)
-            pool, reference_C = arm.candidates.pool(step), np.full_like(loss_C, 0.25)
-            choice = choose(pool, arm.policy(), batch_size, loss_C, reference_C)
-            curriculum.append(choice)
+            given = (loss_C, np.full_like(loss_C, 0.25)) if scored else ()
+            pool = arm.candidates.pool(step)
+            curriculum.append(choose(pool, arm.policy(), batch_size, *given))

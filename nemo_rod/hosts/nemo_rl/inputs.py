@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_rod.corpus.adapters import load_tokenizer
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest
 from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY
 from nemo_rod.selection import References

@@ -59,9 +59,9 @@ def measure(config: Config) -> None:
     import numpy as np
     import torch
 
-    from nemo_rod.corpus.adapters import load_tokenizer
     from nemo_rod.corpus.documents import Documents
     from nemo_rod.corpus.encode import encode
+    from nemo_rod.corpus.tokenizer import load_tokenizer
 
     if not config.model.hf:
         raise ValueError(
