@@ -39,7 +39,10 @@ _GROUPS = {
     **dict.fromkeys(("train/", "throughput/", "memory/"), "host/"),
     "timing/train/": "rod/seconds_",
     "validation/": "rod_by_source/",
-    **{f"rod/{of}/": f"rod_by_source/{of}/" for of in ("rho", "candidates", "chosen", "share")},
+    **{
+        f"rod/{of}/": f"rod_by_source/{of}/"
+        for of in ("rho", "candidates", "chosen", "share", "mix/target", "odm")
+    },
 }
 
 PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one

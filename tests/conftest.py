@@ -136,7 +136,9 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     while (left := [*_processes_of(folder)]) and time.monotonic() < end:
         time.sleep(0.5)
     assert not left, "processes are left:\n" + "\n".join(left)
-    kept = re.compile("pymp-|torchinductor_")  # multiprocessing's of this process, and a cache
+    kept = re.compile(
+        "pymp-|torchinductor_|pytorch-errorfile-"
+    )  # of this process, or its libraries
     files = [
         str(file.relative_to(folder))
         for path in folder.iterdir()

@@ -162,7 +162,7 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         own = f"; {OWN_CLUSTER}" if group == "cluster" else ""
         return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}{own}."
     # of a file that says `key: value`, or of a word on the command line
-    place, written = "", reasons[0].removeprefix("Error merging override ")
+    place, written = "", reasons[0].removeprefix("Error merging override ").lstrip("+")
     if in_file := re.match(r"In '(.+)': \w+ raised while composing", reasons[0]):
         place, value = _place(in_file[1], key, folders)
         written = f"{key}={value}"

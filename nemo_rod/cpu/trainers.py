@@ -35,6 +35,7 @@ def install_megatron_bridge() -> None:
     if torch.cuda.is_available():
         return
 
+    @functools.wraps(setup.initialize_megatron)
     def initialize_megatron(cfg: Any, **options: Any) -> Any:
         _refuse_async(cfg.checkpoint.async_save, "cfg.checkpoint.async_save=True")
         return initialize.initialize_megatron(cfg, **{**options, "allow_no_cuda": True})

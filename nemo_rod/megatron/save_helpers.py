@@ -20,8 +20,9 @@ def end_with_rank() -> None:
     from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 
     for name in ("get_write_results_queue", "_get_write_results_queue"):  # until core 0.16
-        if hasattr(filesystem_async, name):
-            setattr(filesystem_async, name, _results_queue)
+        if theirs := getattr(filesystem_async, name, None):  # whose signature is checked again
+            ours = functools.wraps(theirs)(lambda mp_mode="spawn": _results_queue(mp_mode))
+            setattr(filesystem_async, name, ours)
     writer = getattr(async_utils, "PersistentAsyncCaller", None)
     if writer is not None:
         writer.async_loop = staticmethod(_async_loop)

@@ -117,7 +117,7 @@ WRONG = {
     "curriculum show": ("invalid choice: 'show'",),
     "curriculum diff a": ("'nemo-rod curriculum diff a' is not understood: expected ",),
     "curriculum verify none.rod": ("none.rod does not exist: check the path",),
-    "doctor a b": ("expected nemo-rod doctor [BLOCKS] [functions=ROAD] (unrecognised",),
+    "doctor a b": ("nemo-rod doctor [BLOCKS] [base=MODEL] [functions=ROAD] (unrecognised",),
     "doctor functions=none": ("functions=none is not valid: expected all, scoring, trai",),
     "merge a b c": ("' is not understood: expected nemo-rod merge BASE ADAPTED OUT",
                     "(lambda= is missing)."),

@@ -430,7 +430,7 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"held_out": "foreign"}, "are of another tokenizer than those in"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
         ({"model": "bf16"}, "of precision 'fp32', but candidates are scored in 'bf16'"),
-        ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
+        ({"references": None}, "with reference losses: give them"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:

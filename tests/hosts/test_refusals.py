@@ -27,10 +27,10 @@ SENTENCES = {
     "skipping": "iterations_to_skip",
     "no blend": "without a blend of files",
     "no role": "data/old/text_document.*whether it is adaptation or replay",
-    "half a multiplier": "multiplier=0.5.*a number >= 1",
-    "no references": "Joint chooses by reducible loss: give the folders",
+    "half a multiplier": r"multiplier=0.5.*a number in \[1, 1024\]",
+    "no references": "Joint compares losses of .* with reference losses: give their folders",
     "missing references": "nowhere/manifest.json does not exist",
-    "drawn for nothing": "TakeAll uses no scores.*multiplier=1",
+    "drawn for nothing": "TakeAll chooses nothing.*multiplier=1",
     "no host": "'megatron' names none of the hosts .*: expected one of megatron_bridge",
     "twice": "installed already: uninstall",
     "other version": r"^megatron.bridge.data.loaders.get_train_valid_test_num_samples takes "

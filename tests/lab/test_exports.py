@@ -77,8 +77,8 @@ def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["arm=rod"], "arm=rod step=None is not a checkpoint"),
-        (["step=20"], "arm=None step=20 is not a checkpoint"),
+        (["arm=rod"], "An earlier step needs its arm and its number, such as arm=rod step=1200"),
+        (["step=20"], "An earlier step needs its arm and its number, such as arm=rod step=1200"),
         (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
         (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
     ],

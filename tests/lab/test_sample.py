@@ -11,6 +11,7 @@ from nemo_rod import cli
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.lab.report.completions import complete
+from nemo_rod.lab.text import printable_lines
 from nemo_rod.run.stages import Stages
 
 
@@ -62,7 +63,8 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(
     by_user = Stages(recipe(run, "report.prompts=[a b]"))
     (row,) = complete(by_user, results)
     assert (row["arm"], row["source"], row["prompt"]) == ("rod", None, "a b")
-    assert row["text"] == sample("prompt=a b", "tokens=48").removeprefix("--- rod\na b")[:-1]
+    shown = sample("prompt=a b", "tokens=48").removeprefix("--- rod\na b")[:-1]
+    assert printable_lines(row["text"]) == shown
     rows = complete(Stages(recipe(run, "report.smoke_test=false")), results)
     held_out = BlockStore(run / "blocks", split="holdout")
     firsts = {s.role: s.name for s in reversed(held_out.sources)}

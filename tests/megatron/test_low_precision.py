@@ -191,7 +191,7 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["scoring.every=8"], r"scoring\.precision=fp8 and scoring\.every=8"),
+        (["scoring.every=8"], r"scoring\.precision=fp8 and every=8"),
         (["launcher=nemo_rl"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
         (["launcher=ray"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
         (["scoring.prefix=1/8"], "needs a multiple of 8 scored tokens per block .* found 4"),

@@ -34,7 +34,7 @@ ALONE = {
     "corpus": {"bounds", "files", "parts", "roles", "trust"},
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
-MOST_LINES = 19_000  # of the house; 15,500 is where it should come back to
+MOST_LINES = 19_200  # of the house; 15,500 is where it should come back to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

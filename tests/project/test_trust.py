@@ -37,7 +37,7 @@ from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import open_file, read_json, read_lines, remove, write_json, write_whole
 from nemo_rod.jobs import shared_job
 from nemo_rod.lab import curriculum_tools
-from nemo_rod.lab.authors.trace import _rows as trace_rows
+from nemo_rod.lab.authors.trace import _launch as read_launch_rows
 from nemo_rod.lab.authors.trace import export_trace
 from nemo_rod.lab.doctor import _verify
 from nemo_rod.lab.inspect.command import inspect
@@ -708,7 +708,7 @@ def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) 
     trace.touch()
     os.truncate(trace, 8 << 40)
     with time_limit(SECONDS), pytest.raises(ValueError, match=r"no end of line|no row of"):
-        list(trace_rows(trace))
+        read_launch_rows(trace)
 
 
 def test_a_dataset_brings_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest
@@ -60,7 +60,9 @@ def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
         num_replay=store.num_replay,
         batch_size=config["policy"]["train_global_batch_size"],
         seed=rod["seed"],
-        **typed_values({name: SimpleNamespace(**rod[name]) for name in ("selection", "scoring")}),
+        **typed_values(
+            {"selection": Selection(**rod["selection"]), "scoring": Scoring(**rod["scoring"])}
+        ),
     )
 
 

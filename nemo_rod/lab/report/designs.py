@@ -8,7 +8,7 @@ from typing import Any
 from nemo_rod.selection.arms import SWEPT
 
 Arms = Mapping[str, Mapping[str, Any]]  # part of a results dictionary
-OWN = {"specialist"}  # references of the run itself
+OWN = {"specialist", "base"}  # references of the run itself
 WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 
 
