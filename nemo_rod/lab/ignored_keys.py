@@ -25,7 +25,8 @@ def ignored_keys(model: str) -> list[str]:
     file = published_file(model, "config.json")
     if file is None or not can_be_found("megatron.bridge") or not any(_unusual(read_json(file))):
         return []
-    command = [python_with_megatron(), "-m", "nemo_rod.megatron.config_keys", str(file.parent)]
+    module = "nemo_rod.megatron.config_keys"
+    command = [python_with_megatron(), "-P", "-m", module, str(file.parent)]
     done = subprocess.run(command, capture_output=True, text=True)
     found: list[str] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
     return found
