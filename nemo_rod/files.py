@@ -222,10 +222,12 @@ def replacing(path: Path, *, below: Path | None = None, mode: int = 0o666) -> It
             descriptor = os.open(name, flags, mode, dir_fd=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
+                    lock(descriptor)  # until it is renamed: nobody takes it for a leftover
                     yield file
                     file.flush()
                     os.fsync(descriptor)
-                os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                    os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                _remove_leftovers(path.name, folder)
                 os.fsync(folder)
             except BaseException:
                 with suppress(FileNotFoundError):
@@ -233,6 +235,20 @@ def replacing(path: Path, *, below: Path | None = None, mode: int = 0o666) -> It
                 raise
     except OSError as error:
         raise with_advice(error, path) from error
+
+
+def _remove_leftovers(name: str, folder: int) -> None:
+    """Removes what killed writers of a file have left beside it; those at work hold a lock."""
+    for other in os.listdir(folder):
+        if not re.fullmatch(rf"\.{re.escape(name[:200])}\.[0-9a-f]{{16}}\.tmp", other):
+            continue
+        with suppress(OSError):
+            descriptor = os.open(other, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            try:
+                if lock(descriptor):
+                    os.unlink(other, dir_fd=folder)
+            finally:
+                os.close(descriptor)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def typed_command() -> str:
     own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
     once = ("rebuild=", "dry_run=")
     # not resolved: ${oc.env:NAME} may be a secret
-    typed = OmegaConf.to_container(job.overrides.task, resolve=False)
+    typed: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
     words = [word for word in map(str, typed) if not word.startswith(once)]
     program = sys.argv[0].split() if sys.argv[0].startswith("nemo-rod ") else ["nemo-rod", "run"]
     return shlex.join([*program, *own, *words])

@@ -47,6 +47,6 @@ def num_gpus() -> int:
     if not sees_gpu() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return 0
     asks = "import torch.cuda as c; print(c.device_count() if c.is_available() else 0)"
-    command = [python_with_megatron(), "-c", asks]
+    command = [python_with_megatron(), "-P", "-c", asks]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return int(done.stdout) if done.returncode == 0 else 0
