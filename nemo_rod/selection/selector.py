@@ -20,7 +20,7 @@ import numpy as np
 
 from nemo_rod.files import read_lines
 from nemo_rod.selection.arms import Arm
-from nemo_rod.selection.arrays import Ids, Nats
+from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose
@@ -189,17 +189,16 @@ class Selector:
             if file.exists():
                 with Curriculum.open(file, read_only=True) as curriculum:
                     for record in curriculum:
-                        self.learn(self._recorded(record))
+                        is_replay_C = curriculum.header.is_replay(record.block_ids)
+                        self.learn(self._recorded(record, is_replay_C))
                         self._hear(rows.get(record.step, {}))
             return policy.state
 
         policy.state = shared(recorded)
 
-    def _recorded(self, record: StepRecord) -> Choice:
+    def _recorded(self, record: StepRecord, is_replay_C: Mask) -> Choice:
         """Returns the choice that a record is of."""
-        ids, store = record.block_ids, self.store
-        is_replay_C = np.array([row.role == "replay" for row in store.sources])
-        pool = self._of_run(Pool(record.step, ids, is_replay_C[store.source_index(ids)]))
+        pool = self._of_run(Pool(record.step, record.block_ids, is_replay_C))
         has_scores = not np.isnan(record.threshold)
         return Choice(
             pool,

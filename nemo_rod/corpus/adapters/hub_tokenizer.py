@@ -86,10 +86,7 @@ class HuggingFaceTokenizer:
                 f"domain.eod={eod} is not an id of tokenizer {name!r}, which has {len({*ids})}: "
                 f"give one of them, the largest is {self.vocab_size - 1}"
             )
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        if hasattr(self._backend.model, "dropout"):
-            self._backend.model.dropout = None  # of BPE: ids would be others every time
+        _keep_whole(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.fingerprint: str = fingerprint_of(self)
@@ -270,10 +267,7 @@ def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> Non
         from tokenizers import Tokenizer
 
         own = Tokenizer.from_file(str(source))
-        own.no_truncation()
-        own.no_padding()
-        if hasattr(own.model, "dropout"):
-            own.model.dropout = None
+        _keep_whole(own)
         own.encode_special_tokens = backend.encode_special_tokens
         known = own.get_added_tokens_decoder()
         added = {i: t for i, t in added.items() if repr(known.get(i)) != repr(t)}
@@ -296,6 +290,14 @@ def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> Non
                 f"{found[at : at + 3]} and {expected[at : at + 3]} from token {at} on): give a "
                 f"folder with a {_FILE} that was saved by the transformers of its base"
             )
+
+
+def _keep_whole(backend: Any) -> None:
+    """Makes a `tokenizers.Tokenizer` give all ids of a text, always the same, and no others."""
+    backend.no_truncation()
+    backend.no_padding()
+    if hasattr(backend.model, "dropout"):
+        backend.model.dropout = None  # of BPE: ids would be others every time
 
 
 def _tokens(backend: Any, text: str) -> list[str]:

@@ -297,13 +297,11 @@ def _sign(value: Results) -> int:
 
 def _nats(difference: Results, more: str, less: str) -> str:
     value, word = difference["value"], more if difference["value"] >= 0 else less
-    known = difference["low"] is not None
-    ends = (
-        (difference["low"], difference["high"])
-        if value >= 0
-        else ((-difference["high"], -difference["low"]) if known else (None, None))
-    )
-    interval = f" ({ends[0]:z.4f} to {ends[1]:z.4f})" if known else ""
+    interval = ""
+    if difference["low"] is not None:
+        sign = 1 if value >= 0 else -1
+        low, high = sorted(sign * difference[end] for end in ("low", "high"))
+        interval = f" ({low:z.4f} to {high:z.4f})"
     return f"{abs(value):.4f} nats{interval} {word}"
 
 
