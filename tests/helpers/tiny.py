@@ -119,8 +119,7 @@ class Setting:
         **scoring: Any,
     ) -> list[Any]:
         """Trains RoD in a layout; returns its records. Layout and scoring name the folder."""
-        name = "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
-        folder = self.root / name
+        folder = self._folder(layout, scoring)
         job = self.rod_job(folder, parallel, scoring=scoring)
         self.torchrun(parallel.world_size, WORKER, job, *options, timeout=300)
         return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
@@ -134,7 +133,10 @@ class Setting:
 
     def weights(self, **scoring: Any) -> Path:
         """The folder of the weights that the steps of `single` start from, each in its own."""
-        return self.root / "_".join(["weights", *scoring])
+        return self._folder("weights", scoring)
+
+    def _folder(self, name: str, scoring: dict[str, Any]) -> Path:
+        return self.root / "_".join([name, *(f"{key}_{value}" for key, value in scoring.items())])
 
     def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
         """Writes the job of a RoD run, with the references that it needs."""
