@@ -20,7 +20,7 @@ from nemo_rod import parts
 if TYPE_CHECKING:
     from nemo_rod.commands.arguments import Arguments
 
-_STAGES = ("prepare", "pretrain", "reference", "train")  # beside the registered ones
+_STAGES = ("prepare", "pretrain", "reference", "train")  # built in; parts register others
 _HELP = ("-h", "--help")
 # also the help of each command on a recipe: `recipe_parser`
 USAGE = Path(__file__).with_name("usage.txt").read_text(encoding="utf-8")
@@ -41,10 +41,10 @@ def main() -> None:
     from nemo_rod.commands.errors import errors_in_one_sentence
     from nemo_rod.commands.text import Lines
 
-    os.environ["PYTHONSAFEPATH"] = "1"  # of all processes: they import nothing of this folder
+    os.environ["PYTHONSAFEPATH"] = "1"  # inherited: no process imports from the working folder
     if isinstance(sys.stdout, io.TextIOWrapper):  # some terminals lack the bars of `status`
         sys.stdout.reconfigure(errors="backslashreplace")
-    lines: Any = Lines(sys.stderr or io.StringIO())  # of a process that was begun without one
+    lines: Any = Lines(sys.stderr or io.StringIO())  # a process may be started without stderr
     try:
         with redirect_stderr(lines), errors_in_one_sentence():
             _run_command()

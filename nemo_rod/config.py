@@ -21,7 +21,7 @@ from nemo_rod.loggers import are_loggers
 from nemo_rod.selection.arms import Arm
 
 Part = TypeVar("Part")
-# of a scoring pass: multiples that its products need, of tokens and rows of weights, and of columns
+# low-precision GEMM alignment: (tokens and weight rows, columns)
 LOW_PRECISIONS = {"fp8": (8, 16), "mxfp8": (32, 32)}
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
 # dense peak TFLOP/s by `cluster.gpu` and `model.precision`, of NVIDIA's data sheets (H100, H200 and
@@ -120,7 +120,7 @@ class Selection:
     kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
     policy: str = key(Arm.policy_name, POLICY)  # chooses the batch; also FILE.py:NAME
     policy_options: dict[str, Any] = field(default_factory=dict)  # arguments of another policy
-    score: str = key(Arm.score_name, SCORE)  # from losses and reference losses to scores
+    score: str = key(Arm.score_name, SCORE)  # turns losses and reference losses into scores
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
 
@@ -141,8 +141,8 @@ class Variant:
     converge: bool | None = None  # stop once the adaptation loss has converged; steps is the limit
     retention: float | None = key(None, "in (0, 1]")  # share of replay kept by fixed_<percent>
     share: Any = key(None, SHARE)  # constant replay share of a batch, or an arm whose mean is used
-    adaptation: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
-    replay: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
+    adaptation: str | None = one_of(None, "random", "rho")  # policy for a fixed share; null: random
+    replay: str | None = one_of(None, "random", "rho")  # policy for a fixed share; null: random
     follow: str | None = None  # arm whose recorded counts are repeated, with blocks drawn at random
     follow_by: str | None = one_of(None, "role", "source", "block")  # null: role; block: the same
     curriculum: str | None = None  # folder of a run, or of its arm, whose batches are trained on
@@ -158,7 +158,7 @@ class Scoring:
     every: int = same(Arm, "scored_every")  # score every n-th step (0: the first); else estimate
     precision: str | None = one_of(
         None, *LOW_PRECISIONS
-    )  # of that pass and of references; null: the model's
+    )  # precision of scoring and of references; null: the model's
 
 
 @dataclass
@@ -296,7 +296,7 @@ class Config:
     scoring: Scoring = field(default_factory=Scoring)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
-    logger: Any = key(None, SHOWN)  # where metrics are shown besides metrics.jsonl; null: nowhere
+    logger: Any = key(None, SHOWN)  # loggers besides metrics.jsonl; null: none
     convergence: Convergence = field(default_factory=Convergence)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)

@@ -6,7 +6,7 @@ import json
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]  # of a checkout, or of all packages
+_ROOT = Path(__file__).parents[1]  # the checkout, or site-packages
 
 
 def is_checkout() -> bool:

@@ -29,10 +29,10 @@ from nemo_rod.selection.held_out import Rule
 from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.trust import KEY, MAC_BYTES, sign
 
-STORE = "NEMO_ROD_STORE"  # in the environment: host and port of the store of a job on several nodes
-FAULT_KEY = "fault"  # in the store: the first fault, which ends all processes
+STORE = "NEMO_ROD_STORE"  # environment variable: host:port of a multi-node job's store
+FAULT_KEY = "fault"  # store key: the first fault, which ends all processes
 _FILE_KEY = "job"
-_SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file systems may be late
+_SHARED_SECONDS = 30.0  # how long a file may take to appear on all nodes
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class ModelJob:
     """The inputs of every job that runs a model: the resolved configuration, and its folders."""
 
     name: str  # label in progress lines
-    config: Config  # in a training job with the settings of its arm
+    config: Config  # for training jobs, with the arm's overrides applied
     blocks: str  # folder of the block store
     out: str  # folder that receives the results
 
@@ -74,7 +74,7 @@ class TrainJob(ModelJob):
     arm: Arm
     # folders of reference losses; empty where the policy needs none
     references: list[str] = field(default_factory=list)
-    config_digest: str = ""  # of the settings that determine the choices, for the header
+    config_digest: str = ""  # digest of the settings that determine the choices
     convergence: Rule | None = None  # rule for an early stop
 
     @property
@@ -160,7 +160,7 @@ def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     (host, port), patience = address.rsplit(":", 1), timedelta(seconds=seconds)
-    name = sign(name.encode(), os.environ.get(KEY, "")).hex()  # which no stranger can guess
+    name = sign(name.encode(), os.environ.get(KEY, "")).hex()  # a name that no stranger can guess
     store = TCPStore(host, int(port), is_master=False, timeout=patience, wait_for_workers=False)
     return PrefixStore(f"nemo_rod/{name}", store)
 

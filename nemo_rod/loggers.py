@@ -45,7 +45,7 @@ _GROUPS = {
     },
 }
 
-PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
+PROJECT = "nemo-rod"  # W&B project and MLflow experiment, unless the environment names one
 
 
 def logger_names(value: Any) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def legal_names(metrics: Mapping[str, float], logger: str) -> dict[str, float]:
     legal: dict[str, float] = {}
     for name, value in metrics.items():
         changed, longest = re.sub(r"[\x00-\x1f\x7f]", "_", name), len(name)
-        if logger == "mlflow":  # by its mlflow.utils.validation: also no path but the shortest
+        if logger == "mlflow":  # mlflow.utils.validation also demands the shortest path
             changed = re.sub(r"[^/\w.\- :]|(?<=/)/|(?<![^/])\.\.?(?![^/])", "_", changed)
             longest = 250
         if changed in legal or len(changed) > longest:
@@ -249,7 +249,7 @@ def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
     named = legal_names(metrics, "tensorboard")
     values = [Summary.Value(tag=name, simple_value=value) for name, value in named.items()]
     writer.file_writer.add_summary(Summary(value=values), step)
-    writer.flush()  # to the operating system, where it survives a kill
+    writer.flush()  # the operating system keeps it through a kill
 
 
 def project(variable: str) -> str:

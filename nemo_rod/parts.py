@@ -141,7 +141,8 @@ def _from_file(file: Path, attribute: str, kind: str, key: str) -> Any:
     name = f"nemo_rod_file_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # for its dataclasses
+    # dataclasses look their module up
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         return getattr(module, attribute)

@@ -18,8 +18,8 @@ class Progress:
     total: float  # amount of work; 0 if unknown
     _: KW_ONLY
     unit: str = ""  # counted unit, such as "blocks"; if given, lines also show the pace
-    tokens: int = 0  # of a counted unit; if given, lines also show tokens per second
-    every_seconds: float = 2.0  # between two lines at least; the last one is always shown
+    tokens: int = 0  # tokens per counted unit; if given, lines also show tokens per second
+    every_seconds: float = 2.0  # shortest time between two lines; the last is always shown
 
     def __post_init__(self) -> None:
         self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()

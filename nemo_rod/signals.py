@@ -35,7 +35,7 @@ class HeartbeatFile:
         path: the file; it holds the process's number while the heartbeat is monitored.
     """
 
-    variable = "NEMO_ROD_HEARTBEAT_FILE"  # in the environment: the file's path
+    variable = "NEMO_ROD_HEARTBEAT_FILE"  # environment variable: the file's path
     # checks, a second apart, without a new beat; pauses of the command itself do not count
     patience = 60
 

@@ -27,7 +27,7 @@ _SECRET_TEXT = re.compile(
     r"|://[^/\s:@]*:[^/\s@$]+@"  # an address with a password, such as a proxy's
     rf"|(?i:\bexport\s+\w*({_SECRET}|_token|_key)=['\"]?[^\s'\"$`])"  # a line of cluster.setup
 )
-KEY = "NEMO_ROD_KEY"  # in the environment of a job on several nodes, which alone knows its value
+KEY = "NEMO_ROD_KEY"  # environment variable: a secret that only this multi-node job knows
 MAC_BYTES = 32
 
 

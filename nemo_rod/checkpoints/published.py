@@ -33,7 +33,7 @@ _BESIDE = re.compile(
     r"|(?i:license|notice|use_policy)[\w.-]*"
 )
 _TEMPLATES = "additional_chat_templates"
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as safetensors spells them
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' name -> torch's
 _DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")(?:{"|".join(_DTYPES.values())})(")')
 
 

@@ -32,7 +32,7 @@ def errors_in_one_sentence() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # of a process that was begun without one
+            if sys.stdout is not None:  # a process may be started without stdout
                 sys.stdout.flush()
     except BrokenPipeError as error:
         poll = select.poll()
@@ -42,11 +42,11 @@ def errors_in_one_sentence() -> Iterator[None]:
             leave(str(error))
         for output, _ in closed:
             os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-        raise SystemExit(128 + signal.SIGPIPE) from None  # as shells report it
+        raise SystemExit(128 + signal.SIGPIPE) from None  # the code that shells report
     except ModuleNotFoundError as error:
         leave(f"{error}: {_installation(str(error.name))}")
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename is None:  # of `Path.cwd()`
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # from `Path.cwd()`
             leave("The working folder has been removed: change to another one, with cd.")
         if error.filename is None:
             leave(str(error))

@@ -1,4 +1,4 @@
-"""Words of a recipe's command line that Hydra would misread, and corrections of them."""
+"""Detects command-line words that Hydra would misparse, and suggests corrections."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
-        if word[0] != "~" and not _is_known(key):  # with "+", Hydra would add it, without effect
+        if word[0] != "~" and not _is_known(key):  # "+" would make Hydra add it, without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in names("saved_step_commands"):
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
-            continue  # as if there were none
+            continue  # treated as absent
         is_group = key in OPEN or (config_folder() / key).is_dir()
         if word[0] == "~" and not is_group and key in known_keys():
             raise ValueError(f"{word} takes away what every run needs: give {key} a value instead.")

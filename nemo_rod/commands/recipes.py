@@ -59,7 +59,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
         SystemExit: the words or the recipe are invalid; standard error has one sentence on it.
         ValueError: a word is no override, or the command's package cannot provide it.
     """
-    Path.cwd()  # which may be gone; Hydra would not say so
+    Path.cwd()  # raises if the folder is gone; Hydra would not say so
     words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
@@ -87,7 +87,7 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:
         if {"-m", "--multirun"} & {*words}:
-            with TemporaryDirectory(prefix="nemo-rod-") as folder:  # of Hydra's multirun.yaml
+            with TemporaryDirectory(prefix="nemo-rod-") as folder:  # takes Hydra's multirun.yaml
                 sys.argv.insert(1, f"hydra.sweep.dir='{folder}'")
                 start(task)()
         else:
@@ -139,7 +139,7 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     options = [line.strip() for line in lines if line.startswith("\t")]
     reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
-    reasons = reasons or [f"Key '{key}' is not valid"]  # of a damaged ${...}
+    reasons = reasons or [f"Key '{key}' is not valid"]  # a damaged ${...} gives none
     no_head = r"In '(recipe/.*)': .*('DictConfig' to string|@recipe\.)"
     if headless := re.match(no_head, " ".join(reasons)):
         file = f"{headless[1]}.yaml"

@@ -27,7 +27,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
-_REPORT_SECONDS = 300.0  # to wait for a report that another command builds
+_REPORT_SECONDS = 300.0  # how long to wait for a report that another command builds
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -158,7 +158,7 @@ def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) ->
         raise ValueError(" ".join(lack.sentence for lack in lacks))
     if stages.launcher.submits:
         for name in parts.names("checks") if config.dry_run else ():
-            with suppress(OSError):  # which was said
+            with suppress(OSError):  # already reported
                 if line := parts.load("checks", name)(config, to_run):
                     say(line)
         submit(stages, chosen)

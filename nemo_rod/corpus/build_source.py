@@ -158,8 +158,8 @@ class _Build:
             state["commit"] = next((commit for i in inputs if (commit := i.commit())), None)
             state["in_place"] = [i.in_place for i in inputs if i.in_place]
         self._state: dict[str, Any] = state
-        self.documents: dict[str, Any] | None = state["documents"]  # from which to resume
-        self.commit: str | None = state.get("commit")  # that the source is read at
+        self.documents: dict[str, Any] | None = state["documents"]  # to resume from
+        self.commit: str | None = state.get("commit")  # revision of the source
         self.description |= {k: v for k in ("commit", "in_place") if (v := state.get(k))}
         size, eod = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.

@@ -43,7 +43,7 @@ class Document(NamedTuple):
     input: int
     text: Content
     bytes: int
-    cut: bool = False  # by its reader or a cap: it has no end
+    cut: bool = False  # truncated by its reader or a cap: no EOD follows
 
 
 class Documents:
@@ -104,7 +104,7 @@ class Documents:
                 if taken is not None:
                     is_cut = current.cut or taken[2]
                     yield Document(state["input"], *taken[:2], is_cut)
-                del text, taken  # before the next one is read: they may be long
+                del text, taken  # frees memory before the next one is read
                 if self._full():
                     return
             state["input"] += 1
@@ -180,7 +180,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
         inputs: list[Input] = parts.load("readers", spec.kind)(spec)
         if tokenizer is not None:
             for item in inputs:
-                item.use(tokenizer)
+                item.check_tokenizer(tokenizer)
     except ValueError as error:
         if str(error).startswith("domain.sources."):
             raise

@@ -69,7 +69,7 @@ def batches(documents: Documents) -> Iterator[Batch]:
         batch.inputs.append(document.input)
         size += document.bytes
         batch.cut = document.cut
-        del document  # before the next one is read: it may be long
+        del document  # frees memory before the next one is read
         if size >= BATCH_BYTES or batch.cut:
             batch.state, batch.consumed = documents.state(), documents.consumed()
             yield batch
@@ -122,7 +122,7 @@ class Encoder:
         """Yields each batch with its tokens, in order."""
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
         for batch in self._parts(source):
-            # no batch of texts is waiting then, so that the order stays
+            # a source has only ids or only texts, so the order is preserved
             if self._pool is None or _are_ids(batch.texts):
                 yield batch, encode(self._tokenizer, batch.texts, batch.skip)
                 continue
@@ -148,7 +148,7 @@ class Encoder:
                     part.texts.append(piece)
                     part.inputs.append(number)
             part.state, part.goes_on, part.cut = batch.state, False, batch.cut
-            del batch, text, piece  # before the next one is read: they are long
+            del batch, text, piece  # frees memory before the next one is read
             yield part
 
 

@@ -72,7 +72,7 @@ class Input:
 
     Attributes:
         parts: names and sizes of the files that it reads, if it stands for several.
-        share: share of its documents to read, by their content, beside `subsample`.
+        share: fraction of documents to keep, by content hash; multiplied with `subsample`.
         in_place: manifest entry of a file of token ids that are read in place, not copied.
         cut: whether the record yielded last was cut off, so that no end of document follows it.
     """
@@ -86,7 +86,7 @@ class Input:
         self.parts: list[tuple[str, int | None]] = []
         self._done = self._bytes = 0
 
-    def use(self, tokenizer: Tokenizer) -> None:
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Sets the tokenizer before reading; refuses token ids made by another one."""
 
     def commit(self) -> str | None:
@@ -103,7 +103,7 @@ class Input:
         for content in self.read(self._done):
             self._done += 1
             yield content
-            del content  # before the next one is read: it may be long
+            del content  # frees memory before the next one is read
 
     def where(self) -> str:
         """Returns where it is being read, for error messages."""
@@ -206,10 +206,10 @@ class InputFile(Input):
 def _zstd() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # of --long=31
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # --long=31 needs it
 
 
-_UNPACKERS: dict[str, Callable[[], Any]] = {  # by suffix, for one member of a file
+_UNPACKERS: dict[str, Callable[[], Any]] = {  # suffix -> decompressor of one member of a file
     ".gz": partial(zlib.decompressobj, 31),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
@@ -297,7 +297,7 @@ def long_text(data: bytes) -> str | LongText:
     if len(data) < LONG_BYTES:
         return data.decode()
     for _ in codecs.iterdecode(iter(partial(io.BytesIO(data).read, 1 << 20), b""), "utf-8"):
-        pass  # in pieces, which are not kept
+        pass  # read in pieces that are not kept
     return LongText(data)
 
 
@@ -371,7 +371,7 @@ class JsonLines(InputFile):
 
     def _lines(self) -> Iterator[bytes]:
         """Splits at line feeds only: other line breaks may occur inside a JSON string."""
-        pieces: list[bytes] = []  # of an unfinished line
+        pieces: list[bytes] = []  # the pieces of an unfinished line
         size = 0
         for chunk in self.chunks():
             *ends, rest = chunk.split(b"\n")

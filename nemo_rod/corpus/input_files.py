@@ -82,7 +82,7 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
         ValueError: a pattern matches nothing or something that is no file, or a name is not UTF-8.
     """
     found: dict[str, tuple[File, str]] = {}
-    paths_of: dict[object, list[str]] = {}  # of each file
+    paths_of: dict[object, list[str]] = {}  # file identity -> its paths
     for pattern in spec.files:
         check_file_name(pattern)
         local = os.path.expanduser(re.sub("^(file|local)://", "", pattern))

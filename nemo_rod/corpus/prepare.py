@@ -101,7 +101,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """One call of `prepare`, whose folder is locked and whose encoder is at work."""
+    """State of one `prepare` call: its locked folder and its running encoder."""
 
     root: Path
     partial: Path
@@ -112,7 +112,7 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
-        for before in sorted(self.partial.glob("before-*")):  # of replacements that were killed
+        for before in sorted(self.partial.glob("before-*")):  # left by killed replacements
             target = self.root.joinpath(*before.name.split("-", 2)[1:])
             if target.exists():
                 self._discard(before)
@@ -164,7 +164,7 @@ class _Preparation:
         """Removes a folder, if there is one; a kill never leaves half of it in its place."""
         gone = self.partial / "gone"
         shutil.rmtree(gone, ignore_errors=True)
-        if folder.is_symlink() or folder.is_file():  # as a user may have put it there
+        if folder.is_symlink() or folder.is_file():  # a user may have put it there
             folder.unlink()
         elif folder.exists():
             folder.rename(gone)

@@ -22,7 +22,7 @@ from nemo_rod.corpus.hashing import block_hashes, holdout_values
 from nemo_rod.files import read_json
 
 LARGEST_SHARE = 5  # a floor never holds out more than a fifth of a source
-RAISED = "raised"  # in a manifest: blocks at the end of the holdout that were moved there
+RAISED = "raised"  # manifest key: number of blocks moved to the end of the holdout
 _BYTES_AT_ONCE = 16 << 20
 _HASHES_AT_ONCE = 1 << 20
 _TRAIN, _HELD, _DROPPED = 0, 1, -1
@@ -120,10 +120,10 @@ class _Source:
         train, held = (_manifest(folder / below) for below in _SPLITS)
         self.folder, self.name = folder, str(train["source"])
         self.total: int = train["count"] + held["count"]  # blocks
-        self.held: int = held["count"] - held.get(RAISED, 0)  # that `is_holdout` chooses
+        self.held: int = held["count"] - held.get(RAISED, 0)  # blocks that `is_holdout` chooses
         self.by_document = train["holdout"]["unit"] == "document"
         self._manifest, self.read = train, shards.token_reader(folder, train)
-        # of the training blocks: folder, first and last block
+        # parts of the training split: folder, first and last block
         self._parts = [(folder, 0, train["count"]), (folder / "holdout", self.held, held["count"])]
 
     def hashes(self, part: int) -> NDArray[np.bytes_]:

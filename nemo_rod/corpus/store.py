@@ -35,7 +35,7 @@ _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
 _TEXTS = ("tokenizer", "source", "role", "split", "digest")
 _CHUNK_TOKENS = 1 << 20
-_MOST = 1 << 48  # of blocks, tokens or anything else
+_MOST = 1 << 48  # bound of every count in a manifest
 _AGAIN = "remove its folder and prepare it again"
 
 

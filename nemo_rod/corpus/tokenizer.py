@@ -67,7 +67,7 @@ def whole_characters(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np
     for end in range(len(ids), max(-1, len(ids) - 4), -1):
         if not tokenizer.decode(ids[max(0, end - 8) : end]).endswith("\ufffd"):
             return ids[:end]
-    return ids  # as it is written
+    return ids  # unchanged
 
 
 def load_tokenizer(

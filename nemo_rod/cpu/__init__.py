@@ -103,4 +103,4 @@ def adapt(provider: Any) -> None:
         # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False
         if gemma := sys.modules.get("megatron.bridge.models.gemma.gemma2_provider"):
-            cast(Any, gemma)._HAVE_FLEX_ATTN = False  # which has no backward pass on a CPU
+            cast(Any, gemma)._HAVE_FLEX_ATTN = False  # flex attention has no backward pass on CPU

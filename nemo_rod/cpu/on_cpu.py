@@ -22,7 +22,7 @@ import torch
 
 from nemo_rod import cpu
 
-cpu.prepare()  # in every process that imports this module: the imports below need it
+cpu.prepare()  # must run before the imports below, in every process
 
 import megatron.core  # noqa: E402
 

@@ -31,7 +31,7 @@ from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.ranks import from_recorder
 
-FILE = "compared.json"  # beside the checkpoint
+FILE = "compared.json"  # written beside the checkpoint
 _BLOCKS = 2
 _SMALL = 4 * 2**30  # bytes of the weights in fp32, up to which a CPU compares in fp32
 _LENGTH = 256  # tokens of a block that a CPU compares
@@ -174,10 +174,8 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
                 folder, dtype=dtype, trust_remote_code=model.trust_remote_code, **options
             )
             length = _compared_length(reference, tokens_CS.shape[1])
-            losses = block_losses(reference, tokens_CS[:, : length + 1])  # with the last target
-        except (
-            Exception
-        ) as error:  # of any of its classes, or of code that comes with the checkpoint
+            losses = block_losses(reference, tokens_CS[:, : length + 1])  # includes the last target
+        except Exception as error:  # any class, or code that comes with the checkpoint
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
             print(
                 f"  Warning: transformers cannot compute losses of {hf} here ({reason}), so that "

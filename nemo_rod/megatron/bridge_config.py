@@ -42,7 +42,7 @@ def bridge_config(
             eval_iters=0,
             eval_interval=o.steps,
             exit_signal_handler=True,
-            manual_gc=on_gpu,  # on all ranks at the same steps, as each waits for the slowest
+            manual_gc=on_gpu,  # collect on all ranks at the same steps: each waits for the slowest
             manual_gc_interval=100,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
@@ -51,7 +51,7 @@ def bridge_config(
             lr_wsd_decay_style="cosine",
             lr_warmup_iters=o.warmup,
             lr_decay_iters=o.steps,
-            lr_wsd_decay_iters=o.decay,  # by default, Bridge's decay spans the whole run
+            lr_wsd_decay_iters=o.decay,  # Bridge's default decay spans the whole run
             start_weight_decay=o.weight_decay,
             end_weight_decay=o.weight_decay,
             weight_decay_incr_style="constant",

@@ -55,7 +55,7 @@ def _described(config: Any) -> Any:
         stand_in.prepare_bridge()
     try:
         provider = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
-    except Exception:  # of any of its bridges
+    except Exception:  # bridges raise exceptions of any class
         return None
     return {key: _plain(value) for key, value in vars(provider).items()}
 

@@ -43,7 +43,7 @@ class ChosenBlocks(DatasetProvider):
     seq_length: int = 0  # tokens per block
     # everything that determines the chosen blocks, one value per key of `IDENTITY`
     identity: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)  # of NVIDIA's training packages
+    versions: dict[str, str] = field(default_factory=dict)  # NVIDIA's training packages -> version
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple:
         """Returns iterators that are never read: the selector replaces the trainer's own data."""

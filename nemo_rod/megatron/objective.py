@@ -15,7 +15,7 @@ from megatron.core.transformer.moe.router import Router
 
 from nemo_rod.ranks import all_or_none
 
-_PREDICTORS_FOLLOW = "/"  # in the pattern of a hybrid model
+_PREDICTORS_FOLLOW = "/"  # separates layers from predictors in a hybrid model's pattern
 _PROVIDER = {
     "moe_router_load_balancing_type": "none",
     "moe_aux_loss_coeff": 0.0,

@@ -40,8 +40,8 @@ class RoDSelector:
     selector: Selector  # chooses the blocks of a step
     store: Blocks  # holds them; see `batches_of`
     _: KW_ONLY
-    scoring_micro_batch_size: int = 1  # as `MegatronScorer`'s; 0 for that of training
-    scoring_precision: str | None = None  # as `MegatronScorer`'s `precision`
+    scoring_micro_batch_size: int = 1  # see `MegatronScorer`; 0: that of training
+    scoring_precision: str | None = None  # see `MegatronScorer.precision`
     beat: Callable[[], None] = lambda: None  # called whenever this rank makes progress
     # turns the trainer's forward step into one that scores; by default plain causal modelling does
     scoring_step: Callable[[Callable], ForwardStep] | None = None

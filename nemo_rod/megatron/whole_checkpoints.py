@@ -22,7 +22,8 @@ from nemo_rod.progress import PREFIX
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _LATEST_STATE, _STATE, _CONFIG = "latest_train_state.pt", "train_state.pt", "run_config.yaml"
-_SECTIONS = {"checkpoint", "dataset", "model", "train"}  # of run_config.yaml, in its order
+# sections kept from run_config.yaml, in its order
+_SECTIONS = {"checkpoint", "dataset", "model", "train"}
 
 
 def write_config_whole(config: Any) -> None:

@@ -83,7 +83,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
         check_renamed(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
     with explain_own_code(f"The checkpoint {checkpoint}"):
         described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
-    vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
+    vocab_size = described.get_text_config().vocab_size  # a multimodal model's text part
     if vocab_size < store.vocab_size:
         raise ValueError(
             f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "

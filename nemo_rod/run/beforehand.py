@@ -40,7 +40,7 @@ _FOLDER = "expected a folder, or a name or NAME@REVISION on the Hugging Face hub
 class Lack(NamedTuple):
     """Something that is lacking, or wrong."""
 
-    sentence: str  # with its cure
+    sentence: str  # names the fault and its cure
     everywhere: bool  # whether another machine would lack it too, as far as this one can tell
 
 
@@ -52,7 +52,7 @@ def lacking(stages: Sequence[Stage], config: Config) -> list[Lack]:
     """
     launcher, names = launcher_of(config), {stage.name for stage in stages}
     lacks: list[Lack] = []
-    if not (launcher.submits and config.cluster.mounts):  # under which files have other names
+    if not (launcher.submits and config.cluster.mounts):  # files have other names inside mounts
         checks = {"prepare": _texts, "base": _model}
         found = [line for name in checks if name in names for line in checks[name](config)]
         lacks += [Lack(line, True) for line in dict.fromkeys(found)]

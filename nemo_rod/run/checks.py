@@ -140,7 +140,7 @@ def _check_place(run_dir: str) -> None:
     """Refuses a path that cannot be the folder of a run."""
     if not run_dir.strip():
         raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
-    if "$" in run_dir:  # of single quotes
+    if "$" in run_dir:  # single quotes keep it literal
         raise ValueError(
             f"run_dir={run_dir} has a variable that the shell did not replace: put the word in "
             "double quotes."

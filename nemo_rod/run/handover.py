@@ -20,7 +20,7 @@ from nemo_rod.selection.arms import TYPED
 
 Inputs = dict[str, Any]
 _NONE: Mapping[str, type] = {}
-# inputs of an arm -> the keys that users set
+# input name of a stage -> config key that users set
 _USER_KEYS = {f"arm.{name}": typed for name, typed in TYPED.items() if typed}
 
 

@@ -15,7 +15,7 @@ from nemo_rod.run.handover import Inputs, refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
 
 FILE = "evaluation.json"
-BLOCK_LOSSES = "held_out_losses.npy"  # of every held-out block, in the order of the store
+BLOCK_LOSSES = "held_out_losses.npy"  # one loss per held-out block, in the order of the store
 PARTIAL = (BLOCK_LOSSES,)
 _INPUTS = ".inputs.json"  # no arm's name begins with a dot
 

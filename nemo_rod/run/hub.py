@@ -14,7 +14,7 @@ from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.trust import name_and_revision
 
 GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
-_SECONDS = 10.0  # for the hub's answer on all repositories
+_SECONDS = 10.0  # how long the hub may take to answer for all repositories
 
 
 class NotChecked(Exception):

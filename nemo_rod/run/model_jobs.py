@@ -89,7 +89,7 @@ class ModelJobs:
         steps: dict[tuple[Candidates, tuple[str, ...]], int] = {}
         for settings in trained_arms(self.config):
             if settings.own_references:
-                # by its candidates alone: recorded shares and curricula do not matter
+                # depends on its candidates alone, not on recorded shares and curricula
                 pools = self.arm(settings.name, counted).candidates
                 key = pools, reference_roles(settings.planned.needs)
                 steps[key] = max(steps.get(key, 0), settings.train.steps)

@@ -78,7 +78,7 @@ def refuse_other_files(domain: Domain, blocks: Path) -> None:
             manifest = read_json(blocks / spec.role / spec.name / "manifest.json", "files")
         except (ValueError, OSError, ImportError):
             continue
-        if not all(Path(item.place).exists() for item in inputs):  # of a toy, or remote
+        if not all(Path(item.place).exists() for item in inputs):  # made by a toy, or remote
             continue
         now = [part for item in inputs for part in item.parts or [(item.name, item.size)]]
         of = manifest["files"] if not inputs[0].parts else manifest.get("dataset_files")

@@ -14,7 +14,7 @@ class RunFolder:
     """The folder of one run; the commands in its errors name the recipe."""
 
     def __init__(self, path: Path, recipe: str) -> None:
-        for part in recipe.split("/"):  # of a recipe in a folder of recipes
+        for part in recipe.split("/"):  # a recipe may lie in a subfolder
             check_name("recipe", part)
         self.path, self.recipe = path, recipe
         self.blocks = path / "blocks"
@@ -37,7 +37,7 @@ class RunFolder:
             is_newer = any(file.stat().st_ctime > made for file in files)
             if is_newer and checkpoint_digest(folder) != self.weights(name):
                 raise ValueError(
-                    f"{folder.resolve()} has other weights than when {self.base} was made of it: "
+                    f"{folder.resolve()}: its weights changed since {self.base} was made of it: "
                     "restore them, add rebuild=[base], or choose another run_dir"
                 )
         return folder

@@ -7,7 +7,7 @@ r"""The stages of a recipe, from raw text to evaluated models.
 A variant needs its parent's inputs and the arm whose curriculum it follows.
 
 A stage's inputs name everything that determines its result. The seed is an input of every arm;
-the parallel layout is only noted, so that a base and its references serve any layout.
+the parallel layout is recorded but not compared: a base and its references serve any layout.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     Raises:
         ValueError: there is no such arm, or its variant is invalid; one sentence.
     """
-    root, chain = name, dict[str, Variant]()  # from the variant up to an arm of the paper
+    root, chain = name, dict[str, Variant]()  # the variant, its parents, up to an arm of the paper
     while root in config.variants:
         if root in chain:
             raise ValueError(f"variants.{root}.of leads back to itself: {' -> '.join(chain)}.")
@@ -266,7 +266,7 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         return _CHECKED.get(key, values)
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
-    except (OmegaConfBaseException, ValueError) as error:  # of no mapping
+    except (OmegaConfBaseException, ValueError) as error:  # not a mapping
         known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
         if wrong and wrong not in known:
             near = parts.did_you_mean(wrong, known)

@@ -33,7 +33,7 @@ _WHOLE: dict[str, tuple[Kind, str]] = {
 class ArmName:
     """A parsed name of an arm."""
 
-    name: str  # in the files
+    name: str  # as files spell it
     kind: Kind
     value: float  # replay share in percent (`fixed`), lambda (`merge`), else 0
     label: str  # readable name

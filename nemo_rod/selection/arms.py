@@ -68,12 +68,12 @@ def _field(default: Any = dataclasses.MISSING, *, typed: str = "", note: bool = 
 class Arm:
     """One training run as plain, serializable values."""
 
-    name: str = _field(note=True)  # as users type it
+    name: str = _field(note=True)  # what users type
     of: str = _field("", note=True)  # the arm of the paper that it varies
     num_adaptation: int  # adaptation blocks in the store
     num_replay: int  # replay blocks in the store
     batch_size: int = _field(typed="train.batch_size")  # blocks trained on in one step (k)
-    seed: int = _field(typed="seed")  # of the candidate stream
+    seed: int = _field(typed="seed")  # seeds the candidate stream
     # how the roles are mixed in the pools; see `Candidates`, as for the next two
     balance: Balance = _field(typed="selection.balance")
     multiplier: float = same(
@@ -96,7 +96,7 @@ class Arm:
     adaptation: Within = _field("random")  # how adaptation blocks are chosen at a constant share
     replay: Within = _field("random")  # how replay blocks are chosen at a constant share
     recorded: str | None = _field(None)  # file of the curriculum of another arm, which it follows
-    follow: str | None = _field(None, note=True)  # that arm, of this run
+    follow: str | None = _field(None, note=True)  # an arm of this run whose curriculum it follows
     follow_by: GroupedBy | None = _field(None)  # counts per "role" or "source"; None: its blocks
     curriculum: str | None = _field(None, note=True)  # folder of another run, which has that arm
     reference: str | None = _field(None, note=True)  # run of its specialist; None: its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]  # of blocks, or positions in a pool
+Ids = npt.NDArray[np.int64]  # block ids, or positions in a pool
 Mask = npt.NDArray[np.bool_]
 Nats = npt.NDArray[np.float32]  # losses and scores per token, or sums of losses
 Floats = npt.NDArray[np.floating]

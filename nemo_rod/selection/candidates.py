@@ -58,8 +58,8 @@ class Pool:
     is_replay_C: Mask  # bool [C]
     source_C: Ids = field(default_factory=_unknown)  # index in `sources`, int64 [C]
     sources: Sequence[Any] = ()  # each with `name` and `role`
-    seed: int = 0  # of the arm, for policies that draw at random
-    steps: int = 0  # of the whole run, for policies that look ahead; 0: unknown
+    seed: int = 0  # the arm's, for policies that draw at random
+    steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -105,7 +105,7 @@ class Candidates:
     # Replay blocks in an epoch, as a fraction of the store's; only for balance "corpus". The blocks
     # at one retention are a subset of those at any larger one; above 1, blocks recur.
     retention: float = 1.0
-    seed: int = 42  # of every permutation
+    seed: int = 42  # seeds every permutation
 
     def __post_init__(self) -> None:
         check_bounds(self, "selection.")

@@ -111,7 +111,7 @@ def choose(
 def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
     """Returns the choice of a policy and tau; checks it, as other packages may register policies.
 
-    Tau is the smallest chosen score as the policy weighs it (paper, Appendix: the price of a
+    Tau is the smallest weighted score among the chosen blocks (paper, Appendix: the price of a
     training slot), in nats; NaN without scores.
     """
     chosen: Ids = np.asarray(policy.select(pool, score_C, k))

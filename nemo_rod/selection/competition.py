@@ -22,7 +22,7 @@ from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-FORWARD = 1 / 3  # of the operations of training: a backward pass costs two forward ones
+FORWARD = 1 / 3  # cost of a forward pass in training steps: a backward pass costs two
 
 Metrics = dict[str, float | None]
 

@@ -145,9 +145,9 @@ def draw_scores(
 ) -> Nats:
     """Returns a random score for every candidate, nats, float32 [C], by its source.
 
-    A source with low scores is hardly ever chosen, so a rise would be missed. If the least
-    recently observed source was last seen more steps ago than there are sources, one of its
-    candidates therefore outranks all others, as scores are weighed: at most one block per batch.
+    A source with low scores is hardly ever chosen, so a rise would be missed. If some
+    source has gone unobserved for more steps than there are sources, one of its candidates
+    therefore outranks all others after weighing: at most one block per batch.
     """
     source_C = pool.source_C
     draws = np.random.default_rng((derive_key(pool.seed, "averages"), pool.step))

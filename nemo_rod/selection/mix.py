@@ -52,13 +52,13 @@ KAPPA = {"learning": 0.5, "balance": 1.0, "keeping": 2.0}
 # the mean is therefore of more blocks, and their spread is that of scores: about a third of their
 # mean, in either role (toy).
 LONG_MEMORY_BLOCKS, SPREAD = 128, 1 / 3
-_OLD_STEPS = 3.0  # of the curve
-_BINS_B = 160  # of the curve, four for every doubling of a source's blocks
+_OLD_STEPS = 3.0  # memory of the loss curve
+_BINS_B = 160  # bins of the loss curve, four per doubling of a source's blocks
 _EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
-_GOAL, _REST = 0.93, 0.07  # of the bound; log of the ratio up to which kappa does not move
+_GOAL, _REST = 0.93, 0.07  # fraction of the bound aimed at; |log ratio| below which kappa stays
 # Changes of log kappa for one of log F_val, which answers 0.4 times as much to kappa (toy)
 _GAIN, _LEAST_GAIN, _TURNED = 2.0, 0.1, 0.7  # first, least, and what a turn leaves of it
-_MOST, _LIMIT = 0.5, math.log(1000)  # of the excess in one change, and of log kappa
+_MOST, _LIMIT = 0.5, math.log(1000)  # share of the excess in one change; bound of |log kappa|
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Mix(Policy):
         ValueError: an option is out of range.
     """
 
-    target: Target | Mapping[str, Target] = "auto"  # of all new text, or by source
+    target: Target | Mapping[str, Target] = "auto"  # one for all new text, or by source
     # kappa: nats of learning that one gives up for a nat that is not forgotten; or a name for it
     prefer: float | str = "balance"
     forgetting: float | None = None  # F_val that is not to be exceeded, in nats

@@ -57,13 +57,13 @@ class Selector:
 
     pools: Pools
     policy: Policy
-    store: Blocks  # of the candidates; it knows their sources
+    store: Blocks  # the candidates' store, which knows their sources
     batch_size: int  # blocks trained on in one step (K)
     references: References | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
     score: Score = reducible_loss
-    seed: int = 0  # of policies that draw at random
-    steps: int = 0  # of the whole run, for policies that look ahead; 0: unknown
+    seed: int = 0  # for policies that draw at random
+    steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:
         check_policy(self.policy)

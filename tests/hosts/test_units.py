@@ -213,7 +213,7 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
     assert first["tokens"].tolist() == [[7, 8, 0], [1, 2, 3]]
     assert second["labels"].tolist() == [[5, 6, 7], [1, 1, 1]]
     samples[1] = [4, 5, 6, 0]
-    with pytest.raises(ValueError, match="reference of block 1 is of other content"):
+    with pytest.raises(ValueError, match="block 1's hash does not match"):
         list(checked_batches(np.array([0, 1]), 1))
 
 

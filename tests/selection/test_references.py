@@ -147,7 +147,7 @@ def test_only_required_blocks_are_scored_and_more_are_filled_in(tmp_path):
         lambda: references[np.flatnonzero(second)],
         lambda: references.refuse_missing(second),
     ):
-        with refused(sentence + rf"there are those of {len(scored)} blocks in \[0, 40\)"):
+        with refused(sentence + rf"references found: {len(scored)} blocks in \[0, 40\)"):
             use()
     write(tmp_path, m, most=2, required=second)  # interrupted
     assert holds(tmp_path, m, first)  # the arms before may go on
@@ -249,7 +249,7 @@ def test_folders_must_fit_each_other_and_the_store(tmp_path):
         ("a", ArrayStore(8, block_size=128), "is of block size 64, expected 128: score again"),
         ("ad", None, "is of tokenizer 'tokenizer-2', expected 'tokenizer-1'"),
         ("ba", ArrayStore(12), "both have references of block 7: name one"),
-        ("ac", ArrayStore(12), "block 8 of 12 has no reference; there are those of"),
+        ("ac", ArrayStore(12), "block 8 of 12 has no reference; references found:"),
         ("a", ArrayStore(12), "block 8 of 12 has no reference"),
         ("c", ArrayStore(12), "block 0 of 12 has no reference"),
         ("", ArrayStore(12), "no folder of references was given"),
@@ -262,7 +262,9 @@ def test_folders_must_fit_each_other_and_the_store(tmp_path):
 def test_lookups_outside_are_refused(tmp_path):
     references = References.open([complete(tmp_path, 0, 8)], ArrayStore(8))
     for outside in (-1, 8, 10**12):
-        with refused(rf"block {outside} has no reference \(1 of those looked up\); there are"):
+        with refused(
+            rf"block {outside} has no reference \(1 of those looked up\); references found"
+        ):
             references[[3, outside]]
 
 
@@ -270,7 +272,7 @@ def test_a_store_with_other_content_is_noticed_at_the_lookup(tmp_path):
     store = ArrayStore(8, changed={5})  # the digest claims that nothing changed
     references = References.open([complete(tmp_path, 0, 8)], store)
     references[[4, 6]]
-    with refused(r"reference of block 5 is of other content .*\(1 of 2 looked"):
+    with refused(r"block 5's hash does not match .*\(1 of 2 looked"):
         references[[4, 5]]
 
 

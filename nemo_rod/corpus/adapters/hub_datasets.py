@@ -54,7 +54,7 @@ class HuggingFaceDataset(Input):
                 refuse_placeholder(Path(path, part), head.read(HEAD))
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
-        self._start: Any = None  # of this reading
+        self._start: Any = None  # where this reading began
         self._position: Any = None  # the last one that was asked for, and its number of rows
         self._done_before = 0
         self._files: list[str] = []
@@ -84,7 +84,7 @@ class HuggingFaceDataset(Input):
         for record in self._dataset:
             self._done += 1
             if self._done == 1:
-                self.position()  # before anything is written that could not be resumed
+                self.position()  # fails early if the stream cannot be resumed
             place = "a row" if position is not None else f"row {self._done}"
             yield self._extract(record, f"{self.place}, {place}")
 
@@ -100,14 +100,14 @@ class HuggingFaceDataset(Input):
                 builder.config.encoding = "utf-8-sig"
             all_files = builder.config.data_files or {}
             read = {_format(str(file)) for files in all_files.values() for file in files}
-            # of several forms, the library reads the most frequent alone
+            # the library reads only the most frequent of several forms
             for name, _ in self.parts if read and spec.subset is None else ():
                 if _format(name).lower() in _BULKY and _format(name) not in read:
                     raise ValueError(
                         f"{name} is not read, as {', '.join(sorted(read))} files are: move it out"
                     )
             names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
-            unique: dict[str, str] = {}  # by their own paths: each file is read once
+            unique: dict[str, str] = {}  # resolved path -> file: each is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
                 unique.setdefault(file if "://" in file else os.path.realpath(file), file)
             saved = _saved(unique.values())

@@ -94,7 +94,7 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, int32."""
         # The "fast" variant skips the offsets, which are unused here; without it, BPE is too slow.
-        self._backend.encode_special_tokens = self._splits  # which pickling loses
+        self._backend.encode_special_tokens = self._splits  # pickling loses it
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
@@ -204,7 +204,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     texts = _made_texts(with_class)
     ours = [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
     theirs: list[Any] = [None] * len(texts)
-    with suppress(Exception):  # of a model that the class's own vocabulary does not fit
+    with suppress(Exception):  # the class's vocabulary may not fit the model
         theirs = with_class(texts, add_special_tokens=False)["input_ids"]
     difference = next((t for t, a, b in zip(texts, ours, theirs, strict=True) if a != b), None)
     if difference is None and with_class.get_vocab() == tokenizer.get_vocab():
@@ -224,7 +224,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
             "as the base was trained with it"
         )
     if tokenizer.eos_token is None and str(with_class.eos_token) in tokenizer.get_vocab():
-        tokenizer.eos_token = with_class.eos_token  # of the class's defaults
+        tokenizer.eos_token = with_class.eos_token  # the class's default
     return tokenizer, file, kind.__name__
 
 
@@ -297,7 +297,7 @@ def _keep_whole(backend: Any) -> None:
     backend.no_truncation()
     backend.no_padding()
     if hasattr(backend.model, "dropout"):
-        backend.model.dropout = None  # of BPE: ids would be others every time
+        backend.model.dropout = None  # BPE dropout would make ids random
 
 
 def _tokens(backend: Any, text: str) -> list[str]:
@@ -360,8 +360,8 @@ def _from(name: str, kind: Any, **options: Any) -> Any:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as result:
-        os.dup2(2, 1)  # where libraries may print
-        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
+        os.dup2(2, 1)  # libraries may print to stdout
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes torch look uninstalled
         try:
             pickle.dump(tuple(_load(sys.argv[1], trust_remote_code=False)), result)
         except Exception:  # see `_load`

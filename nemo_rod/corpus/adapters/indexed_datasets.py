@@ -26,7 +26,7 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 _SAMPLE = 1000  # documents at either end of a file that show how its documents end
 _MAGIC = b"MMIDIDX\0\0" + struct.pack("<Q", 1)  # and its version
 _HEADER_BYTES = 34
-_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # by Megatron's code
+_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # Megatron's codes
 
 
 def blend(spec: SourceSpec) -> list[tuple[float | None, str]]:
@@ -173,7 +173,7 @@ class IndexedFile(Input):
         self.tokens = self.size // self.type.itemsize
         self._vocab_size, self._eod_id = 1 << 31, -1
 
-    def use(self, tokenizer: Tokenizer) -> None:
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuses a dataset whose documents do not end as those of the tokenizer."""
         self._vocab_size, self._eod_id = tokenizer.vocab_size, tokenizer.eod_id
         count = len(self._ends) - 1
@@ -268,7 +268,7 @@ def _now(path: Path) -> dict[str, Any]:
     return {"path": os.path.abspath(path), "bytes": info.st_size, "modified": int(info.st_mtime)}
 
 
-@functools.lru_cache(256)  # of all stores; a process may have 1024 files open
+@functools.lru_cache(256)  # over all stores; a process may have 1024 files open
 def _opened(path: str, inode: int, modified: int) -> BinaryIO:
     file = open(path, "rb")  # noqa: SIM115 - closed when it leaves the cache
     info = os.fstat(file.fileno())

@@ -21,7 +21,7 @@ from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 class ParquetTable(InputFile):
     """A parquet file with a text column."""
 
-    _rows = 0  # of the whole file, once it is open
+    _rows = 0  # rows of the whole file, known once it is open
 
     def read(self, start: int) -> Iterator[Content | None]:
         """Yields the text of every row; skips whole row groups before the start."""
@@ -46,7 +46,7 @@ class ParquetTable(InputFile):
                 for field in self._extract.fields:
                     column = field if field in names else field.split(".")[0]
                     if column not in names:
-                        is_folder = f"/{column}=" in f"/{self.path}"  # of a Hive table
+                        is_folder = f"/{column}=" in f"/{self.path}"  # a Hive partition
                         hint = f"; the folder {column}=... is no field: name it in files"
                         raise ValueError(
                             missing_field(str(self.path), field, names) + hint * is_folder
@@ -69,7 +69,7 @@ class ParquetTable(InputFile):
                     skipped = min(max(0, start - number), batch.num_rows)
                     for row, record in enumerate(self._records(batch.slice(skipped)), skipped):
                         yield self._extract(record, f"{self.path}, row {number + row + 1}")
-                        del record  # which may be long, as the batch, while the next is made
+                        del record  # frees memory while the next record is made
                     number += batch.num_rows
                     del batch
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:

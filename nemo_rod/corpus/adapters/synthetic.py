@@ -26,7 +26,7 @@ from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec, takes
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-NUM_LETTERS = 48  # of the alphabet that a chain uses
+NUM_LETTERS = 48  # size of a chain's alphabet
 DOCUMENT_LENGTH = 512  # characters
 NUM_DOCUMENTS = 8192  # per generator; a source's caps may take fewer
 _BATCH = 256

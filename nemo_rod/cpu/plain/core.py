@@ -40,7 +40,7 @@ def _mark_norms() -> None:
     def make_marked(
         cls: type, config: Any, hidden_size: int, eps: float = 1e-5, *args: Any, **kwargs: Any
     ) -> torch.nn.Module:
-        if config.layernorm_zero_centered_gamma:  # which torch's have not
+        if config.layernorm_zero_centered_gamma:  # torch's norms do not have it
             return layers.Norm(config, hidden_size, eps)
         split, config.sequence_parallel = config.sequence_parallel, False
         try:

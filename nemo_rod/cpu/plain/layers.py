@@ -89,7 +89,7 @@ def replace(extension: Any) -> None:
             for name in ("k_channels", "num_splits", "name"):
                 options.pop(name, None)
             super().__init__(*args, **options)
-            if v_channels is not None:  # of latent attention
+            if v_channels is not None:  # latent attention has its own value width
                 width = v_channels * self.num_attention_heads_per_partition
                 self.hidden_size_per_partition = width
 
@@ -182,7 +182,7 @@ def _provide_specifications() -> None:
 
         multi_latent_attention.QKNormConfigResolver = Resolver
 
-    for module in (attention, variants, gpt_layer_specs):  # of which some import none of them
+    for module in (attention, variants, gpt_layer_specs):  # some import none of them
         module.TESpecProvider = PlainSpecProvider
         module.LocalSpecProvider = WithLatentAttention
         module.TENorm = te.TENorm

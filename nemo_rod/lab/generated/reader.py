@@ -155,7 +155,7 @@ class _Written(Input):
         self._spec, self._sampling, self._folder = spec, sampling, folder
         self._batches, self._settings = batches, settings
 
-    def use(self, tokenizer: Tokenizer) -> None:
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuses another tokenizer than the model's."""
         eod = self._sampling.eod
         if load_tokenizer(str(self._folder), eod=eod).fingerprint != tokenizer.fingerprint:

@@ -32,7 +32,7 @@ class Recorder(Callback):
     validation: Validation
     header: CurriculumHeader
     progress: Progress
-    peak_tflops: float | None = None  # of a GPU; if known, lines also show the MFU
+    peak_tflops: float | None = None  # peak of one GPU; if known, lines also show the MFU
     journal: Journal | None = field(default=None, init=False)
     trained: tuple[Choice, float] | None = field(default=None, init=False)
     lr: float = field(default=math.nan, init=False)

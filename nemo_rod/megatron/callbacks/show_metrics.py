@@ -34,7 +34,7 @@ class Loggers(Callback):
 
     recorder: Recorder
     validation: Validation
-    names: Sequence[str]  # as in `logger=`
+    names: Sequence[str]  # names that `logger=` takes
     run_name: str
     others: list[Logger] = field(default_factory=list, init=False)
 

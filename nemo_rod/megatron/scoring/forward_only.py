@@ -132,7 +132,8 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
         ):
             stack.enter_context(replaced(config, name, value))
         for module in (module for chunk in model for module in chunk.modules()):
-            if "current_max_attn_logits" in vars(module):  # of log_max_attention_logit, since 0.19
+            # set by log_max_attention_logit since 0.19
+            if "current_max_attn_logits" in vars(module):
                 stack.enter_context(replaced(module, "current_max_attn_logits", None))
         yield
 

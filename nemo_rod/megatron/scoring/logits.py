@@ -78,7 +78,7 @@ def _slice_head(module: Any) -> None:
             ):
                 logits_sBV = logits_of(hidden_sBH, **given)[0]
                 parts.append(loss_of(labels_Bs, logits_sBV))
-                del logits_sBV  # before the next slice is made
+                del logits_sBV  # frees memory before the next slice is made
         finally:
             layer.sequence_parallel = split
         return torch.cat(parts, dim=1)

@@ -92,8 +92,8 @@ def loss_sums(
 ) -> torch.Tensor:
     """Reduces token losses `[b, s]` to sums and numbers of targets, float64 `[b, L, 2]`.
 
-    Sums in float64 do not depend on their order in the digits of float32: a block's loss is the
-    same alone, as the beginning of a longer pass and in any layout, as far as its token losses are.
+    Sums in float64, rounded to float32, do not depend on their order: a block's loss is identical
+    for any batch composition, prefix length and layout, provided the token losses are.
     Under context parallelism, they cover only this rank's positions.
     """
     mask = loss_mask.view(loss.shape).double()

@@ -54,7 +54,7 @@ def typed_command() -> str:
         return ""
     job = HydraConfig.get()
     folders = {source.provider: source.path for source in job.runtime.config_sources}
-    if folders.get("main") != str(config_folder()):  # that of an earlier launch
+    if folders.get("main") != str(config_folder()):  # left by an earlier launch
         earlier = Path(folders.get("main", "")) / "command"
         return earlier.read_text("utf-8") if earlier.is_file() else ""
     own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []

@@ -17,7 +17,7 @@ from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 from nemo_rod.trust import REFERENCE
 
-_OWN_OPTIONS = {  # of sbatch -> why no cluster file sets them, and what to do
+_OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
     "signal": "it warns a stage of its time limit: remove it, and set launcher.grace_seconds",
     **dict.fromkeys(

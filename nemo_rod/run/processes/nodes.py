@@ -18,7 +18,7 @@ from pathlib import Path
 from nemo_rod.files import write_whole
 from nemo_rod.jobs import FAULT_KEY, STORE, job_store
 
-_JOIN_SECONDS = 1800  # for all nodes to meet; containers may be slow to start
+_JOIN_SECONDS = 1800  # how long nodes wait for each other: containers start slowly
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def can_be_found(module: str) -> bool:
 def sees_gpu() -> bool:
     """Returns whether this machine shows a GPU; torch need not be imported to know."""
     devices = Path("/dev")
-    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # of Windows' Linux
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # WSL's device
 
 
 def num_gpus() -> int:

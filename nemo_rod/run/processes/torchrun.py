@@ -109,7 +109,8 @@ def run_process(
         **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         **(variables or {}),
         "OMP_NUM_THREADS": str(launcher.threads),
-        "PYTHONSAFEPATH": "1",  # as -P, for the ranks: no module of the working folder is imported
+        # like -P, for the ranks: nothing is imported from the working folder
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(launcher.grace_seconds),
@@ -124,7 +125,7 @@ def run_process(
         env[HeartbeatFile.variable] = str(heartbeat.path)
         process = start(command, env)
         with _forwarded_signals(process) as signals:
-            # in its own thread: a process that outlives the job may keep the pipe open
+            # a thread, since a process that outlives the job may keep the pipe open
             reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
             reader.start()
             while process.poll() is None:

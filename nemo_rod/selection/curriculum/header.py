@@ -16,7 +16,7 @@ from nemo_rod.roles import ROLES, SourceRow
 from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 
-MOST = 1 << 48  # of steps, tokens or blocks
+MOST = 1 << 48  # bound of every count: steps, tokens, blocks
 MOST_CANDIDATES, MOST_SOURCES = 1 << 22, 1 << 12
 DIFFERENCE = "reducible_loss"  # the score that is the loss minus the reference loss
 
@@ -32,10 +32,10 @@ class CurriculumHeader:
     tokenizer: str  # fingerprint of the tokenizer
     references: str  # their digest; "" if the arm has none
     config: str  # digest of everything else that affects the choices
-    seed: int  # of the candidate stream
+    seed: int  # seed of the candidate stream
     sources: tuple[SourceRow, ...]  # those of the store, by ascending start
     scored: bool = True  # whether there are scores; if not, loss, score and tau are NaN
-    first_step: int = 0  # of the first record
+    first_step: int = 0  # step of the first record
     score: str = DIFFERENCE  # registered name of the score (`nemo_rod.parts`)
 
     def __post_init__(self) -> None:

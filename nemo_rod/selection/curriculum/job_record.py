@@ -65,8 +65,8 @@ def job_header(selector: Selector, data: Any, *, decided_by: object, seed: int) 
 class JobRecord:
     """Records every step of a job in its folder, in one process.
 
-    A job that resumes continues its files. If it starts at their first step or before, as without
-    a checkpoint, the files may belong to another run and are renamed (`curriculum.rod.1`). If the
+    A job that resumes continues its files. If training restarts at or before the first recorded
+    step, as without a checkpoint, existing files are kept as `curriculum.rod.1` and so on. If the
     number of steps, a batch size or the samples changed, or steps are missing because the job ran
     without the selector, the old curriculum is renamed in the same way and a new one begins.
 
@@ -114,7 +114,7 @@ class JobRecord:
         path, metrics, start, job = (folder / name for name in names)
         with interpreting(metrics):
             first_steps = [int(row["step"]) for row in read_rows(metrics)[:1]]
-        reason = ""  # for a new segment
+        reason = ""  # why a new segment begins
         if path.exists():
             with Curriculum.open(path, read_only=True) as before:
                 first = before.header.first_step
@@ -140,7 +140,7 @@ class JobRecord:
             _move_aside([path], f"continues at step {step}{reason}")
         recorded = read_json(job, "held_out")["held_out"] if job.exists() else ""
         if start.exists() and begins:
-            start.unlink()  # of an attempt that ended before its first step
+            start.unlink()  # left by an attempt that ended before its first step
         elif start.exists() and held_out and recorded != held_out:
             _move_aside(
                 [start], f"continues at step {step} with other held-out samples than recorded"

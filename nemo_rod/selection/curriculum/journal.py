@@ -128,7 +128,8 @@ def step_row(
         "step": step,
         **metrics,
         **over_sources(metrics, start, header.sources),
-        "rod/overhead": total / metrics["timing/train/update"] - 1,  # of selection, in plain steps
+        # cost of selection, in plain steps
+        "rod/overhead": total / metrics["timing/train/update"] - 1,
         "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
         **all_metrics(choice, source_C, [row.name for row in header.sources]),
     }

@@ -13,8 +13,8 @@ the file is truncated to its last valid record.
 
 A record takes about 33 kB for 2048 candidates. The header gives ids and scores their meaning: the
 digests of store, tokenizer, references and config, the table of sources, and the name of a score
-other than `reducible_loss`. Tau is the smallest chosen score as the policy weighs it. The block id
-of padding is -1. Arms without scores record NaN for score and tau. Without a scoring pass, the
+other than `reducible_loss`. Tau is the smallest weighted score among the chosen blocks. The block
+id of padding is -1. Arms without scores record NaN for score and tau. Without a scoring pass, the
 blocks that were trained on have the loss of the update if the policy observes it, and others NaN.
 
 Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
@@ -60,10 +60,10 @@ class StepRecord:
 
     step: int  # optimizer step
     block_ids: Ids  # int64 [C]
-    loss: Nats  # of the model before the step, nats per token, float32 [C]; NaN if unknown
+    loss: Nats  # model loss before the step, nats per token, float32 [C]; NaN if unknown
     score: Nats  # reducible loss, nats per token, or the header's score, float32 [C]
     chosen: Ids  # positions of the blocks trained on, int64 [K], ascending
-    threshold: float  # tau, the smallest chosen score as the policy weighs it, nats
+    threshold: float  # tau, the smallest weighted score among the chosen, nats
 
     @property
     def trained_on(self) -> Ids:
@@ -139,7 +139,7 @@ class Curriculum:
         curriculum._recover()
         if resume_at is not None:
             curriculum.truncate(resume_at)
-        arm = path.with_name("arm.json")  # of a finished arm alone
+        arm = path.with_name("arm.json")  # only a finished arm has one
         if read_only and arm.is_file():
             steps = read_json(arm, "kind", "steps")["steps"]
             if steps != len(curriculum):
@@ -153,7 +153,7 @@ class Curriculum:
         """Drops everything after the last valid record; refuses a damaged record before it."""
         records, size = self.records(), self._dtype.itemsize
         rows = max(1, _READ_BYTES // size)
-        end, damaged = 0, len(self)  # of the last valid record; first one with another step or crc
+        end, damaged = 0, len(self)  # end of the last valid record; index of the first damaged one
         for first in range(0, len(self), rows):
             part = np.array(records[first : first + rows])
             content = part.view(np.uint8).reshape(len(part), size)[:, :-_CRC_BYTES]

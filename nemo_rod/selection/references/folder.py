@@ -93,7 +93,7 @@ class ReferenceManifest:
 
     @property
     def kind(self) -> np.dtype[np.void]:
-        """Type of a record."""
+        """The NumPy dtype of one record."""
         return np.dtype([("head", "<u8"), ("loss", "<f4", (len(self.lengths),))])
 
     def size(self, number: int) -> int:
@@ -359,7 +359,7 @@ def _part(path: Path, manifest: ReferenceManifest, number: int, verified: bool =
             while verified and (left := max(0, size - stream.tell())):
                 checksum.update(stream.read(min(left, 1 << 22)))
             if verified and stream.read() != checksum.digest():
-                raise ValueError("its checksum is another")
+                raise ValueError("checksum mismatch")
         records_N: Records = np.asarray(np.lib.format.open_memmap(file, mode="r"))
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python code
         raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error

@@ -112,8 +112,8 @@ class References:
             covered = max(covered, folder.manifest.stop)
         if store is not None and covered < len(store):
             raise ValueError(
-                f"block {covered} of {len(store)} has no reference; there are those of "
-                f"{_ranges(folders)}: name the missing folder, or score these blocks"
+                f"block {covered} of {len(store)} has no reference; references found: "
+                f"{_ranges(folders)}; name the missing folder, or score these blocks"
             )
         references = cls(folders, store, length or first.block_size)
         if precision is not None:
@@ -165,9 +165,9 @@ class References:
             block = block_ids[np.argmin(same_C)]
             path = next(each.path for each in self._folders if block < each.manifest.stop)
             raise ValueError(
-                f"{path}: the reference of block {block} is of other content than the block store "
-                f"holds ({(~same_C).sum()} of {len(same_C)} looked up): files of one of the two "
-                "were changed; restore them, or prepare and score again"
+                f"{path}: block {block}'s hash does not match the hash its reference was computed "
+                f"for ({(~same_C).sum()} of {len(same_C)} looked up): files of one of the two were "
+                "changed; restore them, or prepare and score again"
             )
         return loss_C
 
@@ -196,7 +196,7 @@ class References:
         if len(block_ids):
             raise ValueError(
                 f"block {block_ids[0]} has no reference ({len(block_ids)} of those looked up); "
-                f"there are those of {_ranges(self._folders)}: write those of the "
+                f"references found: {_ranges(self._folders)}; write those of the "
                 "missing blocks (in a recipe, by `nemo-rod reference` with this arm among `arms`)"
             )
 

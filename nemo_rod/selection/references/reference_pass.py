@@ -40,7 +40,7 @@ def write_references(
     Raises:
         ValueError: as `ReferenceWriter`, or a loss is not finite.
     """
-    writer: ReferenceWriter | None = None  # of the rank that writes
+    writer: ReferenceWriter | None = None  # set on the rank that writes
     num_required = manifest.num_blocks if required is None else int(required.sum())
     progress = Progress(name, num_required, unit="blocks", tokens=manifest.block_size)
 
