@@ -9,6 +9,7 @@ from places import ROOT
 from nemo_rod.selection import Joint, Pool, SourceRow, choose, selection_metrics
 from nemo_rod.selection.competition import fidelity
 from nemo_rod.selection.mix import Mix
+from nemo_rod.selection.odm import ODM
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
@@ -39,8 +40,9 @@ def test_the_page_has_every_metric_of_a_step() -> None:
     logged = {f"rod/averages/{name}" for name in fidelity(choice, loss, Joint())}
     sources = [SourceRow("<source>", "adaptation", 0, 2), SourceRow("OTHER", "replay", 2, 2)]
     mixed = replace(pool, sources=sources, source_C=np.array([0, 0, 1, 1]))
-    logged |= {*Mix(target=1.0).metrics(replace(choice, pool=mixed))}
-    for name in row:
+    mixed_choice = replace(choice, pool=mixed)
+    logged |= {*Mix(target=1.0).metrics(mixed_choice)}
+    for name in [*row, *ODM().metrics(mixed_choice)]:
         if "OTHER" not in name:
             name = re.sub(r"(rod/(?:loss|reference))_.*", r"\1_<group>", name)
             name = re.sub(r"rho_(adaptation|replay)_", "rho_<role>_", name)

@@ -36,6 +36,19 @@ def megatron() -> None:
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 
 
+DEPRECATED = re.compile("GPTModel|.*ModelProvider|gpt_model|gpt_provider")
+
+
+def test_no_module_needs_a_class_that_nvidia_is_about_to_delete() -> None:
+    """Main of Megatron-LM makes every model a HybridModel, and main of Bridge by builders."""
+    for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or "", *(name.name for name in node.names)]
+                parts = {part for name in names for part in name.split(".")}
+                assert not [part for part in parts if DEPRECATED.fullmatch(part)], file
+
+
 # The installed version
 
 

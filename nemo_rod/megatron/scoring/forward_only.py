@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from nemo_rod.upstream.changes import graphs_replay_only_in_training, old_cuda_graph_flags
@@ -173,7 +172,8 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
     """
     modules = [module for chunk in model for module in chunk.modules()]
     # up to core 0.16, GPT models need a number of predictors even if it is 0; hybrid ones reject 0
-    none = 0 if any(isinstance(module, GPTModel) for module in modules) else None
+    bases = {base.__name__ for module in modules for base in type(module).__mro__}
+    none = 0 if "GPTModel" in bases else None  # by name: NVIDIA is about to delete the class
     blocks = [module.mtp for module in modules if "mtp" in module._modules]
     # a language model inside another model has its own configuration
     configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
