@@ -1,13 +1,24 @@
 """The curriculum: what goes in comes out, after any crash; foreign ones are refused by name."""
 
 import math
+import os
+import struct
+import zlib
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mishaps import killed
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from mishaps import killed, largest_file
 
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import diff, export, verify
@@ -20,6 +31,7 @@ from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, Recorded
 from nemo_rod.selection.policies import Joint, TakeAll
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
+SIZE = 8 + 8 + C * (8 + 4 + 4) + 2 + 4  # bytes of a record with its checksum
 SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))
 HEADER = CurriculumHeader(
     num_candidates=C, num_chosen=K, block_size=64, store="store-1", tokenizer="tokenizer-1",
@@ -49,6 +61,16 @@ def step_of(step, seed=0):
     return Choice(pool, loss_C, score_C, chosen, float(score_C[chosen].min()))
 
 
+@cache
+def row_of(step, seed=0):
+    """A record as the head of `log.py` has it."""
+    made = step_of(step, seed)
+    values = (step, made.threshold, *made.pool.block_ids, *made.loss, *made.score)
+    bits = sum(1 << place for place in made.chosen.tolist()).to_bytes(2, "little")
+    data = struct.pack(f"<Qd{C}q{C}f{C}f", *values) + bits
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
 def refused(sentence):
     return pytest.raises(ValueError, match=sentence)
 
@@ -65,12 +87,12 @@ def record(path, steps, header=HEADER, seed=0):
     return path.read_bytes()
 
 
-def check(curriculum, steps, first=0):
+def check(curriculum, steps, first=0, seeds=None):
     """Compare every value of a curriculum with what was recorded."""
     assert len(curriculum) == steps and curriculum.next_step == first + steps
     arrays = curriculum_tools.arrays(curriculum)
     for i, row in enumerate(curriculum):
-        made = step_of(first + i)
+        made = step_of(first + i, seeds[i] if seeds else 0)
         assert row.step == arrays.step[i] == first + i
         assert row.threshold == arrays.threshold[i] == made.threshold
         assert row.block_ids.dtype == np.int64 and row.chosen.dtype == np.int64
@@ -87,18 +109,169 @@ def check(curriculum, steps, first=0):
             assert np.array_equal(value, expected)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 7])
-def test_what_is_recorded_is_read(path, steps):
-    record(path, steps)
-    with Curriculum.open(path, expect=HEADER) as curriculum:
-        assert curriculum.header == HEADER
-        check(curriculum, steps)
-    with Curriculum.open(path, read_only=True) as curriculum:
-        check(curriculum, steps)
-        if steps:
-            assert curriculum[-1].step == steps - 1
-        with pytest.raises(IndexError):
-            curriculum[steps]
+FOREIGN = [
+    *((name, "other") for name in ("store", "tokenizer", "references", "config", "score")),
+    *(("seed", 43), ("num_chosen", 6), ("block_size", 128), ("scored", False)),
+    ("sources", (*SOURCES[:2], ("web", "replay", 40, 61))),
+]
+STEPS = st.integers(-2, 9)  # from the first one on
+
+
+class Recording(RuleBasedStateMachine):
+    """A run that records, is killed, resumes and is read, beside the bytes that the file has."""
+
+    folder = None  # of the test
+
+    @initialize(first=st.sampled_from([0, 1000]))
+    def begin(self, first):
+        self.path, self.first, self.seeds = self.folder / "c.rod", first, []
+        self.path.unlink(missing_ok=True)
+        self.header = replace(HEADER, first_step=first)
+        self.curriculum = Curriculum.create(self.path, self.header)
+        self.head = self.path.read_bytes()
+
+    def teardown(self):
+        self.curriculum.close()
+
+    @invariant()
+    def the_file_is_what_it_should_be(self):
+        rows = [row_of(self.first + i, seed) for i, seed in enumerate(self.seeds)]
+        assert self.path.read_bytes() == self.head + b"".join(rows)
+        with Curriculum.open(self.path, expect=self.header, read_only=True) as reader:
+            assert reader.header == self.header
+            assert [row.step for row in reader] == [self.first + i for i in range(len(rows))]
+            with pytest.raises(IndexError):
+                reader[len(rows)]
+
+    @rule(seeds=st.lists(st.integers(0, 3), max_size=4))
+    def append(self, seeds):
+        for seed in seeds:
+            self.curriculum.append(step_of(self.curriculum.next_step, seed))
+        self.seeds += seeds
+
+    @rule(step=STEPS)
+    def append_out_of_order(self, step):
+        assume(step not in (-1, -2) and step != len(self.seeds))
+        sentence = f"expects step {self.curriculum.next_step} next, found step {self.first + step}:"
+        with refused(sentence):
+            self.curriculum.append(step_of(self.first + step))
+
+    @rule(step=STEPS, opens=st.booleans())
+    def go_on_at(self, step, opens):
+        at = self.first + step
+
+        def go_on():
+            if opens:
+                self.curriculum.close()
+                self.curriculum = Curriculum.open(self.path, expect=self.header, resume_at=at)
+            else:
+                self.curriculum.truncate(at)
+
+        if 0 <= step <= len(self.seeds):
+            go_on()
+            del self.seeds[step:]
+        else:
+            held = f"holds steps {self.first} to {self.first + len(self.seeds) - 1}"
+            with refused(f"{held}, so a run cannot continue at step {at}: "):
+                go_on()
+            self.curriculum = Curriculum.open(self.path)
+
+    @rule(size=st.integers(0, 3 * SIZE), end=st.sampled_from([b"", b"\0", b"\xff", b"torn"]))
+    def die(self, size, end):
+        """At any byte of the last records; what a crash leaves behind them is dropped."""
+        self.curriculum.close()
+        whole = len(self.head) + SIZE * len(self.seeds)
+        left = max(len(self.head), whole - size)
+        with self.path.open("r+b") as file:
+            file.truncate(left)
+            file.seek(left)
+            file.write(end * (size if size % 2 else 2 * SIZE))
+        del self.seeds[(left - len(self.head)) // SIZE :]
+        before = self.path.read_bytes()
+        with Curriculum.open(self.path, read_only=True) as reader:  # which changes nothing
+            check(reader, len(self.seeds), self.first, self.seeds)
+        assert self.path.read_bytes() == before
+        self.curriculum = Curriculum.open(self.path)
+
+    @rule(place=st.integers(0, 9 * SIZE), bit=st.integers(0, 7))
+    def rot(self, place, bit):
+        """What is no crash of a writer is refused, and dropped only by who asks for it."""
+        step = place // SIZE
+        assume(step < len(self.seeds) - 1)
+        data = bytearray(self.path.read_bytes())
+        data[len(self.head) + place] ^= 1 << bit
+        self.path.write_bytes(data)
+        sentence = rf"damaged record of step {self.first + step} \(checksum\) before whole ones"
+        for options in ({}, {"read_only": True}, {"resume_at": self.first + len(self.seeds)}):
+            with refused(sentence):
+                Curriculum.open(self.path, **options)
+        assert self.path.read_bytes() == data
+        self.curriculum.close()
+        self.curriculum = Curriculum.open(self.path, resume_at=self.first + step)
+        del self.seeds[step:]
+
+    @rule(change=st.sampled_from([*FOREIGN, ("first_step", 7)]))
+    def resume_with_other_settings(self, change):
+        name, value = change
+        with refused(rf"c.rod was recorded with {name} .* \(this run: ") as error:
+            Curriculum.open(self.path, expect=replace(self.header, **{name: value}), resume_at=0)
+        others = {field for field, _ in FOREIGN} - {name}
+        assert not any(f" {other} " in str(error.value) for other in others)
+
+    @rule(seed=st.integers(0, 3))
+    def run_beside_another(self, seed):
+        with Curriculum.open(self.path) as other:
+            other.append(step_of(other.next_step, seed))
+            self.seeds.append(seed)
+            with refused("another one writes to it: run one job per folder"):
+                self.curriculum.append(step_of(self.curriculum.next_step))
+        self.curriculum.close()
+        self.curriculum = Curriculum.open(self.path)
+
+    @rule(room=st.integers(0, SIZE - 1))
+    def fill_the_disk(self, room):
+        with (
+            pytest.raises(OSError, match="make room"),
+            largest_file(self.path.stat().st_size + room),
+        ):
+            self.curriculum.append(step_of(self.curriculum.next_step))
+
+
+def test_a_run_records_whatever_befalls_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # nobody takes the power off
+    machine = type("Machine", (Recording,), {"folder": tmp_path})
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=20))
+
+
+def test_damage_to_the_header_is_noticed(path):
+    """It is moved into place whole, so that this is no crash of ours."""
+    whole = record(path, 0)
+    cuts = [whole[:end] for end in range(len(whole))]
+    flips = [
+        bytes(b ^ (i == at) << at % 8 for i, b in enumerate(whole)) for at in range(len(whole))
+    ]
+    for data in (*cuts, *flips):
+        path.write_bytes(data)
+        with refused(r"damaged header|begins with|has a header of"):
+            Curriculum.open(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "does not exist: check the path"),
+        (b"Good morning, no log.", r"begins with b'Good mor', expected b'RODCUR01'"),
+        (b"", "begins with b''"),
+    ],
+)
+def test_files_that_are_no_curriculum(path, content, sentence):
+    if content is not None:
+        path.write_bytes(content)
+        with refused("exists: open it to resume, or remove it"):
+            Curriculum.create(path, HEADER)
+        assert path.read_bytes() == content
+    with refused(sentence):
+        Curriculum.open(path)
 
 
 @given(st.lists(st.floats(-50, 50, width=32), min_size=C, max_size=C), st.permutations(range(C)))
@@ -111,57 +284,6 @@ def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
     assert row.score.tolist() == scores and row.threshold == -1e-300
     assert row.chosen.tolist() == sorted(order[:K])
     assert np.array_equal(row.block_ids, pool.block_ids)
-
-
-# Cuts at every byte and flips of every bit: test_curriculum_file.py.
-
-
-def test_resuming_drops_what_came_later_and_never_leaves_a_gap(path):
-    whole = record(path, 6)
-    with Curriculum.open(path, expect=HEADER, resume_at=4) as curriculum:
-        check(curriculum, 4)
-        for wrong in (3, 5):
-            with refused(f"expects step 4 next, found step {wrong}: resume"):
-                curriculum.append(step_of(wrong))
-        curriculum.append(step_of(4))
-        curriculum.append(step_of(5))
-        curriculum.truncate(5)
-        check(curriculum, 5)
-        curriculum.append(step_of(5))
-    assert path.read_bytes() == whole
-    with refused("holds steps 0 to 5, so a run cannot continue at step 7"):
-        Curriculum.open(path, resume_at=7)
-    assert path.read_bytes() == whole
-    Curriculum.open(path, resume_at=0).close()
-    assert len(Curriculum.open(path)) == 0
-
-
-def test_a_run_that_begins_later(path):
-    record(path, 3, replace(HEADER, first_step=1000))
-    with Curriculum.open(path, resume_at=1002) as curriculum:
-        check(curriculum, 2, first=1000)
-        assert RecordedPools(curriculum).pool(1001).step == 1001
-        with refused("cannot continue at step 999"):
-            curriculum.truncate(999)
-        with refused("holds steps 1000 to 1001, but step 0 is needed"):
-            RecordedPools(curriculum).pool(0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, "other") for name in ("store", "tokenizer", "references", "config", "score")),
-        *(("seed", 43), ("num_chosen", 6), ("block_size", 128), ("scored", False)),
-        ("sources", (*SOURCES[:2], ("web", "replay", 40, 61))),
-    ],
-)
-def test_a_foreign_curriculum_is_refused_by_name(path, name, value):
-    whole = record(path, 2)
-    with refused(rf"c.rod was recorded with {name} .* \(this run: ") as error:
-        Curriculum.open(path, expect=replace(HEADER, **{name: value}), resume_at=0)
-    others = {"store", "tokenizer", "references", "config", "seed"} - {name}
-    assert not any(f" {other} '" in str(error.value) for other in others)
-    assert path.read_bytes() == whole
 
 
 def test_what_is_refused_when_appending(path):
@@ -211,17 +333,15 @@ with Curriculum.open(sys.argv[1], expect=HEADER) as curriculum:
 """
 
 
-def test_killed_again_and_again(path):
+def test_killed_and_read_meanwhile(path):
     Curriculum.create(path, HEADER).close()
-    for _ in range(3):
+    for _ in range(2):
         with killed(RECORD_FOREVER, path) as output:
             for _ in range(20):
                 reported = int(output.readline())
             with Curriculum.open(path, read_only=True) as reader:  # while the run appends
                 check(reader, len(reader))
                 assert len(reader) > reported
-        with open(path, "ab") as file:
-            file.write(b"torn" * 11)
         with Curriculum.open(path, expect=HEADER) as curriculum:
             assert len(curriculum) > reported
             check(curriculum, len(curriculum))

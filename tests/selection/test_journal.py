@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,46 +113,9 @@ def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
     journal.append(1, choice_of(1), SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("left", "sentence"),
-    [
-        (2, "ends with step 1.*from the metrics of step 2: .* a checkpoint of step 2 or before"),
-        (0, "has no earlier step, but the run has come to step 3 .*: restore the file"),
-        (None, "has no earlier step, but the run has come to step 3 .*: restore the file"),
-    ],
-    ids=["torn", "empty", "gone"],
-)
-def test_a_resume_without_its_last_metrics_is_refused(
-    tmp_path: Path, journal: Journal, left: int | None, sentence: str
-) -> None:
-    for step in range(4):
-        journal.append(step, choice_of(step), SECONDS)
-    file = tmp_path / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:left]))
-    if left is None:
-        file.unlink()
-    with pytest.raises(ValueError, match=rf"metrics\.jsonl {sentence}"):
-        Journal(tmp_path, HEADER, step=3)
-    if left:
-        Journal(tmp_path, HEADER, step=left)
-        assert recorded(tmp_path) == list(range(left))
-        return
-    file.write_text("".join(lines))
-    Journal(tmp_path, HEADER, step=3)
-    assert file.read_text() == "".join(lines[:3])
-
-
 def test_a_resume_without_its_curriculum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
         Journal(tmp_path, HEADER, step=5)
-
-
-def test_a_run_that_begins_at_a_later_step_needs_no_metrics_before_it(tmp_path: Path) -> None:
-    header = replace(HEADER, first_step=3)
-    Curriculum.create(tmp_path / "curriculum.rod", header)
-    Journal(tmp_path, header, step=3).append(3, choice_of(3), SECONDS)
-    Journal(tmp_path, header, step=4)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("curriculum.rod", [0]), ("metrics.jsonl", [0, 1])])
@@ -174,16 +136,3 @@ def test_a_full_disk_ends_the_step_or_after_metrics_the_next(
     # the metrics do not claim that the step has ended
     file = tmp_path / "metrics.jsonl"
     assert len(file.read_text().splitlines() if file.exists() else []) == len(fine)
-
-
-def test_a_step_that_never_ended_is_dropped(tmp_path: Path, journal: Journal) -> None:
-    journal.append(0, choice_of(0), SECONDS)
-    journal.begin(choice_of(1))  # and killed
-    assert recorded(tmp_path) == [0, 1]
-    file = tmp_path / "metrics.jsonl"
-    whole = file.read_text()
-    file.write_text(f'{whole}{{"st')
-    again = Journal(tmp_path, HEADER, step=1)
-    assert recorded(tmp_path) == [0] and file.read_text() == whole
-    again.append(1, choice_of(1), SECONDS)
-    assert recorded(tmp_path) == [0, 1]

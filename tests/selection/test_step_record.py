@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from nemo_rod.cli import path_parser
 from nemo_rod.lab.report.job_folder import build_job_report
-from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 from nemo_rod.selection.curriculum.job_record import JobRecord
+from nemo_rod.selection.curriculum.journal import read_rows
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
 HEADER = CurriculumHeader(
@@ -22,65 +33,166 @@ HEADER = CurriculumHeader(
 )  # fmt: skip
 
 
-def run(
-    folder: Path,
-    *steps: int,
-    header: CurriculumHeader = HEADER,
-    held_out: str = "h",
-    loss: float = 2.0,
-    former: Path | None = None,
-) -> list[float | None]:
-    """A job that trains these steps, and is killed or ends; its forgetting after each of them."""
-    record = JobRecord(folder, header, step=steps[0], steps=9, held_out=held_out, former=former)
+def choice_of(step: int, header: CurriculumHeader = HEADER) -> Choice:
+    pool = Pool(step, np.arange(count := header.num_candidates), np.arange(count) > 1)
+    nats, reference = np.arange(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
+    return choose(pool, Joint(), header.num_chosen, nats, reference)
+
+
+def begun(
+    folder: Path, step: int, *, header: CurriculumHeader = HEADER, held_out: str = "h",
+    loss: float = 2.0, former: Path | None = None,
+) -> JobRecord:  # fmt: skip
+    record = JobRecord(folder, header, step=step, steps=9, held_out=held_out, former=former)
     if record.is_new and held_out:
         record.begin({"validation/replay/old/loss": loss})
-    forgetting = []
-    for step in steps:
-        count = header.num_candidates
-        pool = Pool(step, np.arange(count), np.arange(count) > 1)
-        nats, reference = np.arange(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
-        choice = choose(pool, Joint(), header.num_chosen, nats, reference)
-        record.chosen(choice)
-        metrics = {"validation/replay/old/loss": loss + step} if held_out else {}
-        row = record.ended(choice, 2 + sum(choice.seconds.values()), metrics)
-        forgetting.append(row.get("validation/forgetting"))
-        assert row["timing/train/update"] == pytest.approx(2)
-    return forgetting
+    return record
+
+
+def train(record: JobRecord, step: int, loss: float | None) -> float | None:
+    """Trains a step; its forgetting."""
+    choice = choice_of(step, record.header)
+    record.chosen(choice)
+    metrics = {} if loss is None else {"validation/replay/old/loss": loss + step}
+    row = record.ended(choice, 2 + sum(choice.seconds.values()), metrics)
+    assert row["timing/train/update"] == pytest.approx(2)
+    return row.get("validation/forgetting")
+
+
+def run(
+    folder: Path, *steps: int, held_out: str = "h", loss: float = 2.0, **more: Any
+) -> list[float | None]:
+    """A job that trains these steps, and is killed or ends; its forgetting after each of them."""
+    record = begun(folder, steps[0], held_out=held_out, loss=loss, **more)
+    return [train(record, step, loss if held_out else None) for step in steps]
 
 
 def recorded(folder: Path, suffix: str = "") -> tuple[list[int], list[int]]:
     """The steps of the curriculum and those of the metrics."""
     with Curriculum.open(folder / f"curriculum.rod{suffix}", read_only=True) as curriculum:
         steps = [record.step for record in curriculum]
-    lines = (folder / f"metrics.jsonl{suffix}").read_text().splitlines()
-    return steps, [json.loads(line)["step"] for line in lines]
+    return steps, [row["step"] for row in read_rows(folder / f"metrics.jsonl{suffix}")]
 
 
-def test_a_job_that_resumes_continues_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+LONGER = {
+    "store": "longer",
+    "references": "longer",
+    "sources": (SOURCES[0], SourceRow("old", "replay", 2, 4)),
+}
+GROWN = (  # more steps or other batches; other samples
+    *({}, LONGER, {"num_candidates": 3}, {"num_candidates": 6, "num_chosen": 3}),
+    *({"references": "again"}, {**LONGER, "seed": 1, "block_size": 32}),
+)
+
+
+class Recording(RuleBasedStateMachine):
+    """Jobs that begin, go on, are killed and begin again in one folder, beside what is left."""
+
+    folder: Path
+
+    @initialize()
+    def begin(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.first, self.count, self.changed = -1, 0, dict[str, Any]()  # of the curriculum
+        self.rows, self.aside = list[int](), list[list[int]]()
+        self.start, self.held_out = None, ""
+
+    @rule(
+        step=st.integers(0, 7), count=st.integers(0, 3), changed=st.sampled_from(GROWN),
+        held_out=st.sampled_from(["h", "h", "other", ""]), loss=st.sampled_from([1.0, 2.0]),
+        killed=st.booleans(),
+    )  # fmt: skip
+    def run(
+        self, step: int, count: int, changed: Any, held_out: str, loss: float, killed: bool
+    ) -> None:
+        firsts = self.rows[:1] + [self.first] * bool(self.count)
+        begins, there = not firsts or min(firsts) >= step, self.first + self.count
+        if firsts and begins:
+            self.aside.append([*range(self.first, there)])
+            self.first, self.rows, self.start = -1, [], None
+        elif self.first >= 0 and (changed != self.changed or not self.first <= step <= there):
+            kept = min(step, there)
+            self.aside.append([*range(self.first, kept if kept >= self.first else there)])
+            self.first = -1
+        if begins or (held_out and held_out != self.held_out):
+            self.start = None
+        self.held_out = held_out or self.held_out
+        if self.first < 0:
+            self.first, self.changed = step, changed
+        self.count = step - self.first
+        rows = [row for row in self.rows if row < step]
+        header = replace(HEADER, **changed)
+        if self.count and rows[-1:] != [step - 1]:
+            end = f"ends with step {rows[-1]}" if rows else "has no earlier step"
+            with pytest.raises(ValueError, match=rf"metrics\.jsonl {end}, but .* to step {step} "):
+                JobRecord(self.folder, header, step=step, steps=9, held_out=held_out)
+            return
+        if step == 0 and held_out:
+            self.start = loss
+        record = begun(self.folder, step, header=header, held_out=held_out, loss=loss)
+        for now in range(step, step + count):
+            forgetting = train(record, now, loss=loss if held_out else None)
+            known = held_out and self.start is not None
+            assert forgetting == (max(0.0, loss + now - self.start) if known else None)
+        self.rows = [*rows, *range(step, step + count)]
+        self.count += count
+        if killed:
+            record.chosen(choice_of(step + count, header))
+            self.count += 1
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write('{"st')
+
+    @rule(left=st.integers(0, 9))
+    def lose_metrics(self, left: int) -> None:
+        file = self.folder / "metrics.jsonl"
+        if file.exists():
+            self.rows = self.rows[:left]
+            file.write_text("".join(file.read_text().splitlines(keepends=True)[: len(self.rows)]))
+
+    @rule(step=st.integers(0, 7))
+    def run_another_policy(self, step: int) -> None:
+        if self.first >= 0:
+            before = {file.name: file.read_bytes() for file in self.folder.iterdir()}
+            with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with config 'c'"):
+                run(self.folder, step, header=replace(HEADER, config="another policy"))
+            assert {file.name: file.read_bytes() for file in self.folder.iterdir()} == before
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if self.first >= 0:
+            files = [*self.folder.glob("curriculum.rod.*")]
+            aside = [recorded(self.folder, file.suffix)[0] for file in files]
+            assert sorted(aside) == sorted(self.aside)
+            chosen, rows = recorded(self.folder)
+            assert chosen == [*range(self.first, self.first + self.count)]
+            assert rows[: len(self.rows)] == self.rows
+
+
+def test_whatever_befalls_a_job_its_record_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tmp_path, 0, 1, 2) == [0, 1, 2]
-    assert run(tmp_path, 2, 3) == [2, 3]
-    assert recorded(tmp_path) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert len(list(tmp_path.iterdir())) == 4 and not capsys.readouterr().err
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # nobody takes the power off
+    machine = type("Machine", (Recording,), {"folder": tmp_path / "job"})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=12))
 
 
-def test_forgetting_is_relative_to_the_start_of_the_same_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_moved_aside_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, 0, 1)
-    assert run(tmp_path, 1, held_out="") == [None]
-    assert run(tmp_path, 1, 2, loss=1.0) == [0, 1]  # that of the start is 2
-    assert not capsys.readouterr().err
-    assert run(tmp_path, 2, held_out="other") == [None]
-    assert "continues at step 2 with other held-out samples" in capsys.readouterr().err
-    assert (tmp_path / "validation_start.json.1").exists()
-    assert run(tmp_path, 0, 1, loss=3.0) == [0, 1]  # begins again
-
-
-def test_a_job_that_was_not_watched_from_the_start_has_no_forgetting(tmp_path: Path) -> None:
-    run(tmp_path, 0, 1, held_out="")
-    assert run(tmp_path, 2, 3) == [None, None]
+    run(tmp_path, 2)
+    assert len([*tmp_path.iterdir()]) == 4 and not capsys.readouterr().err
+    for step, options, sentence in (
+        (2, {"held_out": "other"}, "continues at step 2 with other held-out samples than recorded "
+         f"in {tmp_path}: the earlier record is now in validation_start.json.1."),
+        (2, {"header": replace(HEADER, **LONGER)}, "continues at step 2 with other data than "
+         f"recorded in {tmp_path}: the earlier record is now in curriculum.rod.1."),
+        (4, {"header": replace(HEADER, **LONGER)},
+         f"continues at step 4, which does not follow the steps recorded in {tmp_path}: "),
+        (0, {}, f"begins at step 0 without the steps recorded in {tmp_path}: the earlier record is "
+         "now in curriculum.rod.3 and metrics.jsonl.3."),
+    ):  # fmt: skip
+        run(tmp_path, step, **options)
+        assert sentence in (said := capsys.readouterr().err) and said.count("\n") == 1, said
+    assert recorded(tmp_path, ".3")[1] == [0, 1, 2, 4]
 
 
 def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(
@@ -123,85 +235,6 @@ def test_a_branch_goes_on_from_a_copy_of_the_record(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert run(tmp_path / "b", 2, 3) == [2, 3]
     assert recorded(tmp_path / "b") == ([0, 1, 2, 3], [0, 1, 2, 3])
-
-
-@pytest.mark.parametrize("first", [0, 4])
-def test_a_job_that_begins_again_moves_aside_what_was_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
-) -> None:
-    run(tmp_path, first, first + 1, held_out="h" if first == 0 else "")
-    run(tmp_path, first, first + 1, first + 2, held_out="h" if first == 0 else "")
-    also = " and validation_start.json.1" if first == 0 else ""
-    assert capsys.readouterr().err == (  # without a checkpoint
-        f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}: "
-        f"the earlier record is now in curriculum.rod.1 and metrics.jsonl.1{also}.\n"
-    )
-    run(tmp_path, 0)
-    assert recorded(tmp_path) == ([0], [0])
-    assert recorded(tmp_path, ".1") == ([first, first + 1],) * 2
-    assert recorded(tmp_path, ".2") == ([first, first + 1, first + 2],) * 2
-
-
-LONGER = {
-    "store": "longer",
-    "references": "longer",
-    "sources": (SOURCES[0], SourceRow("old", "replay", 2, 4)),
-}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        LONGER,
-        {"num_candidates": 3},
-        {"num_candidates": 6, "num_chosen": 3},
-        {"references": "again"},
-        {**LONGER, "seed": 1, "block_size": 32},  # other samples
-    ],
-)
-def test_a_job_that_goes_on_longer_or_with_other_samples_begins_a_segment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any]
-) -> None:
-    run(tmp_path, 0, 1, 2)  # step 2 was not saved
-    run(tmp_path, 2, 3, header=replace(HEADER, **changed))
-    assert "continues at step 2 with other data than recorded" in capsys.readouterr().err
-    run(tmp_path, 4, header=replace(HEADER, **changed))
-    steps, metrics = recorded(tmp_path)
-    assert (steps, metrics) == ([2, 3, 4], [0, 1, 2, 3, 4])
-    with Curriculum.open(tmp_path / "curriculum.rod.1", read_only=True) as before:
-        assert [record.step for record in before] == [0, 1] and before.header == HEADER
-
-
-@pytest.mark.parametrize(
-    ("runs", "left", "metrics"),
-    [
-        # from a checkpoint in the segment, or before it
-        ([(0, 4, False), (4, 8, True), (6, 8, True)], [4, 5, 6, 7], 8),
-        ([(0, 4, False), (4, 8, True), (2, 5, True)], [2, 3, 4], 5),
-        ([(0, 4, False), (4, 8, True), (0, 2, True)], [0, 1], 2),
-        ([(0, 4, False), (4, 8, True), (2, 5, False)], [2, 3, 4], 5),
-        ([(4, 6, False), (6, 8, True), (5, 7, True)], [5, 6], 3),
-        # steps without the selector in between
-        ([(0, 2, False), (4, 6, False)], [4, 5], 4),
-        ([(0, 2, False), (4, 6, True), (5, 7, True)], [4, 5, 6], 5),
-    ],
-)
-def test_a_job_goes_on_from_whatever_checkpoint_it_has(
-    tmp_path: Path, runs: list[tuple[int, int, bool]], left: list[int], metrics: int
-) -> None:
-    for start, stop, is_longer in runs:
-        run(tmp_path, *range(start, stop), header=replace(HEADER, **LONGER if is_longer else {}))
-    steps, rows = recorded(tmp_path)
-    assert steps == left and len(rows) == metrics and rows == sorted(set(rows))
-
-
-def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> None:
-    run(tmp_path, 0, 1)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    for step in (0, 1):
-        with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with config 'c'"):
-            run(tmp_path, step, header=replace(HEADER, config="another policy"))
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_path: Path) -> None:
