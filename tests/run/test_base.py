@@ -203,5 +203,6 @@ def test_a_tokenizer_of_the_hub_may_be_pinned(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(f"{name} {options['revision']}")
 
     monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"org/model v1"):
         load_tokenizer("org/model@v1")
