@@ -1,7 +1,6 @@
 """Command lines of paths: help names every argument, and a wrong one is refused in a sentence."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -93,61 +92,3 @@ def test_a_stop_and_a_failed_job_have_a_status_of_their_own(
     with pytest.raises(SystemExit) as left, errors_in_one_sentence():
         raise error("rank 1:\nfailed")
     assert (left.value.code, capsys.readouterr().err) == (status, "nemo-rod: rank 1: failed\n")
-
-
-WRONG = {
-    "inspect": ("'nemo-rod inspect' is not understood: expected nemo-rod inspect PATH [block=",
-                "(the following arguments are required: PATH)."),
-    "inspect a b": ("(unrecognised or extra argument: b).",),
-    "inspect .": (". was not written by nemo-rod: expected a run folder",),
-    "inspect none": ("none does not exist",),
-    "inspect . block=1": ("is neither a block store nor a source: block= and overlap= need",),
-    "inspect . --all": ("' is not understood: expected nemo-rod inspect PATH",
-                        "(unrecognised or extra argument: --all)."),
-    "inspect . block=x": ("block=x is not valid: expected a number.",),
-    "inspect . block=": ("block= is not valid: expected a number.",),
-    "inspect . overlap=-1": ("overlap=-1 is not valid: expected a number.",),
-    "inspect . block=1 block=2": ("(block= is given twice).",),
-    "inspect . split=test": ("split=test is not valid: expected train or holdout",),
-    "status": (
-        "expected nemo-rod status RUN_DIR [--watch [every=SECONDS]] (the following arguments",
-    ),
-    "cancel a b": ("expected nemo-rod cancel RUN_DIR (unrecognised or extra argument: b).",),
-    "curriculum": ("is not understood: expected nemo-rod curriculum export CURRICULUM",),
-    "curriculum show": ("invalid choice: 'show'",),
-    "curriculum diff a": ("'nemo-rod curriculum diff a' is not understood: expected ",),
-    "curriculum verify none.rod": ("none.rod does not exist: check the path",),
-    "doctor a b": ("nemo-rod doctor [BLOCKS] [base=MODEL] [functions=ROAD] (unrecognised",),
-    "doctor functions=none": ("functions=none is not valid: expected all, scoring, trai",),
-    "merge a b c": ("' is not understood: expected nemo-rod merge BASE ADAPTED OUT",
-                    "(lambda= is missing)."),
-    "merge a b lambda=0.5": ("(the following arguments are required: OUT).",),
-    "merge a b c lambda=x": ("lambda=x is not valid: expected a number from 0",),
-    "serve .": (". holds no launch",),
-    "serve . port=high": ("port=high is not valid: expected a number from 0",),
-    "serve . port=70000": ("port=70000 is not valid",),
-    "serve . every=0": ("every=0 is not valid: expected a whole number of seconds",),
-    "reference job=f.py:f role=replay out=x roles={} rule=x": (
-        "has no key rule=x: expected job=, role=, out=, roles=, multiplier=, checkpoint=,",),
-    "reference job=f.py:f": ("`nemo-rod reference job=...` misses role=, out=, roles=:",),
-    "reference job=f.py:f roles=%j": ("roles=%j is not valid: expected {PATH: ROLE, ...}.",),
-    "reference job=f.py:f role=x": ("role=x is not valid: expected adaptation or replay.",),
-    "reference --config a.yaml role=replay": ("role= goes with job=, not with --config",),
-    "reference job=f.py:f --all": ("(unrecognised or extra argument: --all).",),
-    "train --config": ("(argument --config: expected one argument).",),
-    "train --config a.yaml --all": ("expected nemo-rod train --config RECIPE.yaml",),
-    "trane": ("There is no command 'trane' (did you mean train?): expected one of run, known,",),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", WRONG)
-def test_wrong_arguments_are_one_sentence(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["nemo-rod", *line.split()])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("nemo-rod: ") and all(sentence in error for sentence in WRONG[line])

@@ -21,9 +21,7 @@ from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import takes
 
-QUOTE = "; YAML reads {} as {}: quote it"
-BOOLEAN, NUMBER, TEXT = "a boolean (true or false)", "a whole number", "a text"
-BESIDES = {"kind": "huggingface", "files": []}  # that path, subset, split and revision belong to
+BOOLEAN = "a boolean (true or false)"
 
 
 def parsed(values: Any, name: Any = "web") -> SourceSpec:
@@ -46,76 +44,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     others: Callable[[str], dict[str, EntryPoint]]
     others = lambda kind: {"mine": point} if kind == "readers" else {}  # noqa: E731
     monkeypatch.setattr(parts, "installed", others)
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        # another type
-        ({"dedup": "false"}, f'dedup="false" is not valid: expected {BOOLEAN}, without quotes.'),
-        ({"dedup": 0}, f"dedup=0 is not valid: expected {BOOLEAN}."),
-        ({"dedup": None}, f"dedup=null is not valid: expected {BOOLEAN}; remove the key for its "
-         "default, false."),
-        ({"document_holdout": "no"}, f"expected {BOOLEAN}, without quotes."),
-        ({"text_field": None}, f"text_field=null is not valid: expected {TEXT}; remove the key "
-         'for its default, "text".'),
-        ({"text_field": 5}, f"text_field=5 is not valid: expected {TEXT}"
-         f"{QUOTE.format(5, NUMBER)}."),
-        ({"files": [2024]}, "files=[2024] is not valid: expected a list of texts"
-         f"{QUOTE.format(2024, NUMBER)}."),
-        ({"files": ["a", True]}, QUOTE.format("true", BOOLEAN)),
-        ({"files": 5}, "files=5 is not valid: expected a list of texts."),
-        ({"files": "a.jsonl"}, 'files="a.jsonl" is not valid: expected a list of texts.'),
-        ({**BESIDES, "path": 5}, "path=5 is not valid: expected a text or null"
-         f"{QUOTE.format(5, NUMBER)}."),
-        ({**BESIDES, "path": "x", "split": None}, f"split=null is not valid: expected {TEXT}; "
-         'remove the key for its default, "train".'),
-        ({**BESIDES, "path": "x", "subset": 2024}, "subset=2024 is not valid: expected a text or "
-         f"null{QUOTE.format(2024, NUMBER)}."),
-        ({**BESIDES, "path": "x", "revision": 1234567}, QUOTE.format(1234567, NUMBER)),
-        ({**BESIDES, "path": "x", "revision": 1e10}, QUOTE.format("10000000000.0", "a number")),
-        ({"filter": 5}, f"filter=5 is not valid: expected {TEXT} or null"),
-        ({"role": None}, f"role=null is not valid: expected {TEXT}."),
-        ({"kind": ["jsonl"]}, f'kind=["jsonl"] is not valid: expected {TEXT}.'),
-        ({"subsample": "x"}, 'subsample="x" is not valid: expected a number, without quotes.'),
-        ({"subsample": True}, "subsample=true is not valid: expected a number."),
-        ({"max_bytes": "9"}, f'max_bytes="9" is not valid: expected {NUMBER} or null, without'),
-        ({"max_documents": 1.5}, f"max_documents=1.5 is not valid: expected {NUMBER} or null."),
-        ({"options": [1]}, "options=[1] is not valid: expected a mapping of plain values."),
-        ({"options": {"a": {1: 2}}}, "is not valid: expected a mapping of plain values."),
-        # out of bounds
-        ({"role": "other"}, "role='other' is not valid: expected adaptation or replay."),
-        ({"kind": "csv"}, "kind='csv' is not valid: expected text, jsonl, parquet, huggingface, "),
-        ({"text_field": ""}, "text_field='' is not valid: expected a text that is not empty."),
-        ({"subsample": 0}, "subsample=0 is not valid: expected in (0, 1]."),
-        ({"subsample": float("nan")}, "subsample=nan is not valid: expected in (0, 1]."),
-        ({"max_tokens": 0}, "max_tokens=0 is not valid: expected >= 1, or null."),
-        ({"max_files": 0}, "max_files=0 is not valid: expected >= 1, or null."),
-        ({"filter": "lang"}, ".filter 'lang' cannot be read at 'lang': write comparisons"),
-        # not for this reader
-        ({"files": []}, "files is missing: kind=jsonl requires it."),
-        (BESIDES, "path is missing: kind=huggingface requires it."),
-        ({"path": "x"}, 'path="x" is not valid: kind=jsonl reads files instead; remove path.'),
-        ({**BESIDES, "path": "x", "files": ["a"]}, 'files=["a"] is not valid: kind=huggingface'),
-        ({"options": {"a": 1}}, 'options={"a": 1} is not valid: kind=jsonl reads files instead'),
-        ({"kind": "text", "filter": "a == 1"}, "kind=text reads files instead; remove filter."),
-        ({"kind": "text", "text_field": "a"}, "kind=text reads files instead; remove text_field."),
-        ({"split": "test"}, 'split="test" is not valid: kind=jsonl reads files instead; remove'),
-        ({"kind": "synthetic", "options": {"a": 1}}, "kind=synthetic reads files instead; remove"),
-        # no description at all
-        ({"max_byte": 3}, " has the unknown key 'max_byte': expected some of dedup, document_h"),
-        ({False: 3}, " has the unknown key 'False': expected some of dedup, document_holdout, "),
-        (None, " is None: expected the keys of a source, role and kind among them."),
-        (3, " is 3: expected the keys of a source, role and kind among them."),
-        ({"kind": "absent"}, "}: expected the keys of a source, role and kind among them."),
-    ],
-)  # fmt: skip
-def test_a_key_that_is_not_valid_is_named(values: Any, sentence: str) -> None:
-    with pytest.raises(ValueError) as error:
-        parsed(values)
-    message = str(error.value)
-    assert message.startswith("domain.sources.web")
-    assert sentence in message and "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
-ON_CLUSTER = ["launcher=slurm", *CLUSTER]
-TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
-
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,67 +26,6 @@ def configured(*overrides: str) -> Config:
 
 def submit_all(config: Config) -> None:
     submit(Stages(config), Stages(config).all())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["launcher=slurm"], "launcher=slurm needs a cluster: add cluster=b200_8, or your own"),
-        (["launcher=slurm", "cluster=template"], "cluster.account is still 'YOUR_ACCOUNT': set it"),
-        ([*ON_CLUSTER, *TWELVE],
-         "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8"),
-        ([*ON_CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
-         "cluster.mounts has '/a:/b,/c:/d': make it one entry for each mount"),
-        ([*ON_CLUSTER, "cluster.mounts=['~/a:/b']"], "for each mount, with whole paths"),
-        ([*ON_CLUSTER, "+cluster.env.HF_HUB_CACHE='$HOME/hub'"],
-         "cluster.env.HF_HUB_CACHE=$HOME/hub has a part that no shell replaces"),
-        ([*ON_CLUSTER, "+cluster.env.PATH='/a:$PATH'"], "cluster.env.PATH=/a:$PATH has a part"),
-        ([*ON_CLUSTER, "cluster.time=0:05:00"], "is no longer than launcher.grace_seconds=300"),
-        ([*ON_CLUSTER, "cluster.image=''"], "cluster.image is still '': set it to your own"),
-        ([*ON_CLUSTER, r"run_dir='a\b'"], r"/a\b has a '\\', which Slurm"),
-        ([*ON_CLUSTER, "cluster.image=null", "run_dir=a%j"], "/a%j has a '%', which Slurm"),
-        ([*ON_CLUSTER, "run_dir=a:b"], "/a:b has a ':', which Slurm"),
-        ([*ON_CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
-        ([*ON_CLUSTER, "+cluster.cpu_sbatch.output=elsewhere.out"],
-         "cpu_sbatch.output is set, but nemo-rod recognises"),
-        ([*ON_CLUSTER, "+cluster.sbatch.nodes=4"],
-         "cluster.sbatch.nodes is set, but a stage is one job with as many nodes as its layout"),
-        *(
-            ([*ON_CLUSTER, f"+cluster.sbatch.{word}"], f"cluster.sbatch.{sentence}")
-            for word, sentence in (
-                ("gres=gpu:b200:8", "gres=gpu:b200:8 asks for 8 GPUs a node, beside cluster.gpus_"),
-                ("gres='nvme:1,gpu:4'", "gres=nvme:1,gpu:4 asks for 4 GPUs a node"),
-                ("gpus-per-node=4", "gpus-per-node=4 asks for 4 GPUs a node"),
-                ("gpus-per-node='b200:4,a100:2'", "gpus-per-node=b200:4,a100:2 asks for 6 GPUs a"),
-                ("tres-per-node='gres/gpu:8'", "tres-per-node=gres/gpu:8 asks for 8 GPUs a node"),
-                ("gpus=16", "gpus is set, but the GPUs of a stage follow from its layout"),
-                ("t=90", "t is a short option: write its long name"),
-                ("time=90", "time is set, beside cluster.time: remove it, and set the latter"),
-                ("partition=q", "partition is set, beside cluster.partition"),
-                ("het-group=1", "het-group is set, but a stage is one job"),
-            )
-        ),
-        ([*ON_CLUSTER, "cluster.gpu_option=gres", "+cluster.sbatch.gres='gpu:b200:4(S:0-1)'"],
-         "cluster.sbatch.gres=gpu:b200:4(S:0-1) asks for 4 GPUs a node"),
-        ([*ON_CLUSTER, "cluster.gpu_option=gres", "+cluster.sbatch.gres=gpu"], "asks for 1 GPUs"),
-        *(
-            ([*ON_CLUSTER, f"+cluster.sbatch.{word}"], f"cluster.sbatch.{shown} is not valid")
-            for word, shown in (("hold=true", "hold=True"), ("exclude=[n1]", "exclude=['n1']"))
-        ),
-        ([*ON_CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
-        *(
-            ([*ON_CLUSTER, "cluster.container=apptainer", f"cluster.image={image}"],
-             f"image={image} is not an absolute path")
-            for image in ("nemo_rod.sif", "docker://a/b")
-        ),
-        (["launcher=ray", *CLUSTER, "arms=[base,rod]", "launcher.nemo_rl=null"],
-         "set launcher.nemo_rl, or"),
-    ],
-)  # fmt: skip
-def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        submit_all(composed("recipe=toy", *overrides, "dry_run=true"))
-    assert [*Path().iterdir()] == []
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b", "a\nb"])

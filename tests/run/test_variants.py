@@ -102,31 +102,6 @@ def test_an_optimizer_on_the_host_needs_both_keys() -> None:
         check(dataclasses.replace(recipe(), train=train))
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ("{of: rodd}", "There is no arm 'rodd'"),
-        ("{of: bad}", "There is no arm 'bad'"),
-        ("{of: merge_0.4}", "varies merge_0.4, which is not trained"),
-        ("{of: no_replay, selection: {kappa: 2}}", "no_replay selects nothing: vary rod"),
-        ("{of: rod, retention: 0.5}", "retention is of fixed replay"),
-        ("{of: rod, share: 0.3, follow: rod}", "sets share and follow: set one of them"),
-        ("3", r"variants.bad is not valid \(Invalid input"),
-        ("{of: rod, adaptation: rho}", "bad.adaptation is set without share: set both, or neither"),
-        ("{of: rod, follow: bad}", "follows itself"),
-        ("{of: rod, follow: base}", "follows base, which is not a trained arm"),
-        ("{of: rod, follow: rod, steps: 321}", "has 321 steps, but follows rod with 320"),
-        ("{of: rod, selection: {kapa: 2}}", "no key variants.bad.selection.kapa"),
-        ("{of: rod, scoring: {micro_batch_size: x}}", r"scoring is not valid \(Value 'x'"),
-        ("{of: rod, converge: true}", "converge is for arms without selection"),
-        ("{of: rod, train: {batch_size: 33}}", "train.batch_size=33 does not divide"),
-    ],
-)  # fmt: skip
-def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        toy(bad=values)
-
-
 @pytest.mark.parametrize("kind", ["ray", "nemo_rl"])
 @pytest.mark.parametrize(
     ("name", "variant", "sentence"),

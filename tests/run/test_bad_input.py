@@ -1,0 +1,134 @@
+"""Bad input is answered by one sentence with its cure: every row of `tests/refusals.yaml`."""
+
+import dataclasses
+import gzip
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import composed, nemo_rod
+from places import TESTS
+from test_render import CLUSTER
+
+from nemo_rod import cli
+from nemo_rod.config import Domain
+from nemo_rod.run.checks import check
+from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.stages import Stages
+
+HEAD = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
+MINE = Path("my/recipe/mine.yaml")
+ROWS = [
+    (kind, *row)
+    for kind, rows in yaml.safe_load((TESTS / "refusals.yaml").read_text("utf-8")).items()
+    for row in (rows.items() if isinstance(rows, dict) else rows)
+]
+
+
+def written() -> None:
+    """Puts into the working folder what commands are refused for."""
+    for name in ("my/recipe", "text", "empty", "config_alone"):
+        Path(name).mkdir(parents=True)
+    for name, content in {
+        "my/stray.yaml": HEAD, MINE: HEAD, "config_alone/config.json": "{}",
+        "a.jsonl": '{"body": "x"}\n', "no.jsonl.gz": "plain",
+    }.items():  # fmt: skip
+        Path(name).write_text(content)
+    Path("packed.txt").write_bytes(gzip.compress(b"text"))
+    Path("link").symlink_to("nowhere")
+
+
+def by_command(*words: str) -> str:
+    done = nemo_rod(*words, cwd=Path.cwd())
+    *titles, sentence = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "") and sentence.startswith("nemo-rod: "), done
+    assert all(line.startswith("[") for line in titles), titles
+    return sentence
+
+
+def by_call(call: Callable[[], object]) -> str:
+    with pytest.raises(ValueError) as error:
+        call()
+    return str(error.value)
+
+
+def of_command(line: str) -> str:
+    written()
+    return by_command(*line.split())
+
+
+def of_file(content: str, head: str = HEAD) -> str:
+    written()
+    MINE.write_text(f"{head}{content}\n")
+    if not head:  # beside those that no error is about
+        MINE.with_name("gone.yaml").symlink_to("nowhere")
+        MINE.with_name("mark.yaml").write_text("\ufeff")
+    command = ("plan", "run")[len(content) % 2]
+    sentence = by_command(command, "--config-dir", "my", "recipe=mine", "cluster=null")
+    assert not Path("runs/mine/launch").exists()
+    return sentence
+
+
+def of_paths(line: str) -> str:
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as left:
+        patched.setattr(sys, "argv", ["nemo-rod", *line.split()])
+        cli.main()
+    assert left.value.code == 2
+    return ""
+
+
+def of_variant(text: str) -> str:
+    toy = composed("recipe=toy")
+    variants = toy.variants | {"bad": yaml.safe_load(text)}
+    return by_call(lambda: check(dataclasses.replace(toy, variants=variants)))
+
+
+def of_cluster(line: str) -> str:
+    on = {"CLUSTER": CLUSTER, "ON_CLUSTER": ["launcher=slurm", *CLUSTER]}
+    words = [word for given in line.split() for word in on.get(given, [given])]
+
+    def submitted() -> None:
+        stages = Stages(composed("recipe=toy", *words, "dry_run=true"))
+        submit(stages, stages.all())
+
+    return by_call(submitted)
+
+
+def of_source(values: Any) -> str:
+    if isinstance(values, dict):
+        values = {"role": "replay", "kind": "jsonl", "files": ["x"], **values}
+        values = {key: value for key, value in values.items() if value != "absent"}
+    sentence = by_call(lambda: Domain(tokenizer="byte", sources={"web": values}).specs)
+    assert sentence.startswith("domain.sources.web")
+    return sentence
+
+
+ANSWERS: dict[str, Callable[[Any], str]] = {
+    "run": lambda line: by_command("run", *line.split(), "dry_run=true"),
+    "command": of_command,
+    "paths": of_paths,
+    "file": of_file,
+    "whole_file": lambda content: of_file(content, head=""),
+    "recipe": lambda line: by_call(lambda: composed("recipe=toy", *line.split())),
+    "variant": of_variant,
+    "cluster": of_cluster,
+    "source": of_source,
+}
+
+
+@pytest.mark.parametrize(("kind", "given", "sentence"), ROWS)
+def test_bad_input_is_answered_by_its_sentence(
+    kind: str, given: Any, sentence: str | list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what is wrong here is known without the hub
+    answer = ANSWERS[kind](given) or capsys.readouterr().err.removesuffix("\n")
+    parts = [sentence] if isinstance(sentence, str) else sentence
+    assert [part for part in parts if part not in answer] == [], answer
+    assert "\n" not in answer
+    if kind == "cluster":
+        assert [*tmp_path.iterdir()] == []
