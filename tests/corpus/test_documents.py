@@ -108,28 +108,6 @@ def test_filters_pick_records(corpus: Path, text: str, kept: Sequence[int]) -> N
         assert list(read_documents(spec)) == [TEXTS[i] for i in kept], spec
 
 
-NO_FILTERS = ["lang", "lang = de", "== de", "a == 1 and", "a == 1 or b == 2", 'a == "x',
-              "a == 1 b", "a != “x”", "a != [1]", "a != x;", "a != x,y", "a != b||c", "a != (b)",
-              "a != `x`"]  # fmt: skip
-OTHER_LITERALS = ["True", "False", "TRUE", "None", "NULL", "Null", "nil", "NaN", "-Infinity"]
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        *((text, "cannot be read at") for text in NO_FILTERS),
-        *((f'lang == "{value}"', r"has the value .*, which is no JSON text \(Invalid")
-          for value in (r"a\d", r"\u12", r"C:\x")),
-        *((f"dup != {word}",
-           f"'dup != {word}' has the value {word}: write true, false, null or a number")
-          for word in OTHER_LITERALS),
-    ],
-)  # fmt: skip
-def test_what_is_no_filter_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=rf"sources\.web\.filter .*{sentence}"):
-        web("*", filter=text)
-
-
 def test_filter_values_are_json_or_bare_words() -> None:
     text = 'a == 1 and b == "x y and z" and c == true and d == é and e == "None"'
     assert [c.value for c in parse_filter(text)] == [1, "x y and z", True, "é", "None"]

@@ -227,26 +227,6 @@ def test_bad_input_is_one_sentence(
     assert not (tmp_path / "store" / "store.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("files", "fields", "sentence"),
-    [
-        ([0.3, "a", 0.7], {}, "expected prefixes, or a weight before each prefix"),
-        ([0.3, "a", "b", "c"], {}, "expected prefixes, or a weight before each prefix"),
-        ([0.3, "a", -1.0, "b"], {}, "gives b the weight -1.0: expected a positive number"),
-        ([0.3, "a", 0.7, "b"], {"max_tokens": 9}, "max_tokens=9 would cut the blend"),
-        (["a"], {"filter": "x == 1"}, "kind=megatron reads files instead; remove filter"),
-        (["a"], {"max_bytes": 9}, "kind=megatron reads files instead; remove max_bytes"),
-        (["a"], {"text_field": "b"}, "kind=megatron reads files instead; remove text_field"),
-        (["s3://a/b"], {}, "reads local files"),
-    ],
-)
-def test_what_a_blend_cannot_be_is_refused(
-    files: list[Any], fields: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        open_inputs(source(*files, **fields))
-
-
 def test_a_rehearsal_makes_lines_in_their_place(tmp_path: Path) -> None:
     for spec in (source(0.3, "a", 0.7, "b"), source("a", options={"copy": False}, name="there")):
         changed = small_source(spec, tmp_path, block_size=S)

@@ -15,9 +15,16 @@ from test_render import CLUSTER
 
 from nemo_rod import cli
 from nemo_rod.config import Domain
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stages import Stages
+from nemo_rod.selection.arms import registered_policy
+from nemo_rod.selection.candidates import Candidates, retention_for_share
+from nemo_rod.selection.mix import Mix
+from nemo_rod.selection.policies import FixedShare, Joint
+from nemo_rod.selection.schedule import Schedule
 
 HEAD = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
 MINE = Path("my/recipe/mine.yaml")
@@ -106,6 +113,17 @@ def of_source(values: Any) -> str:
     return sentence
 
 
+CALLED: dict[str, Callable[..., object]] = {
+    "Candidates": lambda **values: Candidates(
+        **{"num_adaptation": 10, "num_replay": 10, "batch_size": 4, **values}
+    ),
+    "retention_for_share": retention_for_share,
+    "registered_policy": registered_policy,
+    **{kind.__name__: kind for kind in (FixedShare, Joint, Mix, Schedule)},
+    "open_inputs": lambda **values: open_inputs(SourceSpec(name="web", role="replay", **values)),
+}
+
+
 ANSWERS: dict[str, Callable[[Any], str]] = {
     "run": lambda line: by_command("run", *line.split(), "dry_run=true"),
     "command": of_command,
@@ -116,6 +134,7 @@ ANSWERS: dict[str, Callable[[Any], str]] = {
     "variant": of_variant,
     "cluster": of_cluster,
     "source": of_source,
+    "value": lambda row: by_call(lambda: CALLED[row[0]](**row[1])),
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.selection.arms import Arm, make_arm, registered_policy
+from nemo_rod.selection.arms import Arm, make_arm
 
 
 def arm(name: str, **options: Any) -> Arm:
@@ -30,18 +30,3 @@ def test_arms_that_score_nothing_cost_their_steps(name: str) -> None:
     plain = arm(name, prefix="1/4")
     assert plain == arm(name)  # the key does not touch them, so that none is trained again
     assert (plain.compute(300), plain.scored_blocks) == (300, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "kappa", "expected"),
-    [
-        ("joint", {"max_share": 0.5}, 1.0, r"joint does not take .*{'max_share': 0.5}"),
-        ("joint", {"kappa": 2.0}, 1.0, r"joint does not take .*{'kappa': 2.0}"),
-        ("other", None, 1.0, "other names none of the policies: expected one of joint"),
-    ],
-)
-def test_a_policy_and_its_options_are_checked(
-    name: str, options: dict | None, kappa: float, expected: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"^selection.policy={expected}"):
-        registered_policy(name, options, kappa=kappa)

@@ -199,22 +199,6 @@ def test_a_rise_counts_before_it_reaches_the_bound() -> None:
     np.testing.assert_array_equal(policy.state["dial"], before)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"target": -1}, "The target is -1, expected a loss in nats per token, 'auto' or"),
-        ({"target": {"laws": "best"}}, "The target of laws is 'best', expected a loss"),
-        ({"prefer": "all"}, "prefer is 'all', expected learning, balance, keeping or a number"),
-        ({"prefer": 0}, "prefer is 0, expected learning"),
-        ({"forgetting": math.nan}, "forgetting is nan, expected nats above 0"),
-        ({"forgetting": True}, "forgetting is True, expected nats above 0"),
-    ],
-)
-def test_options_that_are_none_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Mix(**options)
-
-
 def test_targets_of_other_sources_and_a_run_without_an_end_are_refused() -> None:
     with pytest.raises(ValueError, match="the new sources of the run are laws, news: give each"):
         Mix(target={"laws": 1.0}).estimate(pool_of(MANY))

@@ -72,24 +72,6 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
     assert counts(Schedule(file=str(sources)), 3) == [4, 8, 4]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({}, "A schedule has no plan: give one of replay, sources and file"),
-        ({"replay": 0.5, "file": "x"}, "A schedule has replay and file: give one of"),
-        ({"replay": 1.5}, r"The schedule of replay has \[1.5\], expected shares in \[0, 1\]"),
-        ({"replay": {0: math.nan}}, "The schedule of replay has .nan., expected shares"),
-        ({"replay": {}}, "The schedule of replay is {}, expected a share, or shares by step"),
-        ({"replay": {"x": 1}}, "The schedule of replay is {'x': 1}, expected a share"),
-        ({"sources": {"new": -1}}, r"The schedule of new has \[-1.0\], expected"),
-        ({"file": "nosuch.csv"}, "nosuch.csv cannot be read as a schedule"),
-    ],
-)
-def test_a_plan_that_is_none_is_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Schedule(**options)
-
-
 @pytest.mark.parametrize("plan", [{"new": 1, "a": 1}, {"new": 0, "a": 0, "b": 0}])
 def test_a_plan_of_other_sources_is_refused(plan: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="but the run has new, a, b: give each a weight"):

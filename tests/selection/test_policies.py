@@ -158,22 +158,6 @@ def test_equal_losses_score_exactly_zero(losses):
     assert np.array_equal(reducible_loss(losses, reference_C), np.float32(losses) - reference_C)
 
 
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda: Joint(-1), "selection.kappa is -1, expected a finite number >= 0"),
-        (lambda: Joint(math.nan), "selection.kappa is nan"),
-        (lambda: Joint(math.inf), "selection.kappa is inf"),
-        (lambda: FixedShare(1.1), "the replay share is 1.1, expected a fraction"),
-        (lambda: FixedShare(math.nan), "the replay share is nan"),
-        (lambda: FixedShare(0.5, replay="best"), "replay blocks are chosen by 'best', expected"),
-    ],
-)
-def test_wrong_values_are_refused(build, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        build()
-
-
 @given(
     shares=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     k=st.integers(1, 40),
