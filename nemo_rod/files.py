@@ -48,8 +48,7 @@ def share(files: Iterable[Path]) -> None:
 
 def write_json(path: Path, value: object, *, below: Path | None = None) -> None:
     """Writes a JSON file atomically; see `replacing`."""
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    write_whole(path, text.encode(), below=below)
+    write_whole(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode(), below=below)
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
@@ -128,12 +127,16 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     Raises:
         ValueError: another line is damaged or lacks a key; the message names the file.
     """
-    rows, cure = [], "restore it from a copy, or remove the line"
+    return list(each_line(path, *keys))
+
+
+def each_line(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
+    """Yields what `read_lines` returns, one line in memory at a time."""
+    cure = "restore it from a copy, or remove the line"
     with open_file(path) as file:
-        # a line that is too long ends nowhere, and those after the last number are not read
         for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), start=1):
             if not line.endswith(b"\n"):
-                if len(line) == MOST_BYTES:
+                if len(line) == MOST_BYTES:  # too long to be read
                     raise ValueError(f"{path} has no end of line {number}: {cure}")
                 break
             if number > _MOST_LINES:
@@ -145,8 +148,7 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{path} has no JSON object in line {number}: {cure}")
             expect_keys(path, row, keys)
-            rows.append(row)
-    return rows
+            yield row
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:

@@ -65,7 +65,7 @@ HOUSE: dict[str, dict[str, str]] = {
     "sections": {},
     # (Choice, source_C, names) -> {"<part>/<metric>": value}: metrics of a step; see competition.py
     "metrics": {"rod": "nemo_rod.selection.competition:selection_metrics"},
-    # (list of (run, results)) -> lab.report.figures.Picture | None
+    # (list of (run, results)) -> lab.report.figures.picture.Picture | None
     "figures": {},
     # modules with install(...) and reference(...), which `nemo_rod.install` calls
     "hosts": {},

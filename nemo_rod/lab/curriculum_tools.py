@@ -33,7 +33,7 @@ class CurriculumDiff:
 
 @dataclass(frozen=True)
 class CurriculumArrays:
-    """All steps at once: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
+    """Several steps: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
 
     All arrays except `chosen` are read-only views of the file.
     """
@@ -46,9 +46,9 @@ class CurriculumArrays:
     threshold: npt.NDArray[np.float64]
 
 
-def arrays(curriculum: Curriculum) -> CurriculumArrays:
-    """Returns all steps at once."""
-    records_N, count = curriculum.records(), curriculum.header.num_candidates
+def arrays(curriculum: Curriculum, rows: slice = slice(None)) -> CurriculumArrays:
+    """Returns all steps at once, or some rows of them."""
+    records_N, count = curriculum.records()[rows], curriculum.header.num_candidates
     bits = np.unpackbits(records_N["chosen"], axis=1, count=count, bitorder="little")
     return CurriculumArrays(
         step=records_N["step"].view(np.int64),

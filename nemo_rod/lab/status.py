@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import printable, table
-from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json, read_lines
+from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json
+from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.text import every_key
 from nemo_rod.progress import PREFIX
 
@@ -183,16 +184,16 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
     job, metrics = folder / "job.json", folder / "metrics.jsonl"
     with interpreting(job):
         steps = int(read_json(job, "config")["config"]["train"]["steps"])
-    rows = read_lines(metrics)[-_RECENT:]
-    if not rows:
-        return f"0/{steps}", "", ""
     with interpreting(metrics):
-        done, row = rows[-1]["step"] + 1, rows[-1]
-        seconds = sum(row["timing/train/total"] for row in rows) / len(rows) * (steps - done)
-        shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
-        values = [(name, row[key]) for name, key in shown if row.get(key) is not None]
-        last = "  ".join(f"{name} {value:.3g}" for name, value in values)
-        return f"{done}/{steps}", _clock(seconds), last
+        read = read_metrics(metrics)
+    if not len(read):
+        return f"0/{steps}", "", ""
+    done = int(read.step_T[-1]) + 1
+    seconds = read.values("timing/train/total", len(read) - _RECENT)
+    left = _clock(float(seconds.mean()) * (steps - done)) if len(seconds) else ""
+    shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
+    values = [(name, value) for name, key in shown if (value := read.last(key)) is not None]
+    return f"{done}/{steps}", left, "  ".join(f"{name} {value:.3g}" for name, value in values)
 
 
 def last_progress(log: Path) -> tuple[str, str, str]:

@@ -32,7 +32,7 @@ NEEDS = {
     "data": ("tokenizers", "transformers"),
     "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
     "eval": ("torch", "safetensors"),
-    "report": ("jinja2", "matplotlib", "vl_convert"),
+    "report": ("jinja2",),  # without vl_convert, the page has no pictures
 }
 _FOLDER = "expected a folder, or a name or NAME@REVISION on the Hugging Face hub"
 

@@ -139,10 +139,10 @@ def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any,
     page = open_page(browser, size, (run.folder / "report" / "index.html").as_uri())
     assert "Not done yet: fixed 32 %." in page.inner_text(".standing")
     assert page.locator("progress").evaluate_all("all => all.map(one => one.value)").count(0.4) == 1
-    page.wait_for_selector("#curve-loss svg.marks")
+    page.wait_for_selector("#curve-loss-0 svg.marks")
     page.check("#log-y")
-    page.click("#curve-loss .role-legend-symbol path >> nth=0", force=True)
-    page.wait_for_selector("#curve-sources svg.marks")
+    page.click("#curve-loss-0 .role-legend-symbol path >> nth=0", force=True)
+    page.wait_for_selector("#curve-sources-0 svg.marks")
     assert fits(page) and page.failures == []
     keep_picture(page, f"during_a_run_{size}")
     assert page.locator("nav a").count() == page.locator("section[id] > h2").count()

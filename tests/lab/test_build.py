@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -13,22 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from nemo_rod import parts
+from nemo_rod.lab.history import read_history
 from nemo_rod.lab.report import build_report, format_checks
+from nemo_rod.lab.report import page as page_module
 from nemo_rod.lab.report.build_report import judged
-from nemo_rod.lab.report.figures import during_training
-from nemo_rod.lab.report.figures import plane as plane_module
-from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
-from nemo_rod.lab.report.figures.labels import Label, place_labels
-from nemo_rod.lab.report.figures.plane import frontier
-from nemo_rod.lab.report.figures.sources import forgetting_profile, sampling_ratio
-from nemo_rod.lab.report.history import read_history
+from nemo_rod.lab.report.figures import frontier, over_steps, pictures_of, sources
+from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number
+from nemo_rod.lab.report.figures.labels import SIZES, labelled
+from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
 from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
-from nemo_rod.lab.report.style import light
+from nemo_rod.lab.report.style import COLOURS, light
 from nemo_rod.lab.report.table import (
     Column,
     Table,
@@ -191,13 +190,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 @pytest.fixture(scope="module")
 def results(fake: FakeRun) -> dict[str, Any]:
     return build_report(fake.folder)
-
-
-@pytest.fixture(scope="module")
-def plane(results: dict[str, Any]) -> Figure:
-    figure = frontier(results)
-    assert figure is not None
-    return figure
 
 
 def subset(fake: FakeRun, folder: Path, arms: Iterable[str]) -> Path:
@@ -434,7 +426,7 @@ def test_unknown_forgetting_has_its_reason(tmp_path: Path) -> None:
 def test_a_first_pool_short_of_adaptation_is_noted(pair: FakeRun) -> None:
     read = read_run(pair.folder)
     assert read.arms["rod"].history is not None
-    read.arms["rod"].history.candidates_TO[0] = [1, 1, 2, 2, 2, 0]
+    read.arms["rod"].history.drawn_TR[0] = [2, 6]
     note = check(judged(read), "first_step_share")["note"]
     assert "2 adaptation block(s) too few" in note
 
@@ -522,19 +514,23 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     reader = PageReader(page)
     assert not reader.open
     assert len(set(reader.ids)) == len(reader.ids)
-    assert not {*reader.tags} & {"script", "link", "img", "iframe", "object"}
+    assert not {*reader.tags} & {"link", "img", "iframe", "object"}
     assert json.loads((report / "results.json").read_text()) == results
     beside = {use for use in reader.uses if not use.startswith("#")}
     files = {str(file.relative_to(report)) for file in report.rglob("*.*")}
     assert beside | {"index.html", "files.json"} == files
     shown = ("forgetting_profile", "frontier", "replay_share", "sampling_ratio", "scores")
     assert {file for file in files if file.startswith("figures")} == {
-        f"figures/{name}.{kind}" for name in shown for kind in ("svg", "png")
+        f"figures/{name}.{kind}" for name in shown for kind in ("svg", "png", "vl.json")
     }
     assert {use[1:] for use in {*reader.uses} - beside} <= {*reader.ids}
-    assert "@import" not in page and not re.search(r"url\((?!#)", page)
-    assert page.count("<svg") == 5
-    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(reader.ids)
+    (specs,) = re.findall(r'id="pictures">(.*?)</script>', page, re.DOTALL)
+    assert {each["id"] for each in json.loads(specs)} <= set(reader.ids)
+    colours = {f'"{colour}"' for colour, _ in COLOURS.values()}
+    assert not colours & {*re.findall(r'"#[0-9a-f]{6}"', specs)}  # they follow the theme
+    assert '"var(--rod)"' in specs
+    text = page[: page.index("<noscript>")]
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
     for arm in ("no replay", "fixed 32 %", "merge 0.6", "RoD compute matched"):
         assert arm in page
     assert "At equal cost in all: not judged, no fixed share was trained for as long" in page
@@ -544,37 +540,61 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     assert "Arms disagree" not in page and "Under way" not in page
 
 
-def texts_of(axes: Any) -> set[str]:
-    return {text.get_text() for text in axes.texts}
+def test_a_machine_without_the_converter_gets_a_page(
+    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    page_module._bundle.cache_clear()
+    build_report(fake.folder, report_dir=tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "vl-convert-python is not installed" in page and "<h2>All arms</h2>" in page
+    assert {"".join(f.suffixes) for f in (tmp_path / "report" / "figures").iterdir()} == {
+        ".vl.json"
+    }
+    page_module._bundle.cache_clear()
 
 
-def test_inline_figures_follow_the_theme(plane: Figure) -> None:
-    svg = inline_svg(plane, "x")
-    assert {*re.findall(r"#[0-9a-f]{6}\b", svg)} <= {"#000000", "#ffffff"}
-    assert "var(--rod)" in svg and "<style" not in svg
+def rows_of(spec: Any) -> list[dict[str, Any]]:
+    """All rows of data in a specification."""
+    if isinstance(spec, list):
+        return [row for each in spec for row in rows_of(each)]
+    own = spec.get("data", {}).get("values", []) if isinstance(spec, dict) else []
+    return own + [row for each in spec.values() for row in rows_of(each)] if own or isinstance(
+        spec, dict
+    ) else []  # fmt: skip
 
 
-def test_labels_in_figures_do_not_overlap(results: dict[str, Any], plane: Figure) -> None:
-    shown: Any = [(None, results)]
-    for figure in (plane, forgetting_profile(shown), sampling_ratio(shown)):
-        assert figure is not None
-        for axes in figure.axes:
-            texts = [text for text in axes.texts if text.get_text() and not text.get_rotation()]
-            boxes = [text.get_window_extent() for text in texts]
-            for (a, box_a), (b, box_b) in combinations(zip(texts, boxes, strict=True), 2):
-                assert not box_a.overlaps(box_b), (a.get_text(), b.get_text())
-            for box in boxes:
-                assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+def texts_of(spec: Any) -> set[str]:
+    return {row["text"] for row in rows_of(spec) if row.get("text")}
 
 
-def test_arms_of_two_panels_are_labelled_in_one(results: dict[str, Any], plane: Figure) -> None:
-    arms = {parse_arm(name).label for name in results["arms"]}
-    wide, near = (texts_of(axes) & arms for axes in plane.axes[:2])
-    assert wide & near == {"no replay", "RoD"}
-    assert arms - {"base"} == wide | near
+def test_labels_of_the_frontier_do_not_overlap_and_keep_off_lines(results: dict[str, Any]) -> None:
+    picture = frontier([(None, results)])  # type: ignore[list-item]
+    assert picture is not None
+    near, wide = picture.figure
+    labels = {parse_arm(name).label for name in results["arms"]}
+    assert texts_of(near) & texts_of(wide) & labels == {"no replay", "RoD"}
+    assert labels - {"base"} == (texts_of(near) | texts_of(wide)) & labels
+    for suffix, size in zip(("", "_narrow"), SIZES, strict=True):
+        boxes = []
+        for row in {row["text"]: row for row in rows_of(near) if row.get("text")}.values():
+            at = [row["adaptation loss"], np.log(row["forgetting"])]
+            x, y = (near["layer"][-1]["encoding"][axis]["scale"]["domain"] for axis in "xy")
+            ends = np.array([x, np.log(y)])
+            share = (at - ends[:, 0]) / (ends[:, 1] - ends[:, 0])
+            centre = np.array([share[0], 1 - share[1]]) * size
+            centre += (row[f"dx{suffix}"], row[f"dy{suffix}"])
+            half = np.array([0.25 * FONT_SIZE * len(row["text"]), 0.5 * FONT_SIZE])
+            boxes.append((row["text"], centre - half, centre + half))
+        for (a, low_a, high_a), (b, low_b, high_b) in combinations(boxes, 2):
+            assert (np.minimum(high_a, high_b) <= np.maximum(low_a, low_b)).any(), (a, b, suffix)
+    x, y = (number(axis, scale={"domain": [0, 1]}) for axis in "xy")
+    row: dict[str, Any] = {"x": 0.5, "y": 0.5, "text": "an arm"}
+    labelled([row], x, y, [[(0.5, 0.5), (0.9, 0.5)]])  # on the right, where labels are
+    assert abs(row["dy"]) > FONT_SIZE / 2 or row["dx"] < 0
 
 
-def test_figures_mark_annealing_and_passes_and_show_merges_in_a_panel(tmp_path: Path) -> None:
+def test_figures_mark_annealing_and_passes_and_show_merges_in_a_view(tmp_path: Path) -> None:
     arms = ("base", "no_replay", "fixed_10", "merge_0.4", "merge_0.8", "rod")
     fake = write_run(tmp_path / "run", arms=arms)
     rates = [min(step / 4, 1.0) * 0.9 ** max(0, step - 16) for step in range(STEPS)]
@@ -583,39 +603,31 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_a_panel(tmp_path: 
     run = read_run(fake.folder)
     assert run.arms["rod"].facts["anneals_at"] == 17
     assert run.arms["fixed_10"].facts["anneals_at"] is None
-    shown = [(run, judged(run))]
-    share = during_training.replay_share(shown)
-    both = during_training.scores(shown)
-    assert share is not None and both is not None
-    scores, below = both.axes
-    assert {"1\N{MULTIPLICATION SIGN}", "annealing"} <= texts_of(scores) & texts_of(below)
-    assert "annealing" in texts_of(share.axes[0])
-    heights = {text.get_text(): text.xyann[1] for text in scores.texts if text.get_text()}
-    assert heights["annealing"] < heights["1\N{MULTIPLICATION SIGN}"] - 9  # a line below
-    assert [line.get_xdata()[0] for line in below.lines[-1:]] == [17]
-    figure = plane_module.settings_frontier([(run, {**shown[0][1], "replicates": []})])
-    assert figure is not None
-    assert {"merge 0.4", "merge 0.8", "run: all arms"} <= texts_of(figure.axes[0])
-    assert "merge 0.4" not in texts_of(figure.axes[1])
+    shown = [(run, judged(run) | {"replicates": []})]
+    made = pictures_of(shown)
+    for view in (*made["scores"].figure, *made["replay_share"].figure):
+        marks = {row["text"]: row for row in rows_of(view) if "colour" in row}
+        assert {*marks} == {"1\N{MULTIPLICATION SIGN}", "annealing"}
+        assert marks["annealing"]["training step"] == 17
+    near, wide, *_ = made["frontier"].figure
+    assert {"merge 0.4", "merge 0.8"} <= texts_of(wide) and "merge 0.4" not in texts_of(near)
+    assert wide["title"]["text"] == "all arms"
 
 
 def test_sources_of_the_paper_have_the_colours_of_their_categories(results: dict[str, Any]) -> None:
     text = json.dumps(results).replace('"code"', '"scientific_code"')
     renamed = json.loads(text.replace('"wiki"', '"wiki_rewrite"'))
-    drawn: Any = sampling_ratio([(None, renamed)])  # type: ignore[list-item]
-    colours = [line.get_color() for line in drawn.axes[0].lines if line.get_marker() == "o"]
-    roles = [light(role) for role in ("source-3", "rod", "source-0", "source-0")]
-    assert sorted(colours) == sorted(roles)
-    legend = [text.get_text()[2:] for text in drawn.texts]
-    assert legend == ["world knowledge", "code"]
-
-
-def test_labels_keep_off_lines_where_there_is_room() -> None:
-    axes = new_figure(4).add_axes((0.1, 0.1, 0.8, 0.8), xlim=(0, 1), ylim=(0, 1))
-    line = [(0.5 + i / 1000, 0.5) for i in range(300)]  # to the right of the point, as labels are
-    place_labels(axes, [Label(0.5, 0.5, "an arm", "black")], avoid=line, size=9)
-    box = axes.texts[0].get_window_extent()
-    assert not any(box.contains(*axes.transData.transform(point)) for point in line)
+    picture = sources.sampling_ratio([(None, renamed)])  # type: ignore[list-item]
+    assert picture is not None
+    scales = [
+        layer["encoding"]["color"]["scale"]
+        for layer in picture.figure[0]["layer"]
+        if "scale" in layer["encoding"].get("color", {})
+    ]
+    assert dict(zip(*scales[0].values(), strict=True)) == {
+        "code": light("source-3"), "replay source": light("rod"),
+        "world knowledge": light("source-0"),
+    }  # fmt: skip
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -716,9 +728,9 @@ def test_everything_at_once(tmp_path: Path) -> None:
     results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
     assert [sorted(shown.folder.rglob("*")) for shown in (second, other)] == before
     report = run.folder / "report"
-    assert {file.stem for file in (report / "figures").iterdir()} == set(FIGURES)
+    assert {file.name.partition(".")[0] for file in (report / "figures").iterdir()} == set(FIGURES)
     page = (report / "index.html").read_text()
-    assert page.count("<svg") == len(FIGURES) and "<h2>Cheaper scoring</h2>" in page
+    assert page.count("<figure>") >= len(FIGURES) and "<h2>Cheaper scoring</h2>" in page
     assert "seeds 7, 8" in page and "F<sub>val</sub>, seed 8" in page
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
     arms = results["arms"]
@@ -757,7 +769,7 @@ def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:
     edit(run.file("no_replay"), loss=loss)
     report = run.folder / "report"
     results = build_report(run.folder)
-    assert {file.stem for file in (report / "figures").iterdir()} == {
+    assert {file.name.partition(".")[0] for file in (report / "figures").iterdir()} == {
         "frontier", "replay_share", "scores",
     }  # fmt: skip
     assert results["reference_arm"] is None and results["chord"] == []
@@ -830,12 +842,16 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
         build_report(run.folder, replicates=[tmp_path / "mistyped"])
 
 
+def states(folder: Path) -> list[tuple[str, str]]:
+    return [(part.name, part.state) for part in parts_of(folder)]
+
+
 def test_a_folder_that_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_32", "rod"))
-    before = results_of(read_run(run.folder)), parts_of(run.folder)
+    before = results_of(read_run(run.folder)), states(run.folder)
     (run.folder / "arms" / "rod.replaced-1").mkdir()
     shutil.copytree(run.folder / "arms" / "rod", run.folder / "arms" / "rod.replaced-2")
-    assert (results_of(read_run(run.folder)), parts_of(run.folder)) == before
+    assert (results_of(read_run(run.folder)), states(run.folder)) == before
     for name in ("base", "fixed_32", "rod"):  # only folders moved aside are evaluated
         shutil.rmtree(run.folder / "arms" / name)
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
@@ -900,21 +916,23 @@ def test_the_replay_share_of_a_short_run_is_drawn(
     run = read_run(pair.folder)
     history = read_history(tmp_path / "curriculum.rod")
     run.arms["rod"] = replace(run.arms["rod"], history=history)
-    assert during_training.replay_share([(run, judged(run))]) is not None
+    assert over_steps.replay_share([(run, judged(run))]) is not None
 
 
-def test_an_arm_that_forgot_nothing_is_on_the_logarithmic_axis() -> None:
-    arms = {
-        name: {"adapt_loss": 2.0, "val_forgetting": forgetting, "task_forgetting": 0.0}
-        for name, forgetting in {
-            "base": 0.0,
-            "no_replay": 0.2,
-            "fixed_20": 0.02,
-            "rod": 0.0,
-        }.items()
-    }
-    points = plane_module.points_of(arms, list(arms), "val_forgetting")
-    assert points == {"no_replay": (2.0, 0.2), "fixed_20": (2.0, 0.02), "rod": (2.0, 0.01)}
-    all_zero = dict.fromkeys(arms, arms["rod"])
-    assert plane_module.points_of(all_zero, list(arms), "val_forgetting") == {}
-    assert set(plane_module.points_of(arms, list(arms), "task_forgetting")) == set(arms)
+def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[str, Any]) -> None:
+    text = json.loads(json.dumps(results))
+    text["arms"]["rod"]["val_forgetting"], text["intervals"] = 0.0, {}
+    names = [*LOSSES, "base"]
+    view = draw_plane(Plane(text, names))
+    assert view is not None
+    axis = view["layer"][-1]["encoding"]["y"]
+    zero, *ticks = axis["axis"]["values"]
+    rod = next(row for row in rows_of(view) if row.get("arm") == "RoD")
+    assert rod["forgetting"] == zero < min(ticks) and rod["F_val"] == 0
+    assert f"datum.value < {1.001 * zero!r} ? '0'" in axis["axis"]["labelExpr"]
+    least = min(f_val(name) for name in LOSSES)
+    assert zero < least / 1.15 < min(ticks) * 1.5
+    assert "\N{ALMOST EQUAL TO}" in json.dumps(view, ensure_ascii=False)  # the break
+    assert log_axis([0.1, 0.2], "")[1:] == (0.0, [])  # none without a zero
+    none = {name: arm | {"val_forgetting": 0.0} for name, arm in text["arms"].items()}
+    assert points_of(none, names, "val_forgetting") == {}

@@ -1,6 +1,5 @@
 """Names, colours, chord, fits, labels and histories of the report, by hand and against NumPy."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_build import create
 
+from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
-from nemo_rod.lab.report.figures.during_training import exposures
-from nemo_rod.lab.report.figures.labels import spread
-from nemo_rod.lab.report.history import History, read_history
+from nemo_rod.lab.report.figures.over_steps import passes
 from nemo_rod.lab.report.results import profiles_of
-from nemo_rod.lab.report.style import COLOURS, arm_colour, with_variables
+from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.verdicts import Bounds
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 from nemo_rod.selection.arm_names import parse_arm
@@ -58,7 +56,6 @@ def test_roles_and_fixed_arms_have_different_colours() -> None:
         assert len(set(colours)) == len(colours)
     arms = [f"fixed_{percent}" for percent in (10, 20, 32, 50)]
     assert len({arm_colour(arm, arms) for arm in arms}) == 4
-    assert with_variables(COLOURS["rod"][0]) == "var(--rod)"
 
 
 # Straight in ln F by construction: 1.9 at F = 1, .1 more for every halving.
@@ -128,26 +125,6 @@ def test_bounds(bounds: Bounds, text: str, inside: float, outside: float) -> Non
     assert bounds.hold(inside) and not bounds.hold(outside)
 
 
-positions = st.lists(st.floats(-5, 15), min_size=1, max_size=12)
-
-
-@given(positions=positions, gap=st.floats(0.01, 0.8))
-def test_spread_labels_keep_order_distance_and_range(positions: list[float], gap: float) -> None:
-    placed = spread(positions, gap, 0.0, 10.0)
-    order = sorted(range(len(positions)), key=lambda i: positions[i])
-    ordered = [placed[i] for i in order]
-    assert min(placed) >= -1e-9 and max(placed) <= 10 + 1e-9
-    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(ordered))
-
-
-def test_labels_that_do_not_touch_stay_where_they_are() -> None:
-    assert spread([1.0, 8.0, 3.0], 1.0, 0.0, 10.0) == [1.0, 8.0, 3.0]
-    # A touching pair parts evenly; what does not fit is spaced evenly.
-    assert spread([4.0, 4.0], 1.0, 0.0, 10.0) == [3.5, 4.5]
-    assert spread([5.0, 5.0, 5.0], 10.0, 0.0, 10.0) == [0.0, 5.0, 10.0]
-    assert spread([], 1.0, 0.0, 1.0) == []
-
-
 # candidate block ids, chosen positions, scores
 Step = tuple[list[int], list[int], list[float] | None]
 
@@ -171,13 +148,15 @@ def test_history_by_hand(tmp_path: Path) -> None:
         ([14, 3, 18, 19], [0, 2], [1.0, 0.0, 0.5, 0.25]),
     ]
     history = history_of(tmp_path, steps)
-    assert history.source_names == ("legal", "code", "web")
-    assert history.candidates_TO.tolist() == [[2, 1, 1], [1, 1, 2], [1, 1, 2]]
-    assert history.chosen_TO.tolist() == [[2, 0, 0], [1, 0, 1], [0, 1, 1]]
+    assert history.source_names == ["legal", "code", "web"]
+    assert history.drawn_BO.tolist() == [[2, 1, 1], [1, 1, 2], [1, 1, 2]]
+    assert history.chosen_BO.tolist() == [[2, 0, 0], [1, 0, 1], [0, 1, 1]]
+    assert history.drawn_TR.tolist() == [[2, 2], [1, 3], [1, 3]]
+    assert history.score_BOW.sum(axis=1).tolist() == [[0.0, 1.25], [0.0, 0.75], [0.25, 1.5]]
     assert history.share_T.tolist() == [0.0, 0.5, 1.0]
     assert history.threshold_T.tolist() == [0.5, 0.25, 0.5]
-    assert history.rho_adaptation_T.tolist() == [0.625, 0.5, 0.0]
-    np.testing.assert_allclose(history.rho_replay_T, [0.0, 0.25 / 3, 1.75 / 3])
+    assert history.rho_TR[:, 0].tolist() == [0.625, 0.5, 0.0]
+    np.testing.assert_allclose(history.rho_TR[:, 1], [0.0, 0.25 / 3, 1.75 / 3], rtol=1e-6)
     # Chosen: code 1, web 2 of 3; offered: code 3, web 5 of 8.
     ratio = history.sampling_ratio_by_source()
     assert ratio is not None and set(ratio) == {"code", "web"}
@@ -191,8 +170,8 @@ def test_history_by_hand(tmp_path: Path) -> None:
 def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
     steps: list[Step] = [([0, 15, -1, -1], [0, 1], [0.5, 0.25, -math.inf, -math.inf])]
     history = history_of(tmp_path, steps)
-    assert history.candidates_TO.tolist() == [[1, 0, 1]]
-    assert history.rho_replay_T.tolist() == [0.25]
+    assert history.drawn_BO.tolist() == [[1, 0, 1]]
+    assert history.rho_TR.tolist() == [[0.5, 0.25]]
     assert history.sampling_ratio_by_source() == {"code": None, "web": 1.0}
 
 
@@ -271,15 +250,13 @@ def test_profiles_with_and_without_the_outlier() -> None:
     assert outlier({"a": 1.0, "b": 2.0, "c": 9.0}) is None
 
 
-def test_exposures_by_counting(tmp_path: Path) -> None:
+def test_passes_by_counting(tmp_path: Path) -> None:
     # chosen: 2, 1, 0, 2, 1 adaptation blocks; three of them are in the store
     chosen = [[0, 1], [0, 2], [2, 3], [0, 1], [0, 2]]
     steps: list[Step] = [([0, 1, 10, 15], picked, [1.0, 1.0, 0.0, 0.0]) for picked in chosen]
     history = history_of(tmp_path, steps)
-    assert exposures(history, history.chosen_TO, 3) == [(1, 1), (2, 4)]
-    assert (
-        exposures(history, history.chosen_TO, 7) == exposures(history, history.chosen_TO, 0) == []
-    )
+    assert passes(history, history.chosen_TR[:, 0], 3) == [(1, 1), (2, 4)]
+    assert [passes(history, history.chosen_TR[:, 0], n) for n in (7, 0)] == [[], []]
     (tmp_path / "more").mkdir()
     longer = history_of(tmp_path / "more", 3 * steps)  # of 18 passes over a single block, every 5th
-    assert exposures(longer, longer.chosen_TO, 1) == [(5, 3), (10, 8), (15, 11)]
+    assert passes(longer, longer.chosen_TR[:, 0], 1) == [(5, 3), (10, 8), (15, 11)]

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from test_build import FakeRun, write_run
 
+from nemo_rod.lab.metrics import metrics_of
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.curves import charts_of
+from nemo_rod.lab.report.figures.drawing import whole
+from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.style import arm_colour
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 
@@ -65,7 +67,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     page = (report / "index.html").read_text()
     assert "Not done yet: base, no replay, fixed 32 %, RoD." in page
     assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
-    assert page.count('class="chart"') == 5
+    assert page.count('class="picture"') == 5
     assert '<section id="provenance">' in page
     assert not (report / "results.json").exists()
 
@@ -91,19 +93,19 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path)
 
 def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     parts = parts_of(begun.folder)
-    charts = {chart["id"]: chart["spec"] for chart in charts_of(parts)}
+    charts = {name: picture.figure for name, picture in curves_of(parts).items()}
     points = {
         name: [(row["steps done"], row["value"]) for row in spec["data"]["values"]]
         for name, spec in charts.items()
     }
     assert points["curve-held_out_replay"] == [(0, 3), (2, 2.5), (4, 2.5)]
-    assert points["curve-share"] == [(1, 0.25), (2, 0.25), (3, 0.25), (4, 0.25)]
+    assert points["curve-share"] == [(1, 25), (2, 25), (3, 25), (4, 25)]
     assert points["curve-loss"] == [(1, 5), (2, 4.9), (3, 4.8), (4, 4.7)]
     assert [row["source"] for row in charts["curve-sources"]["data"]["values"]] == [
         *3 * ["news (adaptation)"], *3 * ["web (replay)"],
     ]  # fmt: skip
     assert "curve-hours" not in charts and "curve-base" not in charts  # times are unknown
-    assert charts_of([part for part in parts if part.label == "base"]) == []
+    assert curves_of([part for part in parts if part.label == "base"]) == {}
 
 
 def test_curves_against_hours_colours_and_scores(tmp_path: Path) -> None:
@@ -118,14 +120,15 @@ def test_curves_against_hours_colours_and_scores(tmp_path: Path) -> None:
         | {"validation/adaptation/news/loss": 2.0}
         for step in range(500)
     ]  # fmt: skip
-    parts = [Part(name, name, "done", rows=rows, start=rows[0]) for name in names]
-    charts = {chart["id"]: chart["spec"] for chart in charts_of(parts, names)}
+    parts = [Part(name, name, "done", metrics=metrics_of(rows), start=rows[0]) for name in names]
+    charts = {name: picture.figure for name, picture in curves_of(parts, names).items()}
     hours = [row for row in charts["curve-hours"]["data"]["values"] if row["arm"] == "rod"]
-    assert [row["hours of training"] for row in hours] == [step / 2 for step in range(501)]
+    assert [row["hours of training"] for row in hours[:2]] == [0.0, 0.5]
+    assert hours[-1]["hours of training"] == 250 and len(hours) == 241  # bounded
     assert len(charts["curve-loss"]["data"]["values"]) == 4 * 240  # bounded
     assert {row["arm"] for row in charts["curve-base"]["data"]["values"]} == {"base"}
     scale = charts["curve-loss"]["encoding"]["color"]["scale"]
     assert scale["domain"] == list(names[1:])
     assert scale["range"] == [arm_colour(name, names) for name in names[1:]]
     for spec in charts.values():
-        assert "<path" in vl_convert.vegalite_to_svg(spec)
+        assert "<path" in vl_convert.vegalite_to_svg(whole(spec))

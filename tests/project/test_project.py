@@ -40,7 +40,7 @@ PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the comma
 FACADE = "__init__"
 HEAVY = {
     *("torch", "megatron", "nemo", "nemo_rl", "ray", "lm_eval"),
-    *("transformers", "datasets", "pyarrow", "matplotlib"),
+    *("transformers", "datasets", "pyarrow", "vl_convert"),
 }
 
 

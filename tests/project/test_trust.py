@@ -40,13 +40,13 @@ from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.authors.trace import _launch as read_launch_rows
 from nemo_rod.lab.authors.trace import export_trace
 from nemo_rod.lab.doctor import _verify
+from nemo_rod.lab.history import read_history
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.materialise import materialise
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report import serve as server
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.explorer import explore
-from nemo_rod.lab.report.history import read_history
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.lab.report.table import Column, Table
 from nemo_rod.lab.toy.debian import fetch_debian_texts

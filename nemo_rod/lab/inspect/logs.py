@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.commands.text import table
-from nemo_rod.files import interpreting, read_lines
-from nemo_rod.lab import curriculum_tools
-from nemo_rod.lab.report.history import finite_mean
+from nemo_rod.files import interpreting
+from nemo_rod.lab.history import finite_mean, history_of
+from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.text import facts, tenths
 from nemo_rod.selection import Curriculum
-from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.references.folder import Folder
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
@@ -63,19 +62,20 @@ def describe_references(path: Path) -> str:
 def describe_curriculum(path: Path) -> str:
     """Returns the blocks drawn and trained on, over the course of the run and by source."""
     with Curriculum.open(path, read_only=True) as curriculum:
-        header, arrays = curriculum.header, curriculum_tools.arrays(curriculum)
-        drawn, taken = np.zeros((2, len(header.sources)), dtype=np.int64)
+        header, history = curriculum.header, history_of(curriculum, bins=10)
         rows: list[list[object]] = []
-        for part in tenths(len(curriculum)):
-            ids, chosen = arrays.block_ids[part], arrays.chosen[part]
-            real = ids != PADDING_ID
-            for counts, blocks in ((drawn, ids[real]), (taken, ids[chosen])):
-                counts += np.bincount(header.source_index(blocks), minlength=len(counts))
-            row = [f"{part.start + header.first_step:,}", part.stop - part.start]
-            row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
-            if header.scored:
-                means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
-                found = [finite_mean(values, axis=0) for values in means]  # excluded ones are -inf
+        num_replay_B = history.chosen_BO[:, history.is_replay_O].sum(axis=1)
+        score_B, scored_B = (a.sum(axis=(1, 2)) for a in (history.score_BOW, history.scored_BOW))
+        for place, part in enumerate(history.bins):
+            steps = part.stop - part.start
+            share = num_replay_B[place] / (steps * header.num_chosen)
+            row = [f"{part.start + header.first_step:,}", steps, f"{share:.1%}"]
+            if header.scored:  # excluded candidates have no score
+                found = [
+                    float(finite_mean(history.threshold_T[part], axis=0)),
+                    history.loss_B[place],
+                ]
+                found.append(score_B[place] / scored_B[place] if scored_B[place] else np.nan)
                 row += [f"{mean:z.4f}" if np.isfinite(mean) else None for mean in found]
             rows.append(row)
         step = f"{header.num_chosen} of {header.num_candidates} blocks"
@@ -90,9 +90,10 @@ def describe_curriculum(path: Path) -> str:
         )
     columns = ["from step", ">steps", ">replay"]
     columns += [">threshold", ">loss", ">score"] if header.scored else []
+    totals = (of_BO.sum(axis=0).tolist() for of_BO in (history.drawn_BO, history.chosen_BO))
     sources = [
         [s.role, s.name, f"{d:,}", f"{t:,}", f"{t / d:.3f}" if d else None]
-        for s, d, t in zip(header.sources, drawn.tolist(), taken.tolist(), strict=True)
+        for s, d, t in zip(header.sources, *totals, strict=True)
     ]
     by_source = table(("role", "source", ">drawn", ">trained on", ">share"), sources)
     return f"{about}\n\n{table(columns, rows)}\n\n{by_source}"
@@ -100,15 +101,17 @@ def describe_curriculum(path: Path) -> str:
 
 def describe_metrics(path: Path) -> str:
     """Returns the metrics of a run by tenths: means over the steps that have them."""
-    rows = read_lines(path, "step")
-    names = [name for name in _METRICS if any(row.get(name) is not None for row in rows)]
+    with interpreting(path):
+        read = read_metrics(path)
+    names = [name for name in _METRICS if len(read.values(name))]
     shown = []
-    for part in [*tenths(len(rows)), slice(0, len(rows))] if rows else []:
-        values = ([row[name] for row in rows[part] if row.get(name) is not None] for name in names)
-        with interpreting(path):
-            means = [f"{np.mean(found):.4g}" if found else None for found in values]
-        shown.append([f"{rows[part][0]['step']:,}", f"{len(rows[part]):,}", *means])
+    for part in [*tenths(len(read)), slice(0, len(read))] if len(read) else []:
+        means = []
+        for row, value in map(read.finite, names):
+            here = value[(row >= part.start) & (row < part.stop)]
+            means.append(f"{here.mean():.4g}" if len(here) else None)
+        shown.append([f"{read.step_T[part.start]:,}", f"{part.stop - part.start:,}", *means])
     if shown:
         shown[-1][0] = "all"
     header = ("from step", ">steps", *(f">{name}" for name in names))
-    return f"{len(rows):,} steps\n\n{table(header, shown)}"
+    return f"{len(read):,} steps\n\n{table(header, shown)}"

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import interpreting, read_json, remove, write_json, write_whole
-from nemo_rod.lab.report.curves import charts_of
 from nemo_rod.lab.report.explorer import Texts, explore
+from nemo_rod.lab.report.figures.drawing import files_of
+from nemo_rod.lab.report.figures.picture import pictures_of
+from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.page import render, render_page
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import Shown, results_of
@@ -23,7 +25,9 @@ from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 from nemo_rod.selection.arm_names import parse_arm
 
 Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-_OWN = re.compile(r"(tables/[\w-]+\.(csv|md)|figures/[\w-]+\.(svg|png)|curriculum[\w.-]*\.html)")
+_OWN = re.compile(
+    r"(tables/[\w-]+\.(csv|md)|figures/[\w-]+\.(svg|png|vl\.json)|curriculum[\w.-]*\.html)"
+)
 
 
 class Files:
@@ -67,9 +71,10 @@ def build_report(
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
-    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and a
-    `curriculum*.html` for each curriculum with scores; for a run without an evaluated arm, only
-    pages. Figures without data are left out; checks that cannot be judged note the reason.
+    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.vl.json` with, where vl-convert is
+    installed, `.svg` and `.png`, `index.html`, and a `curriculum*.html` for each curriculum with
+    scores; for a run without an evaluated arm, only pages. Figures without data are left out;
+    checks that cannot be judged note the reason.
 
     Args:
         run_dir: folder `runs/<recipe>` of a run.
@@ -92,16 +97,12 @@ def build_report(
     name = recipe or run_dir.resolve().name
     is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
     if is_evaluated_yet or not has_begun(run_dir):
-        run = replace(read_run(run_dir), recipe=name)
+        read = {part.name: part.metrics for part in parts if part.done is not None}
+        run = replace(read_run(run_dir, metrics=read), recipe=name)
     curricula = {folder.name: folder / "curriculum.rod" for folder in arm_folders(run_dir)}
     explorers = write_explorers(curricula, files, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        known = provenance_of(run_dir, {"arms": {}})
-        page = render_page(
-            name, None, {}, [], charts_of(parts), parts, explorers=explorers, provenance=known
-        )
-        files.write("index.html", page)
-        files.finish()
+        write_page(files, [], parts, explorers, recipe=name, folder=run_dir)
         return None
     results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
     results = {"provenance": provenance_of(run_dir, results)} | results
@@ -122,38 +123,44 @@ def build_report(
         results["notes"].append(f"Completions are not available: {error}")
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
-    write_page(files, [(run, results), *others], parts, explorers)
+    shown = [(run, results), *others]
+    write_page(files, shown, parts, explorers, recipe=name, folder=run_dir)
     return results
 
 
 def write_page(
-    files: Files, shown: Sequence[Shown], parts: Sequence[Part], explorers: list[tuple[str, str]]
+    files: Files,
+    shown: Sequence[Shown],
+    parts: Sequence[Part],
+    explorers: list[tuple[str, str]],
+    *,
+    recipe: str,
+    folder: Path,
 ) -> None:
     """Writes the results of the first run, with its tables, figures and page.
 
-    `shown` is the run, and runs of other recipes beside it.
+    `shown` is the run, and runs of other recipes beside it; none before any evaluation.
     """
-    from nemo_rod.lab.report.figures import pictures_of
-    from nemo_rod.lab.report.figures.canvas import files_of, inline_svg
-
-    results = shown[0][1]
+    results = shown[0][1] if shown else None
     tables = {}
-    for make in TABLES:
-        table = make(results)
+    for make in TABLES if results else ():
+        table = make(results or {})
         tables[table.name] = table
         if table.rows:
             files.write(f"tables/{table.name}.csv", table.to_csv())
             files.write(f"tables/{table.name}.md", table.to_markdown())
-    pictures = []
-    for name, picture in pictures_of(shown).items():
-        pictures.append((name, picture, inline_svg(picture.figure, name)))
-        for suffix, data in files_of(picture.figure).items():
-            files.write(f"figures/{name}{suffix}", data)
-    files.write("results.json", json.dumps(results, indent=2, allow_nan=False) + "\n")
-    charts = charts_of(parts, list(results["arms"]))
-    name, known = results["recipe"], results["provenance"]
+    curves = curves_of(parts, list(results["arms"]) if results else ())
+    pictures = {name: (picture, list[str]()) for name, picture in curves.items()}
+    for name, picture in pictures_of(shown).items() if shown else ():
+        written = pictures.setdefault(name, (picture, []))[1]
+        for file, data in files_of(name, picture.figure):
+            files.write(f"figures/{file}", data)
+            written.append(file)
+    if results:
+        files.write("results.json", json.dumps(results, indent=2, allow_nan=False) + "\n")
+    known = results["provenance"] if results else provenance_of(folder, {"arms": {}})
     page = render_page(
-        name, results, tables, pictures, charts, parts, explorers=explorers, provenance=known
+        recipe, results, tables, pictures, parts, explorers=explorers, provenance=known
     )
     files.write("index.html", page)
     files.finish()

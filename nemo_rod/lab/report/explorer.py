@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import CurriculumArrays
+from nemo_rod.lab.history import history_of
 from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -46,26 +47,31 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
             return None
         kinds = 2 * min(MAX_RANGES, num_steps) * len(header.sources)
         some = max(1, min(MAX_OF_A_KIND, MAX_BLOCKS // kinds))
-        arrays = curriculum_tools.arrays(curriculum)
-        ranges: list[list[int]] = []
-        cells: list[Numbers] = []
-        for part in np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps)):
-            rows = slice(int(part[0]), int(part[-1]) + 1)
-            cells += _cells(header, arrays, rows, part=len(ranges), some=some)
-            ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
+        history = history_of(curriculum, bins=MAX_RANGES)
+        ranges, cells = list[list[int]](), list[Numbers]()
+        for part, rows in enumerate(history.bins):
+            piece = curriculum_tools.arrays(curriculum, rows)
+            for cell in _cells(header, piece, some):
+                for won, kind in enumerate(("dropped", "chosen")):
+                    at = (part, cell["source"], won)
+                    cell[kind] |= {"count": int(history.scored_BOW[at])}
+                    cell[kind] |= {"total": round(float(history.score_BOW[at]), 4)}
+                cells.append(cell | {"range": part})
+            ranges.append([int(history.step_T[rows.start]), int(history.step_T[rows.stop - 1])])
         num_pools = min(num_steps, max(1, MAX_POOLED // header.num_candidates))
         shown = np.linspace(0, num_steps - 1, num_pools).round().astype(int)
         pools: list[Numbers] = []
         for row in shown.tolist():  # a step's scored candidates, best first
-            source_C, tau = header.source_index(arrays.block_ids[row]), float(arrays.threshold[row])
-            order_C = np.argsort(-arrays.score[row], kind="stable")
-            scored = order_C[(np.isfinite(arrays.score[row]) & (source_C >= 0))[order_C]]
+            one = curriculum_tools.arrays(curriculum, slice(row, row + 1))
+            source_C, tau = header.source_index(one.block_ids[0]), float(one.threshold[0])
+            order_C = np.argsort(-one.score[0], kind="stable")
+            scored = order_C[(np.isfinite(one.score[0]) & (source_C >= 0))[order_C]]
             candidates = [  # each with its source, and whether it was chosen
-                [*_block(header, arrays, row, i), int(source_C[i]), int(arrays.chosen[row, i])]
+                [*_block(header, one, 0, i), int(source_C[i]), int(one.chosen[0, i])]
                 for i in scored.tolist()
             ]
             known = round(tau, 4) if math.isfinite(tau) else None
-            pools.append({"step": int(arrays.step[row]), "tau": known, "candidates": candidates})
+            pools.append({"step": int(one.step[0]), "tau": known, "candidates": candidates})
     groups = [cell[kind]["blocks"] for cell in cells for kind in ("chosen", "dropped")]
     groups += [pool["candidates"] for pool in pools]
     ids = sorted({block[1] for group in groups for block in group})
@@ -97,26 +103,15 @@ def _block(
     ]
 
 
-def _cells(
-    header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
-) -> Iterator[Numbers]:
-    """Yields counts, sums and some blocks of every source that has candidates in these steps."""
-    columns: tuple[Any, ...] = (arrays.block_ids, arrays.score, arrays.chosen)
-    id_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
-    source_C = header.source_index(id_C)
-
-    def block(place: int) -> list[float | int | None]:
-        row, candidate = divmod(int(place), header.num_candidates)
-        return _block(header, arrays, rows.start + row, candidate)
+def _cells(header: CurriculumHeader, arrays: CurriculumArrays, some: int) -> Iterator[Numbers]:
+    """Yields some blocks, evenly from best to worst, of every source with candidates here."""
+    score_C, chosen_C = np.ravel(arrays.score), np.ravel(arrays.chosen)
+    source_C = header.source_index(np.ravel(arrays.block_ids))
 
     def kind(places: npt.NDArray[np.int64]) -> Numbers:
-        """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""
         shown = np.unique(np.linspace(0, len(places) - 1, some).round().astype(int))
-        return {
-            "count": len(places),
-            "total": round(float(score_C[places].sum(dtype=np.float64)), 4),
-            "blocks": [block(place) for place in places[shown]] if len(places) else [],
-        }
+        found = [divmod(int(p), header.num_candidates) for p in places[shown[: len(places)]]]
+        return {"blocks": [_block(header, arrays, row, place) for row, place in found]}
 
     scored = np.flatnonzero(np.isfinite(score_C) & (source_C >= 0))
     scored = scored[np.lexsort((-score_C[scored], source_C[scored]))]  # by source, best first
@@ -124,4 +119,4 @@ def _cells(
     for source, mine in enumerate(np.split(scored, ends[:-1])):
         if len(mine):
             won, lost = mine[chosen_C[mine]], mine[~chosen_C[mine]]
-            yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
+            yield {"source": source, "chosen": kind(won), "dropped": kind(lost)}

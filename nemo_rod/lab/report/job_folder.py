@@ -10,28 +10,26 @@ The hosts write the files of such a folder; they have the forms of a trained arm
 
 from __future__ import annotations
 
-import statistics
 from argparse import Namespace
-from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.files import interpreting, read_json
+from nemo_rod.lab.history import read_history
+from nemo_rod.lab.metrics import Metrics, metrics_of, read_metrics
 from nemo_rod.lab.report.build_report import Files, judged, write_explorers, write_page
-from nemo_rod.lab.report.curves import charts_of
-from nemo_rod.lab.report.history import read_history
-from nemo_rod.lab.report.page import render_page
 from nemo_rod.lab.report.provenance import provenance_of
-from nemo_rod.lab.report.run_files import FREE, Arm, Run, held_out_losses
+from nemo_rod.lab.report.run_files import FREE, Arm, Run
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import costs
 from nemo_rod.selection.curriculum.header import CurriculumHeader
-from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.held_out import START_FILE
 
@@ -82,29 +80,27 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         header, done = curriculum.header, len(curriculum)
     metrics, job, start = (folder / name for name in ("metrics.jsonl", "job.json", START_FILE))
     with interpreting(metrics):
-        rows = read_rows(metrics)
+        read = read_metrics(metrics)
     about = read_json(job, "steps", "scored_length") if job.exists() else {}
     steps = about.get("steps")
     before = dict(read_json(start)) if start.exists() else {}
     name = "rod" if header.scored else "take_all"
-    state = "done" if rows and rows[-1]["step"] + 1 == steps else "running"
-    last = rows[-1]["step"] + 1 if rows else None
-    parts = [Part(name, parse_arm(name).label, state, last, steps, rows, before)]
+    last = int(read.step_T[-1]) + 1 if len(read) else None
+    state = "done" if last is not None and last == steps else "running"
+    parts = [Part(name, parse_arm(name).label, state, last, steps, read, before)]
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
     explorers = write_explorers({name: file}, files, recipe=title, texts=None)
-    losses = {"base": before, name: next((r for r in reversed(rows) if _loss(r)), {})}
-    measured = {arm: loss for arm, row in losses.items() if (loss := _loss(row))}
-    values = (held_out_losses(row, role).values() for row in losses.values() for role in ROLES)
-    if not all(map(isfinite, chain.from_iterable(values))):
+    at_first = metrics_of([before | {"step": -1}])
+    losses = {"base": _losses(at_first), name: _losses(read)}
+    measured = {arm: loss for arm, loss in losses.items() if loss}
+    values = (value for loss in losses.values() for of in loss.values() for value in of.values())
+    if not all(map(isfinite, values)):
         measured = {}  # the job diverges, as its curves show
     if name not in measured or not done:
-        charts = charts_of(parts)
-        page = render_page(title, None, {}, [], charts, parts, explorers=explorers, provenance={})
-        files.write("index.html", page)
-        files.finish()
+        write_page(files, [], parts, explorers, recipe=title, folder=folder)
         return None
     length = about.get("scored_length", header.block_size) if header.scored else 0
-    facts = {"base": FREE, name: _facts(header, rows, done, length)}
+    facts = {"base": FREE, name: _facts(header, read, done, length)}
     arms = {
         arm: Arm(
             name=parse_arm(arm),
@@ -131,26 +127,33 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             f"The record begins at step {header.first_step}: costs and shares are of the steps "
             "since then."
         )
-    if not _loss(before):
+    if not losses["base"]:
         results["notes"].append(
             f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
             "not known."
         )
-    write_page(files, [(run, results)], parts, explorers)
+    write_page(files, [(run, results)], parts, explorers, recipe=title, folder=folder)
     return results
 
 
-def _loss(row: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns the held-out losses in a row of metrics, by role and source; empty without any."""
-    return {role: losses for role in ROLES if (losses := held_out_losses(row, role))}
+def _losses(read: Metrics) -> dict[str, dict[str, float]]:
+    """Returns the latest held-out losses, by role and source; empty without any."""
+    keys = {(role, source): key for role in ROLES for source, key in read.held_out(role).items()}
+    latest = max((read.columns[key][0][-1] for key in keys.values()), default=None)
+    losses: dict[str, dict[str, float]] = {}
+    for (role, source), key in keys.items():
+        row, value = read.columns[key]
+        if row[-1] == latest:
+            losses.setdefault(role, {})[source] = float(value[-1])
+    return losses
 
 
 def _facts(
-    header: CurriculumHeader, rows: list[dict[str, Any]], done: int, scored_length: int
+    header: CurriculumHeader, read: Metrics, done: int, scored_length: int
 ) -> dict[str, Any]:
     """Returns the keys of an `arm.json`, as far as a job's record has them."""
-    since = (row for row in rows if row["step"] >= header.first_step)
-    seconds = [row["timing/train/total"] for row in since if "timing/train/total" in row]
+    since = int(np.searchsorted(read.step_T, header.first_step))
+    seconds = read.values("timing/train/total", since)
     return {
         "kind": "trained",
         **costs(
@@ -159,8 +162,8 @@ def _facts(
             block_size=header.block_size,
             scored_tokens=header.num_candidates * scored_length,
         ),
-        "wall_seconds": sum(seconds),
-        "seconds_per_step": statistics.median(seconds) if seconds else None,
+        "wall_seconds": float(seconds.sum()),
+        "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
         "anneals_at": None,
     }
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that requests nothing: figures as SVG, curves with their library.
+"""The report as one HTML file that requests nothing, with the library that draws its pictures.
 
 Markup, style and fixed prose are in the Jinja2 templates beside this file; their values are
 prepared here.
@@ -6,6 +6,7 @@ prepared here.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.lab.report import table
-from nemo_rod.lab.report.curves import Chart, vega_bundle
+from nemo_rod.lab.report.figures.drawing import converting, views_of, with_variables
+from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import title_of
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
@@ -54,8 +56,7 @@ def render_page(
     recipe: str,
     results: Results | None,
     tables: Mapping[str, table.Table],
-    pictures: Sequence[tuple[str, Any, str]],
-    charts: Sequence[Chart],
+    pictures: Mapping[str, tuple[Picture, Sequence[str]]],
     parts: Sequence[Part],
     *,
     explorers: Sequence[tuple[str, str]],
@@ -64,20 +65,26 @@ def render_page(
     """Returns the whole page, with the results so far.
 
     Without results, before any evaluation; tables without rows are left out, and parts are shown if
-    one is missing. Pictures are a name, its `figures.Picture` and the picture as SVG.
+    one is missing. Pictures are by name, each with the names of its files.
     """
     missing = [part.label for part in parts if part.is_missing]
+    specs, shown = [], []
+    for name, (picture, names) in sorted(pictures.items(), key=lambda item: item[1][0].order):
+        views = views_of(picture.figure)
+        ids = [f"{name}-{number}" for number in range(len(views))]
+        specs += [{"id": key, "spec": view} for key, view in zip(ids, views, strict=True)]
+        shown.append((name, picture, ids, names))
     page = render(
         "page.html",
         recipe=recipe,
         is_evaluated=results is not None,
         tables=tables,
-        pictures=pictures,
+        pictures=shown,
+        has_curves=any(name.startswith("curve-") for name in pictures),
+        specs=with_variables(specs),
         explorers=explorers,
         provenance=provenance,
-        charts=charts,
-        colours={pair[0]: role for role, pair in COLOURS.items()},
-        vega=vega_bundle() if charts else "",
+        vega=_bundle() if specs else "",
         standing=list(parts) if missing else [],
         missing=", ".join(missing),
         as_of=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -86,6 +93,15 @@ def render_page(
     headings = re.findall(r'<section id="([^"]+)"[^>]*>\s*<h2>(.*?)</h2>', page)
     links = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in headings)
     return page.replace("<!-- contents -->", links)
+
+
+@functools.cache
+def _bundle() -> str:
+    """Returns Vega, Vega-Lite and Vega-Embed as one script that requests nothing; "" without it."""
+    if (converter := converting()) is None:
+        return ""
+    bundle = str(converter.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return bundle.replace("</script", "<\\/script")
 
 
 def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, Any]:

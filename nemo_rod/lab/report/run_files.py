@@ -14,18 +14,19 @@ Only the evaluation is required; other missing files leave their columns empty.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.bounds import has_type
-from nemo_rod.files import interpreting, read_json, read_lines
-from nemo_rod.lab.report.history import History, read_history
+from nemo_rod.files import interpreting, read_json
+from nemo_rod.lab.history import History, read_history
+from nemo_rod.lab.metrics import Metrics, read_metrics
 from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection import arms
@@ -45,16 +46,6 @@ _TYPES: dict[str, Any] = {
 }
 # Keys of `train` that follow from an arm's length.
 _LENGTHS = ("steps", "warmup_steps", "decay_steps")
-
-
-def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
-    """Returns the held-out losses in a row of metrics, nats per token, by source of a role."""
-    prefix, suffix = f"validation/{role}/", "/loss"
-    return {
-        key.removeprefix(prefix).removesuffix(suffix): value
-        for key, value in row.items()
-        if key.startswith(prefix) and value is not None
-    }
 
 
 @dataclass(frozen=True)
@@ -119,10 +110,16 @@ class Run:
         return seeds.pop() if len(seeds) == 1 else None
 
 
-def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
+def read_run(
+    run_dir: Path,
+    *,
+    shared_dir: Path | None = None,
+    metrics: Mapping[str, Metrics] = MappingProxyType({}),
+) -> Run:
     """Reads a run folder.
 
-    Blocks and base that it lacks are those of the run in `shared_dir`.
+    Blocks and base that it lacks are those of the run in `shared_dir`. `metrics` are those of arms
+    that were read before.
 
     Raises:
         ValueError: no arm has been evaluated, or a file is damaged.
@@ -154,7 +151,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     read = []
     for folder in evaluated:
         with interpreting(folder):
-            read.append(_read_arm(folder, block_counts))
+            read.append(_read_arm(folder, block_counts, metrics.get(folder.name)))
     read.sort(key=lambda arm: arm.name.order)
     comparable: dict[str, Arm] = {}
     disagreements = []
@@ -179,7 +176,9 @@ def is_evaluated(arm_dir: Path) -> bool:
     return (arm_dir / "evaluation.json").is_file()
 
 
-def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
+def _read_arm(
+    folder: Path, block_counts: Mapping[str, Mapping[str, int]], metrics: Metrics | None
+) -> Arm:
     file = folder / "evaluation.json"
     evaluation = read_json(file, "loss")
     _check_facts(file, evaluation, cure="evaluate the arm again")
@@ -215,19 +214,14 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
                 f"{file} is missing, expected one in every trained arm: restore it from a copy, "
                 "or train the arm again"
             )
-    rows = read_lines(metrics_file) if metrics_file.is_file() else []
-    if metrics_file.is_file() and facts.get("steps") not in (None, len(rows)):
+    metrics = metrics or read_metrics(metrics_file)
+    if metrics_file.is_file() and facts.get("steps") not in (None, len(metrics)):
         raise ValueError(
-            f"{metrics_file} holds {len(rows)} steps, but arm.json has steps={facts['steps']}: "
+            f"{metrics_file} holds {len(metrics)} steps, but arm.json has steps={facts['steps']}: "
             "restore the file from a copy, or train the arm again"
         )
-    metrics: dict[str, list[float]] = {}
-    for row in rows:
-        for key, value in row.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                metrics.setdefault(key, []).append(float(value))
-    seconds, lr = metrics.get("timing/train/total"), metrics.get("train/lr", [])
-    peak = max((step for step, value in enumerate(lr) if value == max(lr)), default=0)
+    seconds, lr = metrics.values("timing/train/total"), metrics.values("train/lr")
+    peak = len(lr) - 1 - int(lr[::-1].argmax()) if len(lr) else 0
     tasks = None
     if tasks_file.is_file():
         tasks = read_json(tasks_file, "configuration", "capabilities", "tasks")
@@ -239,7 +233,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         blocks=blocks,
         facts={
             **facts,
-            "seconds_per_step": statistics.median(seconds) if seconds else None,
+            "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
             "anneals_at": peak + 1 if 0 < peak < len(lr) - 1 else None,
         },
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,

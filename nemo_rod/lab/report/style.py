@@ -1,7 +1,7 @@
 """Colours of figures and page, for light and dark themes.
 
-Figures are drawn once, in the light colours. In the page, each colour of a figure is replaced by a
-CSS variable that follows the reader's theme. This requires a different colour for every role.
+Figures are made in the light colours. In the page, each colour of a figure is replaced by a CSS
+variable that follows the reader's theme. This requires a different colour for every role.
 """
 
 from __future__ import annotations
@@ -59,10 +59,3 @@ def arm_colour(name: str, names: Iterable[str]) -> str:
     shares = sorted(other.value for other in map(parse_arm, names) if other.kind == "fixed")
     place = shares.index(arm.value) / max(len(shares) - 1, 1) if len(shares) > 1 else 0.6
     return light(f"fixed-{round(place * (NUM_FIXED - 1))}")
-
-
-def with_variables(svg: str) -> str:
-    """Returns an SVG with the CSS variables of roles in place of their light colours."""
-    for role, (colour, _) in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{role})")
-    return svg

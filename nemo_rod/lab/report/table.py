@@ -150,10 +150,14 @@ def arms_table(results: Results) -> Table:
                 value = "other budget"
             row[f"at_equal_{budget}"] = value
         rows.append(row)
-    used = tuple(
-        column for column in columns if any(row.get(column.key) is not None for row in rows)
-    )
-    return Table("arms", used, tuple(rows))
+    # of one source, and of sources of one size, the mean is the weighted one
+    alike = {"mean_adapt_loss": "adapt_loss", "mean_forgetting": "val_forgetting"}
+    used = []
+    for column in (c for c in columns if any(row.get(c.key) is not None for row in rows)):
+        other = [column.cell({column.key: row.get(alike.get(column.key, ""))}) for row in rows]
+        is_repeated = other == [column.cell(row) for row in rows]
+        used.append(replace(column, is_detail=column.is_detail or is_repeated))
+    return Table("arms", tuple(used), tuple(rows))
 
 
 def sources_table(results: Results) -> Table:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from nemo_rod.files import read_json, read_lines
+from nemo_rod.files import interpreting, read_json
+from nemo_rod.lab.metrics import Metrics, read_metrics
 from nemo_rod.lab.report.run_files import arm_folders, is_evaluated
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.selection.arm_names import parse_arm
@@ -29,7 +29,7 @@ class Part:
     state: str
     done: int | None = None  # steps done; None if it has no training, or that has not begun
     steps: int | None = None  # in all; None if unknown
-    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics of the steps done
+    metrics: Metrics = field(default_factory=Metrics)  # of the steps done
     # held-out losses before the first step; empty if unknown
     start: dict[str, float] = field(default_factory=dict)
 
@@ -48,10 +48,9 @@ class Part:
         """The last metrics, in words."""
         shown: tuple[tuple[str, str, str], ...]
         shown = (("loss", "train/loss", "{:.3f}"), ("replay", "rod/replay_share", "{:.0%}"))
-        row = self.rows[-1] if self.rows else {}
         if self.name == "base":  # all of its pretraining counts as replay
             shown = shown[:1]
-        known = ((name, row.get(key), form) for name, key, form in shown)
+        known = ((name, self.metrics.last(key), form) for name, key, form in shown)
         return ", ".join(f"{name} {form.format(v)}" for name, v, form in known if v is not None)
 
 
@@ -88,13 +87,14 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
             state = "to do"
         files = ("metrics.jsonl", "job.json", "validation_start.json")
         metrics, job, start = (folder / file for file in files)
-        rows, steps, before, done = [], None, {}, None
+        read, steps, before, done = Metrics(), None, {}, None
         if metrics.is_file():
-            rows = read_lines(metrics)
+            with interpreting(metrics):
+                read = read_metrics(metrics)
             config = read_json(job).get("config", {}) if job.is_file() else {}
-            steps, done = config.get("train", {}).get("steps"), len(rows)
+            steps, done = config.get("train", {}).get("steps"), len(read)
             before = read_json(start) if start.is_file() else {}
-        parts.append(Part(name, label, state, done, steps, rows, before))
+        parts.append(Part(name, label, state, done, steps, read, before))
     return parts
 
 

@@ -139,7 +139,7 @@ def _first_step_share(view: View) -> Measurement:
         raise NotJudged("rod has no curriculum.rod")
     if history.step_T[0] != 0:
         raise NotJudged(f"the curriculum begins at step {history.step_T[0]}")
-    num_adaptation = int(history.candidates_TO[0, ~history.is_replay_O].sum())
+    num_adaptation = int(history.drawn_TR[0, 0])
     forced = history.batch_size - num_adaptation
     note = f"the first pool held {forced} adaptation block(s) too few to fill the batch"
     return float(history.share_T[0]), note if forced > 0 else ""

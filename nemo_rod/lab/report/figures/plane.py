@@ -5,43 +5,38 @@ The arms of an ablation's figure are selected by their designs (`arm.json`), not
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
 from nemo_rod.lab.report.designs import continued, frontier_arms, helped, varying, with_fixed_share
-from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
-from nemo_rod.lab.report.figures.during_training import binned, exposures
-from nemo_rod.lab.report.figures.labels import Label, label_right, label_width, place_labels
+from nemo_rod.lab.report.figures import drawing
+from nemo_rod.lab.report.figures.drawing import Rows, Spec, as_is, layer, number, view
+from nemo_rod.lab.report.figures.labels import labelled
+from nemo_rod.lab.report.figures.over_steps import shares_of
+from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, Shown, chord_of
-from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
-from nemo_rod.selection.arm_names import ArmName, filter_kinds, parse_arm
-from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.arm_names import filter_kinds, parse_arm
+from nemo_rod.selection.arms import SWEPT, Arm
 
 Point = tuple[float, float]  # adaptation loss, forgetting
 Measure = Literal["val_forgetting", "task_forgetting"]
+_X, _Y = "adaptation loss", "forgetting"
 _TITLES: dict[Measure, str] = {
     "val_forgetting": "forgetting F_val (nats per token, log scale)",
-    "task_forgetting": "forgetting of tasks (accuracy)",
+    "task_forgetting": "forgetting of tasks (share of answers)",
 }
-_X_TITLE = "adaptation loss (nats per token)"
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_CIRCLE = ("o", 7.5)
-# kind of arm -> marker and its size, other than a circle
-_MARKERS = {
-    "rod": ("*", 17.0), "rod_variant": ("*", 11.0), "merge": ("D", 6.0), "max_replay": ("s", 7.5),
-    "control": ("v", 7.5), "ablation": ("^", 7.5), "other": ("^", 7.5),
+# kind of arm -> shape and its area, other than a circle
+_SHAPES = {
+    "rod": (drawing.STAR, 420), "rod_variant": (drawing.STAR, 170), "merge": ("diamond", 90),
+    "max_replay": ("square", 90), "control": ("triangle-down", 90),
+    "ablation": ("triangle-up", 90), "other": ("triangle-up", 90),
 }  # fmt: skip
-_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
+_OPEN = ("rod_variant", "ablation", "control")
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Plane:
     results: Results
     names: Sequence[str]
     measure: Measure = "val_forgetting"  # on the vertical axis
-    heading: str = ""  # distinguishes these axes from others
+    heading: str = ""  # distinguishes this view from others
     # labels of arms other than their own name; "" for none
     texts: Mapping[str, str] = field(default_factory=dict)
     paths: Sequence[Sequence[str]] = ()  # arms to join by a line, in order
@@ -59,49 +54,135 @@ class Plane:
     show_gap: bool = False  # whether to show RoD's distance from the chord
 
 
-def frontier(results: Results) -> Figure | None:
+def frontier(shown: Sequence[Shown]) -> Picture | None:
     """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
 
-    If arms lie far from the chord, such as merges, a second panel shows the region of the chord; if
+    If arms lie far from the chord, such as merges, another view shows the region of the chord; if
     there are task results, another one shows their forgetting.
     """
-    return draw_planes(_frontier(results))
-
-
-def settings_frontier(shown: Sequence[Shown]) -> Figure | None:
-    """Draws the frontiers of several settings."""
-    return draw_planes(
-        [plane for _, one in shown for plane in _frontier(one, title_of(one["recipe"]))]
+    several = len(shown) > 1
+    planes = [p for _, one in shown for p in _frontier(one, title_of(one["recipe"]) * several)]
+    results = shown[0][1]
+    text = (
+        "Lower left is better. The blue line is the chord: fixed replay at the shares that were "
+        "run and, straight in ln F_val as on this axis, between them. The dashed line is RoD's "
+        "distance from it at equal forgetting. "
     )
+    base = results["arms"].get("base") or {"adapt_loss": None}
+    if (loss := base["adapt_loss"]) is not None:
+        text += f"The base model ({loss:.3f} nats, no forgetting) is off the picture. "
+    if results["intervals"]:
+        text += "Thin crosses are 90 % intervals over the held-out blocks, not over seeds. "
+    return _picture(planes, "Adaptation against forgetting", text + _beside(results), 10)
+
+
+def components(shown: Sequence[Shown]) -> Picture | None:
+    """Draws ablations, controls and RoD's joint selection."""
+    results = shown[0][1]
+    names = with_fixed_share(results["arms"])
+    return _picture(
+        [Plane(results, [*names, "rod"])] if names and "rod" in results["arms"] else [],
+        "Ablations",
+        "Triangles have RoD's mean share of replay in every batch and choose new blocks and replay "
+        "at random or by score. Those that point down repeat RoD's recorded share at every step, "
+        "overall or by source, with random blocks: the same amounts at the same steps, without the "
+        "choice of blocks.",
+        240,
+    )
+
+
+def pool_size(shown: Sequence[Shown]) -> Picture | None:
+    """Draws arms with other numbers of candidates."""
+    return _swept(
+        shown[0],
+        SWEPT["pool_size"],
+        "Number of candidates",
+        "With m candidates per trained block, half of them adaptation. Below m = 2 adaptation "
+        "candidates alone cannot fill a batch, which sets a minimum of replay.",
+        250,
+    )
+
+
+def weighting(shown: Sequence[Shown]) -> Picture | None:
+    """Draws arms with other weights of replay."""
+    return _swept(
+        shown[0],
+        SWEPT["weighting"],
+        "Weight of replay",
+        "Replay scores are weighted by κ, which trades learning against retention; κ is 1 in the "
+        "paper.",
+        260,
+    )
+
+
+def budgets(shown: Sequence[Shown]) -> Picture | None:
+    """Draws fixed replay and RoD at the common budget and at others."""
+    results = shown[0][1]
+    arms, texts = results["arms"], {}
+    paths = continued(arms)
+    for path in paths:
+        of = next(name for name in path if arms[name]["design"]["of"] in (None, name))
+        for name in path:
+            budget = arms[name]["design"]["budget"]
+            texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{_TIMES}"
+    names = [*texts]
+    names += [n for n in filter_kinds(arms, "fixed", "max_replay", "rod") if n not in names]
+    return _picture(
+        [Plane(results, names, paths=paths, texts=texts)] if paths else [],
+        "Longer or shorter training",
+        "Lines lead from an arm at the common budget to the same arm trained longer or shorter; "
+        "the numbers are budgets relative to the common one.",
+        270,
+    )
+
+
+def transfer(shown: Sequence[Shown]) -> Picture | None:
+    """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
+    results = shown[0][1]
+    names = helped(results["arms"])
+    beside = filter_kinds(results["arms"], "fixed", "rod")
+    return _picture(
+        [Plane(results, [*beside, *names], replicates=results["replicates"])] if names else [],
+        "Transfer from a smaller model",
+        "Arms on a smaller model's recorded curriculum, or with its reference losses, beside RoD "
+        "itself. " + _beside(results),
+        280,
+    )
+
+
+def _picture(planes: Sequence[Plane], title: str, caption: str, order: int) -> Picture | None:
+    """Returns a figure of the planes that have points; None without any."""
+    views = [drawn for plane in planes if (drawn := draw_plane(plane)) is not None]
+    return Picture(views, title, caption, order) if views else None
+
+
+def _beside(results: Results) -> str:
+    text = "Faint marks and lines are the other seeds. " if results.get("replicates") else ""
+    crosses = "Crosses are the paper's own numbers." if paper_arms(results["recipe"]) else ""
+    return text + crosses
 
 
 def _frontier(results: Results, title: str = "") -> list[Plane]:
     arms = results["arms"]
-    names = frontier_arms(arms)
-    points = points_of(arms, names, "val_forgetting")
+    points = points_of(arms, frontier_arms(arms), "val_forgetting")
     near = {name: point for name, point in points.items() if _is_near(results, name)}
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
     merges = sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value)
-    # arms labelled in the second panel have no label here, except two that connect the panels
+    # arms labelled in the second view have no label here, except two that connect the views
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
     others = results.get("replicates", [])
 
     def heading(text: str) -> str:
         return ": ".join(filter(None, (title, text)))
 
-    planes = [
-        Plane(
-            results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
-            paths=[merges], replicates=[] if zooms else others, show_gap=not zooms,
-        )
-    ]  # fmt: skip
-    if zooms:
-        zoomed = heading("around the fixed-replay chord")
-        planes.append(Plane(results, list(near), heading=zoomed, replicates=others, show_gap=True))
-    return [
-        *planes,
-        Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others),
-    ]
+    everything = Plane(
+        results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
+        paths=[merges], replicates=[] if zooms else others, show_gap=not zooms,
+    )  # fmt: skip
+    around = heading("around the fixed-replay chord")
+    zoomed = Plane(results, list(near), heading=around, replicates=others, show_gap=True)
+    tasks = Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others)
+    return [*([zoomed] if zooms else []), everything, tasks]
 
 
 def _is_near(results: Results, name: str) -> bool:
@@ -113,221 +194,170 @@ def _span(points: Mapping[str, Point]) -> float:
     return max(losses) - min(losses)
 
 
-def components(results: Results) -> Figure | None:
-    """Draws ablations, controls and RoD's joint selection."""
-    names = with_fixed_share(results["arms"])
-    if "rod" not in results["arms"] or not names:
-        return None
-    return draw_planes([Plane(results, [*names, "rod"])])
-
-
-def budgets(results: Results) -> Figure | None:
-    """Draws fixed replay and RoD at the common budget and at others."""
-    arms = results["arms"]
-    paths = continued(arms)
-    if not paths:
-        return None
-    texts = {}
-    for path in paths:
-        of = next(name for name in path if arms[name]["design"]["of"] in (None, name))
-        for name in path:
-            budget = arms[name]["design"]["budget"]
-            texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{_TIMES}"
-    names = [name for path in paths for name in path]
-    others = filter_kinds(arms, "fixed", "max_replay", "rod")
-    names += [name for name in others if name not in names]
-    return draw_planes([Plane(results, names, paths=paths, texts=texts)])
-
-
-def transfer(results: Results) -> Figure | None:
-    """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
-    arms = results["arms"]
-    names = helped(arms)
-    if not names:
-        return None
-    names = [*filter_kinds(arms, "fixed", "rod"), *names]
-    return draw_planes([Plane(results, names, replicates=results["replicates"])])
-
-
-def swept(run: Run, results: Results, key: str) -> Figure | None:
-    """Draws a plane of the arms that differ in one key, and the replay share over their steps.
+def _swept(shown: Shown, key: str, title: str, caption: str, order: int) -> Picture | None:
+    """Returns a plane of the arms that differ in one key, and the replay share over their steps.
 
     Ticks on a share mark where its candidates have passed once, twice etc. over the adaptation
     blocks.
     """
+    run, results = shown
     arms, sign = results["arms"], Arm.__dataclass_fields__[key].metadata["label"]
     names = varying(arms, key)
-    if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
+    if len(names) < 2:
         return None
     texts = {name: f"{sign} = {arms[name]['design'][key]:g}" for name in names}
-    histories = {name: run.arms[name].history for name in names}
-    shown = {name: history for name, history in histories.items() if history is not None}
-    right = label_width(list(texts.values()))
-    figure, boxes = panels(1 + bool(shown), 3.6, right=right)
-    axes = add_axes(figure, boxes[0], _X_TITLE, _TITLES["val_forgetting"])
-    draw_plane(axes, Plane(results, names, texts=texts, paths=[names]))
-    if shown:
-        axes = add_axes(figure, boxes[1], "training step", "replay share (%)")
-        ends, colours = [], []
-        num_adaptation = sum(run.block_counts["adaptation"].values())
-        for name, history in shown.items():
-            colours.append(light(_TINTS[names.index(name) % len(_TINTS)]))
-            step_B, share_B = binned(history, 100 * history.share_T)
-            axes.plot(step_B, share_B, color=colours[-1], linewidth=1.4)
-            drawn = exposures(history, history.candidates_TO, num_adaptation)
-            at = [step for _, step in drawn]
-            axes.plot(
-                at, np.interp(at, step_B, share_B), "|", color=colours[-1], markersize=11,
-                markeredgewidth=1.6,
-            )  # fmt: skip
-            ends.append(float(share_B[-1]))
-        axes.set_ylim(bottom=0)
-        label_right(axes, [texts[name] for name in shown], ends, colours)
-    return figure
+    plane = draw_plane(Plane(results, names, texts=texts, paths=[names]))
+    if plane is None:
+        return None
+    views = [plane]
+    if histories := {texts[name]: run.arms[name].history for name in names}:
+        views += shares_of(histories, sum(run.block_counts["adaptation"].values()))
+    return Picture(views, title, caption, order)
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
     """Returns the points of arms that are measured.
 
-    F_val has a logarithmic axis: an arm that forgot nothing stands at half of the least F_val
-    above 0, and the base is left out.
+    On the logarithmic axis of F_val the base, which is off the picture, is left out, and arms that
+    forgot nothing are where an arm that forgot something shows how far that is.
     """
     points = {}
-    above = [arm[measure] for arm in arms.values() if (arm.get(measure) or 0) > 0]
     for name in names:
         loss, forgetting = (arms.get(name, {}).get(key) for key in ("adapt_loss", measure))
-        if loss is None or forgetting is None:
-            continue
-        if measure == "task_forgetting" or forgetting > 0:
-            points[name] = (loss, forgetting)
-        elif above and name != "base":
-            points[name] = (loss, min(above) / 2)
+        is_drawn = measure == "task_forgetting" or forgetting or name != "base"
+        if loss is not None and forgetting is not None and is_drawn:
+            points[name] = (float(loss), float(forgetting))
+    if measure == "val_forgetting" and not any(f > 0 for _, f in points.values()):
+        return {}
     return points
 
 
-def draw_planes(planes: Sequence[Plane]) -> Figure | None:
-    """Returns a figure of the planes that have points, from the top down; None without any."""
-    planes = [p for p in planes if points_of(p.results["arms"], p.names, p.measure)]
-    if not planes:
+def draw_plane(plane: Plane) -> Spec | None:
+    """Returns a view of the arms of a plane over the chord; None without a point.
+
+    The paper's own numbers are crosses.
+    """
+    results, measure = plane.results, plane.measure
+    arms, is_log = results["arms"], measure == "val_forgetting"
+    points = points_of(arms, plane.names, measure)
+    if not points:
         return None
-    top = TOP + HEADING * any(plane.heading for plane in planes)
-    figure, boxes = panels(len(planes), 3.8, top=top)
-    for plane, box in zip(planes, boxes, strict=True):
-        axes = add_axes(figure, box, _X_TITLE, _TITLES[plane.measure], heading=plane.heading)
-        draw_plane(axes, plane)
-    return figure
+    paper = points_of(paper_arms(results["recipe"]), list(points), measure)
+    others = [points_of(one["arms"], plane.names, measure) for one in plane.replicates]
+    every = [*points.values(), *paper.values()]
+    losses = [loss for loss, _ in every]
+    pad = 0.12 * max(max(losses) - min(losses), 0.02)
+    ends = [min(losses) - pad, max(losses) + 2 * pad]  # labels are on the right
+    x = number(_X, f"{_X} (nats per token)", scale={"domain": ends})
+    heights = [forgetting for _, forgetting in every]
+    zero, sign = 0.0, list[Spec]()
+    if is_log:
+        y, zero, sign = drawing.log_axis(heights, _TITLES[measure])
+    else:
+        most = max(*heights, 0.01)
+        y = number(_Y, _TITLES[measure], scale={"domain": [-0.06 * most, 1.12 * most]})
+    y["field"] = _Y
 
+    def row(point: Point, **more: Any) -> dict[str, Any]:
+        return {_X: point[0], _Y: max(point[1], zero) if is_log else point[1], **more}
 
-def draw_plane(axes: Axes, plane: Plane) -> None:
-    """Draws the arms of a plane over the chord, and the paper's own numbers as crosses."""
-    results = plane.results
-    points = points_of(results["arms"], plane.names, plane.measure)
-    paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
-    _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
-    is_log = plane.measure == "val_forgetting"
-    for replicate in plane.replicates:
-        if is_log:
-            _draw_chord(axes, replicate, alpha=0.25)
-        for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
-            marker, size = _MARKERS.get(parse_arm(name).kind, _CIRCLE)
-            axes.plot(
-                *point, marker, color=arm_colour(name, replicate["arms"]), alpha=0.35,
-                markersize=size * 0.6, markeredgewidth=0, zorder=3,
-            )  # fmt: skip
-    lines = _draw_chord(axes, results) if is_log else []
-    names = list(results["arms"])
+    at: Spec = {"x": x, "y": y}
+    order = {"order": {"field": "i", "type": "quantitative"}}
+    clipped = {"type": "line", "clip": True, "tooltip": None}
+    below, lines = list[Spec](), list[list[Point]]()
+    for one, opacity in [*((other, 0.3) for other in plane.replicates), (results, 1.0)]:
+        if is_log and (chord := chord_of(one["arms"], one["chord"])) is not None:
+            # straight on a logarithmic axis, exactly the interpolation that is judged
+            lines.append([(point.adapt_loss, point.forgetting) for point in chord.points])
+            mark = clipped | {"color": light("fixed-2"), "opacity": opacity}
+            below.append(layer(mark, [row(p, i=i) for i, p in enumerate(lines[-1])], **at, **order))
+    names = list(arms)
     for path in plane.paths:
-        ends = [points[name] for name in path if name in points]
-        if len(ends) > 1:
+        met = [row(points[name]) for name in path if name in points]
+        if len(met) > 1:
+            lines.append([(r[_X], r[_Y]) for r in met])
             colour = arm_colour(_as_drawn(results, path[-1])[0].name, names)
-            axes.plot(*zip(*ends, strict=True), color=colour, linewidth=1, alpha=0.5, zorder=2)
-            lines += _along(ends, is_log)
-    labels = []
-    for name, point in points.items():
-        arm, is_open = _as_drawn(results, name)
-        marker, size = _MARKERS.get(arm.kind, _CIRCLE)
-        axes.plot(
-            *point, marker, color=arm_colour(arm.name, names), markersize=size,
-            markerfacecolor=light("surface") if is_open else None,
-            markeredgewidth=1.2 if is_open else 0, zorder=5,
-        )  # fmt: skip
-        ends = results["intervals"].get(name, {}) if is_log else {}
-        if {"adapt_loss", "val_forgetting"} <= set(ends):
-            thin: Any = {"color": arm_colour(arm.name, names), "linewidth": 0.7, "alpha": 0.6}
-            axes.hlines(point[1], *ends["adapt_loss"], **thin)
-            axes.vlines(point[0], *np.maximum(ends["val_forgetting"], 1e-9), **thin)
-            lines += _along([(end, point[1]) for end in ends["adapt_loss"]])
-        is_rod = arm.kind == "rod"
-        text = plane.texts.get(name, parse_arm(name).label)
-        labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
-    for name, point in paper.items():
-        lines.append(point)
-        axes.plot(
-            *point, "x", color=arm_colour(name, names), markersize=6, markeredgewidth=1.3, zorder=4
-        )
-    labels.sort(key=lambda label: not label.bold)
-    comparison = results["comparisons"].get("rod", {})
-    gap = comparison.get("gap")
-    if plane.show_gap and gap is not None:  # from RoD to the chord at equal forgetting
-        colour, (loss, forgetting) = light("rod"), points["rod"]
-        ends = [(loss, forgetting), (loss - gap, forgetting)]
-        axes.plot(
-            *zip(*ends, strict=True), color=colour, linewidth=1.2, linestyle=(0, (2, 1.5)), zorder=4
-        )
-        axes.plot(loss - gap, forgetting, "|", color=colour, markersize=7, zorder=4)
-        end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may end outside the axes
-        how = "extrapolated" if comparison["extrapolated"] else "at equal F_val"
-        labels.append(Label(end, forgetting, f"{signed(3)(gap)} {how}", colour))
-        lines += _along(ends)
-    place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
+            mark = clipped | {"color": colour, "strokeWidth": 1, "opacity": 0.6}
+            below.append(layer(mark, [r | {"i": i} for i, r in enumerate(met)], **at, **order))
+    faint = [row(p, **_mark(results, n, names)) for other in others for n, p in other.items()]
+    marks = [
+        row(point, **_mark(results, name, names), arm=parse_arm(name).label, F_val=point[1],
+            text=plane.texts.get(name, parse_arm(name).label), bold=parse_arm(name).kind == "rod")
+        for name, point in points.items()
+    ]  # fmt: skip
+    # the subject last, above the others
+    marks.sort(key=lambda one: one["bold"])
+    by_look = {key: as_is(key) for key in ("shape", "size", "fill", "stroke")}
+    tips = [
+        {"field": "arm"},
+        *({"field": f, "format": ".4f"} for f in (_X, "F_val" * is_log or _Y)),
+    ]
+    point = {"type": "point", "opacity": 1, "strokeWidth": 1.3}
+    below += _intervals(results, marks, at) if is_log else []
+    labels = [*marks, *_gap(plane, row, ends)]
+    if len(labels) > len(marks):
+        dashed = {"type": "rule", "strokeDash": [5, 3], "strokeWidth": 1.5, "color": light("rod"),
+                  "clip": True, "tooltip": None}  # fmt: skip
+        below.append(layer(dashed, labels[len(marks) :], **at, x2={"field": "from"}))
+        lines.append([(labels[-1]["from"], labels[-1][_Y]), (labels[-1][_X], labels[-1][_Y])])
+    crosses = [row(p, stroke=arm_colour(n, names)) for n, p in paper.items()]
+    theirs = {"type": "point", "shape": drawing.CROSS, "size": 60, "opacity": 1, "tooltip": None}
+    return view(
+        *sign,
+        *below,
+        layer(point | {"opacity": 0.35, "tooltip": None}, faint, **at, **by_look),
+        layer(theirs, crosses, **at, stroke=as_is("stroke")),
+        layer(point, marks, **at, **by_look, tooltip=tips),
+        *labelled(labels, x, y, lines),
+        title=plane.heading,
+        height=380,
+    )
 
 
-def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
+def _mark(results: Results, name: str, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the look of an arm's mark."""
+    arm, is_open = _as_drawn(results, name)
+    shape, size = _SHAPES.get(arm.kind, ("circle", 110))
+    colour = arm_colour(arm.name, names)
+    fill = light("surface") if is_open else colour
+    return {"shape": shape, "size": size, "fill": fill, "stroke": colour}
+
+
+def _as_drawn(results: Results, name: str) -> tuple[Any, bool]:
     """Returns the arm that determines mark and colour, and whether the mark is open."""
     arm = parse_arm(name)
-    of = (results["arms"][name].get("design") or {}).get("of")
+    of = (results["arms"].get(name, {}).get("design") or {}).get("of")
     if arm.kind == "other" and of not in (None, name):
         return parse_arm(of), True
-    return arm, arm.kind in ("rod_variant", "ablation", "control")
+    return arm, arm.kind in _OPEN
 
 
-def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
-    """Sets limits with a margin for labels of the outermost points; a log axis for F_val."""
-    loss = np.array([point[0] for point in points])
-    pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
-    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels are on the right
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    if measure == "task_forgetting":
-        high = max(*(point[1] for point in points), 0.01)
-        axes.set_ylim(-0.06 * high, 1.12 * high)
-        return
-    axes.set_yscale("log")
-    log_f = np.log([point[1] for point in points])
-    pad_y = 0.12 * max(float(np.ptp(log_f)), 0.4)
-    axes.set_ylim(np.exp(log_f.min() - pad_y), np.exp(log_f.max() + pad_y))
-    is_wide = float(np.ptp(log_f)) > np.log(4)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_wide else range(1, 10)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def _intervals(results: Results, marks: Rows, at: Spec) -> list[Spec]:
+    """Returns thin crosses over the intervals of the arms that have both."""
+    labels = {parse_arm(name).label: ends for name, ends in results["intervals"].items()}
+    rows = []
+    for mark in marks:
+        ends = labels.get(mark["arm"], {})
+        if {"adapt_loss", "val_forgetting"} <= set(ends):
+            (low, high), (least, most) = ends["adapt_loss"], ends["val_forgetting"]
+            here = {"stroke": mark["stroke"], _X: mark[_X], _Y: mark[_Y]}
+            rows += [here | {_X: low, "x2": high}, here | {_Y: max(least, 1e-9), "y2": most}]
+    thin = {"type": "rule", "clip": True, "strokeWidth": 0.8, "opacity": 0.6, "tooltip": None}
+    return [
+        layer(thin, [row for row in rows if end in row], **at, color=as_is("stroke"),
+              **{end: {"field": end}})
+        for end in ("x2", "y2")
+    ]  # fmt: skip
 
 
-def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:
-    """Draws the chord and returns points along it, for labels to avoid."""
-    chord = chord_of(results["arms"], results["chord"])
-    if chord is None:
+def _gap(plane: Plane, row: Any, ends: Sequence[float]) -> Rows:
+    """Returns the end of RoD's distance from the chord at equal forgetting, with its text."""
+    comparison = plane.results["comparisons"].get("rod", {})
+    arm = plane.results["arms"].get("rod", {})
+    if not plane.show_gap or (gap := comparison.get("gap")) is None:
         return []
-    path = [(point.adapt_loss, point.forgetting) for point in chord.points]
-    # Straight on a logarithmic axis, exactly the interpolation used by the checks.
-    colour = light("fixed-2")
-    axes.plot(*zip(*path, strict=True), color=colour, linewidth=1.4, alpha=alpha, zorder=2)
-    return _along(path)
-
-
-def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
-    """Returns points on the straight lines of a path."""
-    points = []
-    for (x0, f0), (x1, f1) in itertools.pairwise(path):
-        for t in np.linspace(0, 1, 300):
-            height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
-            points.append((float(x0 + t * (x1 - x0)), float(height)))
-    return points
+    how = "extrapolated" if comparison["extrapolated"] else "at equal F_val"
+    # an extended chord may end outside
+    end = float(min(max(arm["adapt_loss"] - gap, ends[0]), ends[1]))
+    place = row((end, arm["val_forgetting"]), text=f"{signed(3)(gap)} {how}", bold=True)
+    return [place | {"from": arm["adapt_loss"]}]

@@ -1,113 +1,125 @@
-"""Arms in rows: the change of each capability, and the range over seeds.
-
-Shape suffixes: R = runs, D = tenths of a run.
-"""
+"""Arms in rows: the change of each capability, and the range over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.designs import frontier_arms
-from nemo_rod.lab.report.figures import canvas
-from nemo_rod.lab.report.figures.canvas import BOTTOM, FONT_SIZE, TOP, add_axes, new_figure
-from nemo_rod.lab.report.figures.labels import label_width, shorten
-from nemo_rod.lab.report.paper import paper
-from nemo_rod.lab.report.results import Results
+from nemo_rod.lab.report.figures.drawing import (
+    CROSS,
+    Rows,
+    Spec,
+    layer,
+    line_at,
+    named,
+    number,
+    shorten,
+    view,
+)
+from nemo_rod.lab.report.figures.picture import Picture
+from nemo_rod.lab.report.paper import paper, paper_arms
+from nemo_rod.lab.report.results import Shown
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
-_ROW = 0.24  # inches
-_GAP = 0.7  # rows between two capabilities
+_OVER_SEEDS = {
+    "adapt_loss": "adaptation loss (nats per token)",
+    "val_forgetting": "forgetting F_val (nats per token)",
+}
 
 
-def capabilities(results: Results) -> Figure | None:
+def _arms(names: Sequence[str]) -> Spec:
+    """Returns the encoding of rows of arms, by the labels of these."""
+    labels = [shorten(parse_arm(name).label) for name in names]
+    axis = {"labelLimit": 220, "labelColor": light("ink"), "labelFontSize": 12, "grid": False}
+    return {"field": "arm", "type": "nominal", "title": None, "sort": labels, "axis": axis}
+
+
+def capabilities(shown: Sequence[Shown]) -> Picture | None:
     """Draws the change of accuracy by capability and arm, in points."""
-    arms = results["arms"]
+    results = shown[0][1]
+    arms, recipe = results["arms"], results["recipe"]
     names = filter_kinds(arms, "no_replay", "fixed", "max_replay", "rod")
     names = [name for name in names if arms[name]["capability_change"]]
     if not names:
         return None
-    groups = list(arms[names[0]]["capability_change"])
-    labels = [parse_arm(name).label for name in names]
-    left = label_width(labels)
-    rows = len(groups) * (len(names) + 1 + _GAP)
-    height = BOTTOM + TOP + rows * _ROW
-    figure = new_figure(height)
-    box = (left, BOTTOM, canvas.WIDTH - left - canvas.RIGHT - 0.2, height - BOTTOM - TOP)
-    axes = add_axes(figure, box, "change of accuracy against the base model (points)", "")
-    theirs = paper()["fig:qwen_task_forgetting"].get(results["recipe"], {})
-    row, places = 0.0, []
-    for group in groups:
-        axes.annotate(
-            group, (0, row), (4, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="left", va="center", color=light("ink"),
-            fontweight="bold", fontsize=FONT_SIZE, zorder=6,
-        )  # fmt: skip
-        for name in names:
-            row += 1
-            places.append(row)
-            change = 100 * arms[name]["capability_change"][group]
-            axes.barh(row, change, height=0.72, color=arm_colour(name, arms), zorder=3)
-            if (value := theirs.get(name, {}).get(group)) is not None:
-                axes.plot(100 * value, row, "x", color=light("ink"), markersize=6, zorder=5)
-        row += 1 + _GAP
-    _name_rows(axes, places, labels * len(groups), rows - _GAP)
-    axes.axvline(0, color=light("rule"), linewidth=1, zorder=4)
-    return figure
+    theirs = paper()["fig:qwen_task_forgetting"].get(recipe, {})
+    rows: Rows = []
+    for name in names:
+        for group, change in arms[name]["capability_change"].items():
+            row = {"arm": shorten(parse_arm(name).label), "capability": group}
+            value = theirs.get(name, {}).get(group)
+            rows.append(row | {"change": 100 * change, "paper": value and 100 * value})
+    change = number("change", "change of accuracy against the base model (points)",
+                    scale={"zero": True, "nice": True})  # fmt: skip
+    colours = {shorten(parse_arm(name).label): arm_colour(name, arms) for name in names}
+    cross = {"type": "point", "shape": CROSS, "color": light("ink"), "size": 50, "opacity": 1}
+    bars = {
+        "layer": [
+            line_at(0, "x"),
+            layer({"type": "bar", "height": 13}, x=change, y=_arms(names),
+                  color=named("arm", colours) | {"legend": None}),
+            layer(cross, x=change | {"field": "paper"}, y=_arms(names)),
+        ],
+        "height": {"step": 18},
+    }  # fmt: skip
+    facet = {"field": "capability", "type": "nominal", "title": None}
+    text = "Accuracy less the base model's, by capability; zero keeps all of it. "
+    text += "Crosses are the paper's own numbers." if paper_arms(recipe) else ""
+    return Picture({"data": {"values": rows}, "facet": facet, "spec": bars}, "Tasks", text, 230)
 
 
-def seeds(results: Results) -> Figure | None:
+def seeds(shown: Sequence[Shown]) -> Picture | None:
     """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
+    results = shown[0][1]
     runs = [results, *results["replicates"]]
     names = frontier_arms(results["arms"])
     names += [n for n in results["arms"] if n != "base" and n not in names]
     if len(runs) < 2 or not names:
         return None
-    labels = [shorten(parse_arm(name).label, more=9) for name in names]
-    left, rows = label_width(labels), _ROW * len(names)
+    colours = {shorten(parse_arm(name).label): arm_colour(name, results["arms"]) for name in names}
+    color, y = named("arm", colours) | {"legend": None}, _arms(names)
+    views = []
+    for measure, title in _OVER_SEEDS.items():
+        rows: Rows = [
+            {"arm": shorten(parse_arm(name).label), "value": value}
+            for name in names
+            for run in runs
+            if (value := run["arms"].get(name, {}).get(measure)) is not None
+        ]
+        x = number("value", title)
+        low, high = x | {"aggregate": "min"}, {"field": "value", "aggregate": "max"}
+        rule = {"type": "rule", "strokeWidth": 2, "opacity": 0.6}
+        mean = {"type": "tick", "thickness": 2.5, "size": 14}
+        views.append(
+            view(
+                layer(rule, x=low, x2=high, y=y, color=color),
+                layer({"type": "point", "filled": True, "size": 25}, x=x, y=y, color=color),
+                layer(mean, x=x | {"aggregate": "mean"}, y=y, color=color),
+                data={"values": rows},
+            )
+            | {"height": {"step": 20}}
+        )
     shares = [run["arms"].get("rod", {}).get("share_by_decile") for run in runs]
-    shares = [share for share in shares if share]
-    below = _SHARE if len(shares) > 1 else 0.0
-    each = BOTTOM + TOP + rows
-    figure = new_figure(2 * each + below)
-    width = canvas.WIDTH - left - canvas.RIGHT
-    for i, (measure, title) in enumerate(_OVER_SEEDS.items()):
-        y = below + BOTTOM + each * (1 - i)
-        axes = add_axes(figure, (left, y, width, rows), title, "")
-        for row, name in enumerate(names):
-            values = [run["arms"].get(name, {}).get(measure) for run in runs]
-            known = [value for value in values if value is not None]
-            if not known:
-                continue
-            colour = arm_colour(name, results["arms"])
-            ends, all_of_row = [min(known), max(known)], [row] * len(known)
-            axes.plot(ends, [row, row], color=colour, linewidth=2, alpha=0.6, zorder=2)
-            axes.plot(known, all_of_row, "o", color=colour, markersize=3.5, alpha=0.6, zorder=3)
-            axes.plot(
-                float(np.mean(known)), row, "|", color=colour, markersize=11, markeredgewidth=2,
-                zorder=4,
-            )  # fmt: skip
-        _name_rows(axes, range(len(names)), labels, len(names))
-    if below:
-        box = (canvas.LEFT, BOTTOM, canvas.WIDTH - canvas.LEFT - canvas.RIGHT, below - BOTTOM - TOP)
-        axes = add_axes(figure, box, "tenth of the run", "replay share of RoD (%)")
-        share_RD, tenth_D = 100 * np.array(shares), np.arange(1, len(shares[0]) + 1)
-        low_D, high_D, colour = share_RD.min(axis=0), share_RD.max(axis=0), light("rod")
-        axes.fill_between(tenth_D, low_D, high_D, color=colour, alpha=0.25, linewidth=0)
-        axes.plot(tenth_D, share_RD.mean(axis=0), "o-", color=colour, markersize=4)
-        axes.set_ylim(bottom=0)
-    return figure
-
-
-_SHARE = 2.9  # inches
-_OVER_SEEDS = {"adapt_loss": "adaptation loss (nats)", "val_forgetting": "forgetting F_val (nats)"}
-
-
-def _name_rows(axes: Axes, places: Sequence[float], labels: Sequence[str], rows: float) -> None:
-    axes.set_yticks(list(places), labels, fontsize=FONT_SIZE, color=light("ink"))
-    axes.set_ylim(rows - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
+    if len(shares := [share for share in shares if share]) > 1:
+        share_RD = 100 * np.array(shares)
+        rows = [
+            {"tenth": place + 1, "low": low, "high": high, "value": mean}
+            for place, (low, high, mean) in enumerate(
+                zip(share_RD.min(0), share_RD.max(0), share_RD.mean(0), strict=True)
+            )
+        ]
+        x, y = number("tenth", "tenth of the run"), number("low", "replay share of RoD (%)",
+                                                           scale={"zero": True})  # fmt: skip
+        views.append(
+            view(
+                layer({"type": "area", "opacity": 0.25, "color": light("rod")}, rows, x=x, y=y,
+                      y2={"field": "high"}),
+                layer({"type": "line", "point": True, "strokeWidth": 3, "color": light("rod")},
+                      rows, x=x, y=y | {"field": "value"}),
+                height=200,
+            )
+        )  # fmt: skip
+    return Picture(views, "Over seeds", "Every seed, their range and their mean.", 290)

@@ -1,0 +1,247 @@
+"""The curves of training, from the metrics of all parts of a run, also of one under way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.lab.report.figures.drawing import Rows, Spec, layer, named, number, short, view
+from nemo_rod.lab.report.figures.picture import Picture
+from nemo_rod.lab.report.style import arm_colour, light
+from nemo_rod.lab.report.under_way import Part
+from nemo_rod.roles import ROLES
+from nemo_rod.selection.arm_names import parse_arm
+
+_MAX_POINTS = 240  # of a curve; bounds the page
+_MOST_POINTS = 12_000  # of held-out losses by source
+_MOST_SOURCES = 16  # with a view of their own
+_SMOOTHED = 0.02  # half the window of a smoothed line, as a share of its points
+_OURS = {"train", "rod", "validation", "timing", "throughput", "memory"}  # groups of metrics
+STEPS = "steps done"
+_SUBJECT = parse_arm("rod").label  # its line is the strongest, above the others
+_LOSS = "loss (nats per token)"
+_UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+_DASHES = ([6, 3], [2, 2], [8, 3, 2, 3], [4, 4])  # of variants, which have RoD's colour
+
+
+def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Picture]:
+    """Returns the curves that the parts of a run have metrics for, by name.
+
+    Args:
+        parts: parts of the run. The base, which is trained longer, has a chart of its own.
+        names: arms with colours in the figures of the page, so that the curves have the same.
+    """
+    trained = [part for part in parts if len(part.metrics)]
+    arms = [part for part in trained if part.name != "base"]
+    base = [part for part in trained if part.name == "base"]
+    known = list(dict.fromkeys([*names, *(part.name for part in trained)]))
+    looks = _looks(trained, known)
+    alike = {role: [*_held_out(arms, role, by_source=False)] for role in ROLES}
+    times, unit = _over_time(arms)
+    made: list[tuple[str, str, Spec | None]] = [
+        ("loss", "Training loss", _lines(_metric(arms, "train/loss"), looks, "training " + _LOSS)),
+        ("share", "Share of replay",
+         _lines(_metric(arms, "rod/replay_share", 100.0), looks, "replay share (%)")),
+        *((f"held_out_{role}", f"Held-out {role} loss, sources alike",
+           _lines(rows, looks, f"{role} {_LOSS}", smooth=False)) for role, rows in alike.items()),
+        ("hours", "Held-out adaptation loss against time",
+         _lines(times, looks, f"adaptation {_LOSS}", x=f"{unit} of training", smooth=False)),
+        ("sources", "Held-out loss by source", _by_source(arms, looks)),
+        ("scores", "Scores: median, tenth and ninetieth percentile", _quantiles(arms)),
+        *((re.sub(r"\W", "_", key), key, _lines(_metric(arms, key), looks, key))
+          for key in _of_packages(arms)),
+        ("base", "The base: training loss",
+         _lines(_metric(base, "train/loss"), looks, "training " + _LOSS)),
+    ]  # fmt: skip
+    return {
+        f"curve-{name}": Picture(spec, title, order=200 + place / 100)
+        for place, (name, title, spec) in enumerate(made)
+        if spec is not None
+    }
+
+
+def _looks(trained: Sequence[Part], known: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns colour and dash of every arm's line by its label."""
+    looks, variants = dict[str, dict[str, Any]](), 0
+    for part in trained:
+        dash = [1, 0]
+        if parse_arm(part.name).kind == "rod_variant":
+            dash, variants = _DASHES[variants % len(_DASHES)], variants + 1
+        looks[part.label] = {"colour": arm_colour(part.name, known), "dash": dash}
+    return looks
+
+
+def _of_packages(parts: Sequence[Part]) -> list[str]:
+    """Returns the metrics of steps that packages have registered."""
+    keys = dict.fromkeys(key for part in parts for key in part.metrics.columns)
+    return [key for key in keys if "/" in key and key.partition("/")[0] not in _OURS]
+
+
+def _metric(parts: Sequence[Part], key: str, times: float = 1.0) -> Rows:
+    """Returns a metric of the parts' steps, as means of neighbouring steps."""
+    rows = []
+    for part in parts:
+        row, value = part.metrics.finite(key)
+        for some in np.array_split(np.arange(len(row)), min(len(row), _MAX_POINTS) or 1):
+            if len(some):
+                step = int(part.metrics.step_T[row[some[-1]]]) + 1
+                mean = short(times * float(value[some].mean()))
+                rows.append({"arm": part.label, STEPS: step, "value": mean})
+    return rows
+
+
+def _held_out(
+    parts: Sequence[Part], role: str, *, by_source: bool = True, most: int = _MAX_POINTS
+) -> Iterator[dict[str, Any]]:
+    """Yields held-out losses from before the first step on, by source or as their mean."""
+    for part in parts:
+        if not (keys := part.metrics.held_out(role)):
+            continue
+        row = np.unique(np.concatenate([part.metrics.finite(key)[0] for key in keys.values()]))
+        shown = np.unique(np.linspace(0, len(row) - 1, min(len(row), most)).round().astype(int))
+        points = [(-1, {s: part.start[k] for s, k in keys.items() if k in part.start})]
+        for place in row[shown].tolist() if len(row) else ():
+            here = {source: _at(part, key, place) for source, key in keys.items()}
+            points.append((place, {k: v for k, v in here.items() if v is not None}))
+        for place, values in points:
+            step = 0 if place < 0 else int(part.metrics.step_T[place]) + 1
+            point = {"arm": part.label, STEPS: step, "row": place}
+            if by_source:
+                for source, value in values.items():
+                    yield point | {"source": f"{source} ({role})", "value": short(value)}
+            elif values:
+                yield point | {"value": short(sum(values.values()) / len(values))}
+
+
+def _at(part: Part, key: str, row: int) -> float | None:
+    rows, value = part.metrics.finite(key)
+    place = int(np.searchsorted(rows, row))
+    return float(value[place]) if place < len(rows) and rows[place] == row else None
+
+
+def _over_time(parts: Sequence[Part]) -> tuple[Rows, str]:
+    """Returns held-out adaptation losses against the time of training, and its unit.
+
+    Parts that do not know the time of every step are left out.
+    """
+    rows, longest = [], 0.0
+    for part in parts:
+        seconds = part.metrics.values("timing/train/total")
+        if len(seconds) == len(part.metrics):
+            total = np.concatenate([[0.0], seconds.cumsum()])
+            longest = max(longest, float(total[-1]))
+            points = _held_out([part], "adaptation", by_source=False)
+            rows += [point | {"seconds": float(total[point["row"] + 1])} for point in points]
+    unit = next((unit for unit, size in _UNITS.items() if longest >= 2 * size), "seconds")
+    time = f"{unit} of training"
+    return [row | {time: short(row["seconds"] / _UNITS[unit])} for row in rows], unit
+
+
+def _lines(
+    rows: Rows, looks: Mapping[str, Mapping[str, Any]], title: str, *, x: str = STEPS,
+    smooth: bool = True, facet: str = "",
+) -> Spec | None:  # fmt: skip
+    """Returns a line per arm; a smoothed one over the raw one, or one in each view of `facet`."""
+    rows = [row for row in rows if row.get("value") is not None]
+    arms = [arm for arm in looks if any(row["arm"] == arm for row in rows)]
+    if not rows:
+        return None
+    keys = ("arm", x, "value", *([facet] if facet else []))
+    order = [*(arm for arm in arms if arm != _SUBJECT), _SUBJECT]
+    rows = sorted(rows, key=lambda row: order.index(row["arm"]))
+    rows = [{key: row[key] for key in keys} for row in rows]
+
+    def of_arm(look: str) -> Spec:
+        scale = {"domain": arms, "range": [looks[arm][look] for arm in arms]}
+        return {"field": "arm", "type": "nominal", "title": None, "scale": scale}
+
+    legend = {"symbolType": "stroke", "symbolSize": 400}
+    is_subject = f"datum.arm == '{_SUBJECT}'"
+    encoding: Spec = {
+        "x": number(x, x),
+        "y": number("value", title),
+        "color": named("arm", {arm: looks[arm]["colour"] for arm in arms}, **legend),
+        "strokeDash": of_arm("dash"),
+        "strokeWidth": {"condition": {"test": is_subject, "value": 3.4}, "value": 1.6},
+        "opacity": {"condition": {"param": "picked", "value": 1}, "value": 0.12},
+    }
+    faint = {"condition": {"param": "picked", "value": 0.25}, "value": 0.05}
+    raw = layer("line", opacity=faint, strokeWidth={"value": 1})
+    smoothed: Spec = {"mark": "line"}
+    if smooth:
+        longest = max(sum(row["arm"] == arm for row in rows) for arm in arms)
+        half = max(1, round(_SMOOTHED * longest))
+        smoothed["transform"] = [{
+            "window": [{"op": "mean", "field": "value", "as": "smoothed"}],
+            "groupby": ["arm"], "sort": [{"field": x}], "frame": [-half, half],
+        }]  # fmt: skip
+        smoothed["encoding"] = {"y": number("smoothed", title)}
+    smoothed["params"] = [
+        {"name": "picked", "select": {"type": "point", "fields": ["arm"]}, "bind": "legend"}
+    ]
+    tips = [{"field": "arm"}, {"field": x}, {"field": "value", "format": ".4~g"}]
+    # the nearest point of a line answers to the pointer
+    near = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
+    points = layer(
+        {"type": "point", "filled": True, "size": 50, "tooltip": True},
+        opacity={"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
+        strokeWidth={"value": 0},
+        tooltip=tips,
+    ) | {"params": [{"name": "near", "select": near}]}
+    layers = [*([raw] if smooth else []), smoothed, points]
+    if not facet:
+        return view(*layers, encoding=encoding, data={"values": rows}, height=260)
+    return {
+        "data": {"values": rows},
+        "facet": {"field": facet, "type": "nominal", "title": None},
+        "spec": view(*layers, encoding=encoding, height=150),
+        "resolve": {"scale": {"y": "independent"}},
+    }
+
+
+def _by_source(arms: Sequence[Part], looks: Mapping[str, Mapping[str, Any]]) -> Spec | None:
+    """Returns held-out losses of the sources whose loss changes most, each in its view."""
+    keys = {k for part in arms for k in part.metrics.columns if k.startswith("validation/")}
+    most = max(8, _MOST_POINTS // max(1, len(arms) * min(len(keys), _MOST_SOURCES)))
+    rows = [row for role in ROLES for row in _held_out(arms, role, most=most)]
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["source"], []).append(row["value"] or 0.0)
+    order = sorted(values, key=lambda name: min(values[name]) - max(values[name]))
+    shown = set(order[:_MOST_SOURCES])
+    kept = [row for row in rows if row["source"] in shown]
+    return _lines(kept, looks, "nats per token", smooth=False, facet="source")
+
+
+def _quantiles(arms: Sequence[Part]) -> Spec | None:
+    """Returns both roles' median scores with the tenth and ninetieth percentile."""
+    rows: Rows = []
+    for part in arms:
+        for role in ROLES:
+            keys = [f"rod/rho_{role}_{percentile}" for percentile in ("p10", "p50", "p90")]
+            low, middle, high = (_metric([part], key) for key in keys)
+            rows += [
+                {"arm": part.label, STEPS: two[STEPS], "role": role}
+                | {"p10": one["value"], "p50": two["value"], "p90": three["value"]}
+                for one, two, three in zip(low, middle, high, strict=False)
+            ]
+    if not rows:
+        return None
+    labels = sorted({row["arm"] for row in rows}, key=lambda label: (label != "RoD", label))
+    menu = {"input": "select", "options": labels, "name": "arm "}
+    score = number("p10", "score (nats per token)")
+    return view(
+        layer({"type": "area", "opacity": 0.2}, y=score, y2={"field": "p90"}),
+        layer({"type": "line", "strokeWidth": 2.5, "tooltip": {"content": "data"}},
+              y=score | {"field": "p50"}),
+        params=[{"name": "shown", "value": labels[0], "bind": menu}],
+        transform=[{"filter": "datum.arm == shown"}],
+        encoding={
+            "x": number(STEPS, STEPS),
+            "color": named("role", {role: light(role) for role in ROLES}),
+        },
+        data={"values": rows}, height=260,
+    )  # fmt: skip
