@@ -81,54 +81,24 @@ def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str)
     assert data is not None
     page = open_page(browser, size, (run.folder / "report" / "curriculum.html").as_uri())
     keep_picture(page, f"explorer_{size}")
-    names = [name for _, name in data["sources"]]
-    web = names.index("web")
-    page.select_option("#source", label="web (replay)")
-    for first, last in ((0, len(data["ranges"]) - 1), (3, 5), (5, 5)):
-        page.select_option("#from", index=first)
-        page.select_option("#to", index=last)
-        cells = [c for c in data["cells"] if c["source"] == web and first <= c["range"] <= last]
-        for kind in ("chosen", "dropped"):
-            count = sum(cell[kind]["count"] for cell in cells)
-            text = page.inner_text(f".{kind} p")
-            noun = "block" if count == 1 else "blocks"
-            assert text.startswith(f"{count} {noun}, mean score ") if count else text == "none"
-            blocks = [block for cell in cells for block in cell[kind]["blocks"]]
-            cards = page.locator(f".{kind} li")
-            assert cards.count() == min(12, len(blocks))
-            best = max(blocks, key=lambda block: block[4], default=None)
-            if best is not None:
-                shown = cards.first.inner_text()
-                assert f"{best[4]:.3f}".replace("-", "\N{MINUS SIGN}") in shown
-                assert "<b>as it is</b>" in shown  # as text
-        steps = f"steps {data['ranges'][first][0]} to {data['ranges'][last][1]}"
-        assert steps in page.inner_text("#found")
-    page.select_option("#from", index=7)  # beyond the last step chosen
-    assert page.input_value("#to") == "7"
-    page.fill("#find", "BLOCK 4")
-    texts = page.locator("pre").all_inner_texts()
-    assert all("block 4" in text for text in texts)
-    page.fill("#find", "")
-    pool = data["pools"][7]
-    page.select_option("#step", index=7)
-    for role in ("adaptation", "replay"):
-        mine = [row for row in pool["candidates"] if data["sources"][row[5]][0] == role]
-        dots = page.locator(f"#pool circle[stroke='var(--{role})']")
-        assert dots.count() == len(mine)
-        filled = dots.evaluate_all(
-            "all => all.filter(one => one.getAttribute('fill') != 'var(--surface)').length"
-        )
-        assert filled == sum(row[6] for row in mine)
-    dropped = next(row for row in pool["candidates"] if not row[6])
-    page.locator(f"#pool a[href*='block={dropped[1]}']").click()
-    page.wait_for_selector("#picked pre")
+    index = 7
+    pool = data["pools"][index]
+    page.select_option("#step", index=index)
+    for words in ("", "web"):
+        page.fill("#find", words)
+        mine = [c for c in pool["candidates"] if words in data["sources"][c[4]][1]]
+        rows = page.locator("#pool tbody tr")
+        assert rows.count() == len(mine)
+        first = rows.first.inner_text()
+        assert f"{mine[0][3]:.3f}".replace("-", "\N{MINUS SIGN}") in first
+        assert f"The text of block {mine[0][0]} <b>as it is</b>" in first
+        assert page.locator("#pool tr.chosen").count() == sum(c[5] for c in mine)
     shared = page.url
-    assert f"step={pool['step']}&" in shared and f"block={dropped[1]}" in shared
+    assert f"step={pool['step']}&find=web" in shared
     page.goto("about:blank")
     page.goto(shared)  # a link shows the same
-    assert f"The text of block {dropped[1]} <b>" in page.inner_text("#picked pre")
-    assert f"step {pool['step']}:" in page.inner_text("#pool-title")
-    assert page.input_value("#to") == "7"
+    assert page.input_value("#find") == "web"
+    assert page.inner_text("#title").startswith(f"Step {pool['step']}: ")
     assert fits(page) and page.failures == []
     keep_picture(page, f"explorer_of_a_source_{size}")
     page.close()
@@ -147,7 +117,7 @@ def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any,
     keep_picture(page, f"during_a_run_{size}")
     assert page.locator("nav a").count() == page.locator("section[id] > h2").count()
     page.click("a[href='curriculum.html']")
-    page.wait_for_selector(".chosen li")
+    page.wait_for_selector("tr.chosen")
     assert page.title() == "Curriculum of german_smollm2_135m_debian, RoD"
     page.close()
 

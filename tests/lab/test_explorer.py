@@ -9,19 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_build import COUNTS, STEPS, FakeRun, create, write_run
+from test_build import COUNTS, FakeRun, create, write_run
 
-from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.explorer import (
-    MAX_BLOCKS,
-    MAX_CHARACTERS,
-    MAX_OF_A_KIND,
-    MAX_POOLED,
-    MAX_RANGES,
-    Texts,
-    explore,
-)
+from nemo_rod.lab.report.explorer import MAX_CHARACTERS, MAX_POOLED, Texts, explore
 from nemo_rod.lab.report.page import render
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 from nemo_rod.selection.curriculum.header import CurriculumHeader
@@ -40,45 +31,36 @@ def explored(path: Path, texts: Texts | None = None) -> dict[str, Any]:
     return data
 
 
-def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
+def test_counts_and_pools_are_those_of_every_candidate(run: FakeRun) -> None:
     path = run.folder / "arms" / "rod" / "curriculum.rod"
     data = explored(path, lambda store, ids: [f"text of {number}" for number in ids])
-    names = [name for _, name in data["sources"]]
+    names = [row[1] for row in data["sources"]]
     assert names == [name for counts in COUNTS.values() for name in counts]
-    assert len(data["ranges"]) == MAX_RANGES and data["ranges"][-1][1] == STEPS - 1
     steps = run.steps["rod"]
     drawn = Counter(name for sources, _ in steps for name in sources)
     chosen = Counter(sources[place] for sources, places in steps for place in places)
-    for number, name in enumerate(names):
-        cells = [cell for cell in data["cells"] if cell["source"] == number]
-        assert sum(cell["chosen"]["count"] for cell in cells) == chosen[name]
-        assert sum(cell["dropped"]["count"] for cell in cells) == drawn[name] - chosen[name]
+    totals: Counter[str] = Counter()
     with Curriculum.open(path, read_only=True) as curriculum:
-        arrays = curriculum_tools.arrays(curriculum)
         # few candidates: every step is there
-        for step, (pool, (drawn_C, places)) in enumerate(zip(data["pools"], steps, strict=True)):
-            assert pool["step"] == step
-            assert pool["tau"] == pytest.approx(float(arrays.threshold[step]), abs=1e-4)
+        for record, pool, (drawn_C, places) in zip(curriculum, data["pools"], steps, strict=True):
+            assert pool["step"] == record.step
+            assert pool["tau"] == pytest.approx(record.threshold, abs=1e-4)
             rows = pool["candidates"]
-            assert [row[4] for row in rows] == sorted((row[4] for row in rows), reverse=True)
-            assert Counter((row[1], row[4], names[row[5]], row[6]) for row in rows) == Counter(
+            assert [row[3] for row in rows] == sorted((row[3] for row in rows), reverse=True)
+            assert Counter((row[0], row[3], names[row[4]], row[5]) for row in rows) == Counter(
                 (int(number), round(float(score), 4), source, int(place in places))
                 for place, (number, score, source) in enumerate(
-                    zip(arrays.block_ids[step], arrays.score[step], drawn_C, strict=True)
+                    zip(record.block_ids, record.score, drawn_C, strict=True)
                 )
             )
-            assert all(data["texts"][row[1]] == f"text of {row[1]}" for row in rows)
-        total = sum(cell["chosen"]["total"] for cell in data["cells"])
-        assert total == pytest.approx(arrays.score[arrays.chosen].sum(), abs=1e-2)
-        for cell in data["cells"]:
-            for kind in ("chosen", "dropped"):
-                assert len(cell[kind]["blocks"]) <= MAX_OF_A_KIND
-                for step, number, loss, reference, score in cell[kind]["blocks"]:
-                    place = np.flatnonzero(arrays.block_ids[step] == number)
-                    scores = [round(float(arrays.score[step, p]), 4) for p in place]
-                    assert score in scores and data["texts"][number] == f"text of {number}"
-                    assert bool(arrays.chosen[step, place].any()) or kind == "dropped"
-                    assert loss - reference == pytest.approx(score, abs=2e-4)
+            for number, loss, reference, score, *_ in rows:
+                assert data["texts"][number] == f"text of {number}"
+                assert loss - reference == pytest.approx(score, abs=2e-4)
+            for source, score in zip(drawn_C, record.score, strict=True):
+                totals[source] += float(score)
+    for _, name, candidates, trained_on, mean in data["sources"]:
+        assert (candidates, trained_on) == (drawn[name], chosen[name])
+        assert mean == pytest.approx(totals[name] / drawn[name], abs=1e-6)
 
 
 def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
@@ -90,10 +72,8 @@ def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
     with Curriculum.create(tmp_path / "curriculum.rod", header) as curriculum:
         curriculum.append(Choice(pool, 2 * score, score, np.array([0]), 0.5))
     data = explored(tmp_path / "curriculum.rod")
-    (cell,) = data["cells"]
-    assert cell["chosen"]["blocks"] == [[0, 0, 1.0, None, 0.5]]
     (pool,) = data["pools"]
-    assert pool["candidates"] == [[0, 0, 1.0, None, 0.5, 0, 1], [0, 1, 0.5, None, 0.25, 0, 0]]
+    assert pool["candidates"] == [[0, 1.0, None, 0.5, 0, 1], [1, 0.5, None, 0.25, 0, 0]]
 
 
 def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path: Path) -> None:
@@ -105,7 +85,7 @@ def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path: Path) -> None:
         curriculum.append(choice)
     (pool,) = explored(tmp_path / "curriculum.rod")["pools"]
     assert pool["tau"] is None
-    assert [(row[1], row[5], row[6]) for row in pool["candidates"]] == [
+    assert [(row[0], row[4], row[5]) for row in pool["candidates"]] == [
         (3, 1, 0), (0, 0, 0), (2, 1, 1),
     ]  # fmt: skip
 
@@ -121,14 +101,12 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
             pool = Pool(step, ids, ids >= 100)
             curriculum.append(Choice(pool, score, score, chosen, 0.5))
     data = explored(path, lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids])
-    groups = [cell[kind] for cell in data["cells"] for kind in ("chosen", "dropped")]
-    assert 600 < sum(len(group["blocks"]) for group in groups) <= MAX_BLOCKS
     steps = [pool["step"] for pool in data["pools"]]
     assert len(steps) == MAX_POOLED // 128 and (steps[0], steps[-1]) == (0, 399)
     assert {len(pool["candidates"]) for pool in data["pools"]} == {128}
     assert {len(text) for text in data["texts"].values()} == {MAX_CHARACTERS}
     page = render("explorer.html", data=data, recipe="long", arm="RoD", note="", pages=[])
-    size = (MAX_BLOCKS + MAX_POOLED) * (3 * MAX_CHARACTERS + 100) + 50_000
+    size = MAX_POOLED * (3 * MAX_CHARACTERS + 100) + 50_000
     assert len(page.encode()) < size < 3_000_000
 
 

@@ -214,7 +214,8 @@ def _read_arm(
                 f"{file} is missing, expected one in every trained arm: restore it from a copy, "
                 "or train the arm again"
             )
-    metrics = metrics or read_metrics(metrics_file)
+    with interpreting(metrics_file):
+        metrics = metrics or read_metrics(metrics_file)
     if metrics_file.is_file() and facts.get("steps") not in (None, len(metrics)):
         raise ValueError(
             f"{metrics_file} holds {len(metrics)} steps, but arm.json has steps={facts['steps']}: "
