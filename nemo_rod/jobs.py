@@ -108,13 +108,6 @@ class EvaluateJob(ModelJob):
 
 
 @dataclass(kw_only=True)
-class CheckJob(ModelJob):
-    """Builds a model as training does; refuses one that would not train as intended."""
-
-    start: str
-
-
-@dataclass(kw_only=True)
 class ExportJob(ModelJob):
     """Writes a step of a training run as a Hugging Face checkpoint, to `<out>/hf`."""
 
@@ -122,12 +115,11 @@ class ExportJob(ModelJob):
     saved: str  # folder of the step's distributed checkpoint
 
 
-Job = TrainJob | ReferenceJob | EvaluateJob | CheckJob | ExportJob
+Job = TrainJob | ReferenceJob | EvaluateJob | ExportJob
 _KINDS: dict[str, type] = {
     "train": TrainJob,
     "reference": ReferenceJob,
     "evaluate": EvaluateJob,
-    "check": CheckJob,
     "export": ExportJob,
 }
 

@@ -75,7 +75,7 @@ def run(config: Config) -> None:
             f"No part that is installed makes the arm {unmade[0]}: take it out of arms=[...], or "
             "install all of nemo_rod."
         )
-    _execute(stages, chosen, is_launch=True)
+    execute(stages, chosen, is_launch=True)
     if not (config.dry_run or stages.launcher.submits):
         for line in results_of(config):
             say(line)
@@ -129,10 +129,20 @@ def one_stage(command: str, config: Config) -> None:
         raise ValueError(
             f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
         )
-    _execute(stages, chosen)
+    execute(stages, chosen)
 
 
-def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
+def execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
+    """Runs some stages of a run, or submits them, or says with `dry_run` what it would do.
+
+    Args:
+        stages: the run.
+        chosen: its stages, in order.
+        is_launch: whether `nemo-rod status` shows them as one launch.
+
+    Raises:
+        ValueError: results have other inputs, or something is lacking that the stages need.
+    """
     config = stages.config
     for name in config.rebuild:
         known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]

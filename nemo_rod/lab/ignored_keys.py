@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.files import read_json
-from nemo_rod.lab.rehearsal.special_tokens import published_file
 from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
 
 # Keys that choose another way to compute, if they are set; without any, Bridge is not asked, as its
@@ -22,7 +22,7 @@ def ignored_keys(model: str) -> list[str]:
 
     There are none where the file or Bridge is not at hand, or the file has no unusual setting.
     """
-    file = published_file(model, "config.json")
+    file = file_of(model, "config.json")
     if file is None or not can_be_found("megatron.bridge") or not any(_unusual(read_json(file))):
         return []
     module = "nemo_rod.megatron.config_keys"

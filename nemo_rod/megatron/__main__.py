@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from nemo_rod.jobs import (
     STORE,
-    CheckJob,
     EvaluateJob,
     ExportJob,
     Job,
@@ -39,7 +38,6 @@ _RUN_BY = {
     TrainJob: ("train_job", "train"),
     ReferenceJob: ("forward_jobs", "reference"),
     EvaluateJob: ("forward_jobs", "evaluate"),
-    CheckJob: ("forward_jobs", "check_model"),
     ExportJob: ("forward_jobs", "export"),
 }
 

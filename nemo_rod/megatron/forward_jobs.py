@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json, writing
-from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob
+from nemo_rod.jobs import EvaluateJob, ExportJob, ModelJob, ReferenceJob
 from nemo_rod.megatron.base_losses import compare_base
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
@@ -20,7 +19,7 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.progress import Progress
-from nemo_rod.ranks import from_all_ranks, from_recorder, is_recorder
+from nemo_rod.ranks import from_recorder, is_recorder
 from nemo_rod.selection.references.folder import holds, role_manifest
 from nemo_rod.selection.references.reference_pass import write_references
 
@@ -79,27 +78,6 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
             progress.step(number + 1)
         del scorer
         gc.collect()
-
-
-def check_model(job: CheckJob, heartbeat: Heartbeat = UNWATCHED) -> None:
-    """Builds the model in its layout and writes each rank's parameter counts to `model.json`.
-
-    Raises:
-        ValueError: the model does not support the layout, its checkpoint cannot be loaded, or it
-            would also be trained by a loss other than that of the next token (`objective`).
-    """
-    compare_base(job, job.start, heartbeat)
-    _, chunks = build(job, job.start, BlockStore(job.blocks).block_size)
-    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-    counts = {
-        "parameters": sum(p.numel() for p in parameters),
-        "trained": sum(p.numel() for p in parameters if p.requires_grad),
-    }
-    ranks = from_all_ranks([counts])
-    if is_recorder():
-        write_json(Path(job.out) / "model.json", {"ranks": ranks})
-    del chunks, parameters
-    parallel_state.destroy_model_parallel()
 
 
 def export(job: ExportJob, heartbeat: Heartbeat = UNWATCHED) -> None:

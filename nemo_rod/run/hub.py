@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
 from nemo_rod.config import Config
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.trust import name_and_revision
 
@@ -59,23 +60,16 @@ def named(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict
 def refusals(repositories: Mapping[str, Repository]) -> Iterator[tuple[str, bool]]:
     """Yields a sentence on each key whose repository cannot be read, and whether for all machines.
 
-    Models in the cache are not asked about; all others are at once.
+    See `answers`; what several keys name is said once.
     """
-    asked: dict[Repository, str] = {}
-    for key, repository in repositories.items():
-        if _cached(repository) is None:
-            asked.setdefault(repository, key)
-    threads = [Thread(target=_answer, args=(repository,)) for repository in asked]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     silent, reason = list[str](), ""
-    for repository, key in asked.items():
-        answer = _answer(repository)
+    first: dict[Repository, str] = {}
+    for key, each in repositories.items():
+        first.setdefault(each, key)
+    for key, answer in answers({key: each for each, key in first.items()}).items():
         if isinstance(answer, NotChecked):
-            silent, reason = [*silent, f"{key}={repository.name}"], str(answer)
-        elif answer is not None:
+            silent, reason = [*silent, f"{key}={repositories[key].name}"], str(answer)
+        else:
             yield f"{key}: {answer}", True
     if silent:
         yield (
@@ -85,20 +79,33 @@ def refusals(repositories: Mapping[str, Repository]) -> Iterator[tuple[str, bool
         )
 
 
+def answers(repositories: Mapping[str, Repository]) -> dict[str, Exception]:
+    """Returns why repositories cannot be read, by key: `NotChecked` if the hub does not answer.
+
+    Models in the cache are not asked about; all others are at once.
+    """
+    asked = {key: each for key, each in repositories.items() if not _is_cached(each)}
+    threads = [Thread(target=_answer, args=(each,)) for each in {*asked.values()}]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {key: why for key, each in asked.items() if (why := _answer(each)) is not None}
+
+
 def published(name: str, file: str) -> Path:
     """Returns a file of a model on the hub, from the cache if it is there.
 
     Raises:
         ValueError: the hub does not give it.
     """
-    from huggingface_hub import hf_hub_download
-
-    repository = Repository(*name_and_revision(name))
-    if (cached := _cached(repository, (file,))) is not None:
-        return cached
-    if (refusal := _answer(repository)) is not None:
+    if (found := file_of(name, file)) is not None:
+        return found
+    if (refusal := _answer(Repository(*name_and_revision(name)))) is not None:
         raise ValueError(str(refusal))
-    return Path(hf_hub_download(repository.name, file, revision=repository.revision))
+    if (found := file_of(name, file, fetch=True)) is None:
+        raise ValueError(f"The hub does not give {file} of {name}: correct the name.")
+    return found
 
 
 @functools.cache  # one command asks once
@@ -160,14 +167,9 @@ def check_access(repository: Repository) -> None:
         raise NotChecked(f"the hub does not answer ({reason:.120})") from None
 
 
-def _cached(
-    repository: Repository, files: Sequence[str] = ("config.json", "tokenizer_config.json")
-) -> Path | None:
-    """Returns the first of these files in the cache; for a dataset, which is streamed, None."""
-    from huggingface_hub import try_to_load_from_cache
-
+def _is_cached(repository: Repository) -> bool:
+    """Returns whether a model's files are in the cache; a dataset is streamed, and has none."""
     name, revision, kind = repository
-    for file in files if kind == "model" else ():
-        if isinstance(found := try_to_load_from_cache(name, file, revision=revision), str):
-            return Path(found)
-    return None
+    pinned = name if revision is None else f"{name}@{revision}"
+    files = ("config.json", "tokenizer_config.json") if kind == "model" else ()
+    return any(file_of(pinned, file) is not None for file in files)

@@ -1,6 +1,5 @@
 """Sources of kind megatron: NVIDIA's own .bin and .idx, written with its own builder."""
 
-import dataclasses
 import importlib.util
 import os
 import struct
@@ -17,7 +16,6 @@ from places import Later
 
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents, open_inputs
-from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
 
 if importlib.util.find_spec("megatron") is None:
     pytest.skip("Megatron is not installed", allow_module_level=True)
@@ -225,14 +223,6 @@ def test_bad_input_is_one_sentence(
         run(tmp_path / "store", [source(tmp_path / "a")])
     assert "\n" not in str(error.value)
     assert not (tmp_path / "store" / "store.json").exists()
-
-
-def test_a_rehearsal_makes_lines_in_their_place(tmp_path: Path) -> None:
-    for spec in (source(0.3, "a", 0.7, "b"), source("a", options={"copy": False}, name="there")):
-        changed = small_source(spec, tmp_path, block_size=S)
-        write_sources([spec], tmp_path)
-        small = dataclasses.replace(spec, **changed)
-        assert small.kind == "jsonl" and len([*Documents(small)]) > 10
 
 
 def in_place(*files: Any, **fields: Any) -> SourceSpec:

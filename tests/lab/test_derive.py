@@ -3,19 +3,27 @@
 import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from command_line import OF_THE_PAPER, composed
 
+from nemo_rod import parts
 from nemo_rod.config import Config, Parallel, config_folder
+from nemo_rod.corpus.sources import takes
 from nemo_rod.files import write_json
-from nemo_rod.hosts.ray.launcher import RayOnSlurm
-from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, rehearse, small_model
-from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, scaled_down, small_layout
+from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
+from nemo_rod.lab.rehearsal.derive import (
+    BATCH_SIZE,
+    cap_sources,
+    cut_short,
+    other_runs,
+    shrink,
+    small_layout,
+    sources_out_of_reach,
+)
 from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
-from nemo_rod.lab.rehearsal.materials import DESCRIPTION, TABLE, describe
-from nemo_rod.lab.rehearsal.stages import RehearsalStages
 from nemo_rod.lab.rehearsal.table import as_dict
 from nemo_rod.run.checks import check
 from nemo_rod.run.handover import flatten
@@ -42,8 +50,10 @@ CHANGED = {
 def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple[Config, Config]:
     config = composed(f"recipe={recipe}", *overrides)
     parallel, _ = small_layout(config.parallel, processes)
-    folder = Path("somewhere") / "else"
-    return config, scaled_down(config, folder, parallel=parallel, scale=8 / config.train.steps)
+    small = cut_short(config, Path("somewhere") / "else", scale=8 / config.train.steps)
+    shrink(small, parallel, tokenizer=None)
+    cap_sources(small)
+    return config, small
 
 
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
@@ -60,8 +70,8 @@ def test_only_sizes_and_places_change(recipe: str) -> None:
     for name, source in config.domain.sources.items():
         rehearsed = small.domain.sources[name]
         changed = {key for key in source if source[key] != rehearsed[key]}
-        assert changed <= {"path", "max_tokens"}, name
-        assert rehearsed["path"].startswith(str(Path.cwd() / "somewhere" / "else" / "made"))
+        assert changed <= {"max_tokens", "dedup"}, name
+        assert rehearsed["max_tokens"] < 400 * small.domain.block_size
     for name, variant in config.variants.items():
         changed = {k for k in variant if variant[k] != small.variants[name][k]}
         assert changed <= {"steps", "curriculum", "reference", "train"}, name
@@ -120,7 +130,7 @@ def test_a_model_in_small_keeps_what_decides_which_code_runs(
 ) -> None:
     config = composed(f"recipe={recipe}")
     small = small_model(config, stages=2)
-    assert small is not None and config.model.shape is not None
+    assert config.model.shape is not None
     assert small.class_name == class_name
     text = small.values.get("text_config", small.values)
     assert text["tie_word_embeddings"] is small.values["tie_word_embeddings"] is tied
@@ -145,7 +155,6 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> No
     from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
 
     small = small_model(composed("recipe=german_qwen3_5_35b_a3b"))
-    assert small is not None
     write_checkpoint(small, tmp_path / "checkpoint", precision="bf16")
     text = small.values["text_config"]
     layers, experts = range(text["num_hidden_layers"]), range(text["num_experts"])
@@ -221,7 +230,7 @@ def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
     assert other_runs(config) == {"runs/german_nemotron_nano_12b_v2": ["rod_beyond"]}
     recorded = others / "runs--german_nemotron_nano_12b_v2" / "arms" / "rod_beyond"
     assert small.variants["rod_transfer"]["curriculum"] == str(recorded)
-    assert small.domain.eod == 2 and small.domain.tokenizer != small.model.hf
+    assert small.domain.eod == 2 and small.domain.tokenizer == config.domain.tokenizer
 
 
 def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
@@ -232,26 +241,33 @@ def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
     assert (small.parallel.world_size, small.cluster.gpus_per_node) == (2, 8)
 
 
-def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
-    overrides = ("launcher=ray", "launcher.nemo_rl=/shared/RL", "arms=[no_replay,rod]")
-    config = composed("recipe=german_nemotron_nano_12b_v2", f"run_dir={tmp_path}/run", *overrides)
-    folder = tmp_path / "run_rehearsal"
-    scale = 8 / config.train.steps
-    small = make_rehearsal(config, folder, None, scale)
-    files = RayOnSlurm().render(small, RehearsalStages(small).all())
-    on_nemo_rl = {"references_base", "references_specialist", "no_replay", "rod"}
-    # what builds the model, on Megatron-Bridge, is none of them
-    others = {"materials", "prepare", "base", "evaluate", "report", "losses"}
-    assert set(files) == {
-        *(f"{name}.sh" for name in on_nemo_rl),
-        *(f"{name}.sbatch" for name in others),
-        *("config.yaml", "submit.sh", "ray.sbatch", "node.sh", "stage.sh"),
+def test_text_is_made_up_only_where_the_users_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = SimpleNamespace(load=lambda: takes("files")(lambda spec: []))  # without max_bytes
+    monkeypatch.setattr(parts, "registered", lambda: ({}, {"readers": {"own": reader}}))
+    config, small = derived("german_qwen3_5_4b")
+    mine = {
+        "new": {"role": "adaptation", "kind": "jsonl", "files": ["new/*.jsonl"], "dedup": True},
+        "rows": {"role": "replay", "kind": "own", "files": ["here.db"]},
+        "ids": {"role": "replay", "kind": "megatron", "files": ["a"], "max_tokens": 70},
+        "blend": {"role": "replay", "kind": "megatron", "files": [0.3, "a", 0.7, "b"]},
+        "web": {"role": "replay", "kind": "huggingface", "path": "some/web"},
+        "news": {"role": "replay", "kind": "huggingface", "path": "some/news"},
     }
-    assert all(str(folder / "launch" / "ray") in files[f"{name}.sh"] for name in on_nemo_rl)
-    for name in ("materials", "losses"):
-        assert f"rehearsal.part={name}" in files[f"{name}.sbatch"]
-    assert "submit prepare materials\n" in files["submit.sh"]
-    assert files["submit.sh"].endswith("submit losses evaluate\n")
+    config.domain = dataclasses.replace(config.domain, sources=mine)
+    small.domain = dataclasses.replace(small.domain, sources=mine)
+    unread = sources_out_of_reach(config, {"domain.sources.web.path"})
+    assert [*unread] == ["blend", "web"]
+    assert {"ids", "blend"} <= {*sources_out_of_reach(config, {"domain.tokenizer"})}
+    cap_sources(small, unread)
+    read = small.domain.sources
+    cap = read["rows"]["max_tokens"]
+    assert read["rows"] == mine["rows"] | {"max_tokens": cap, "dedup": False}
+    assert (read["new"]["files"], read["new"]["dedup"]) == (["new/*.jsonl"], False)
+    assert (read["ids"]["max_tokens"], read["news"]["path"]) == (70, "some/news")
+    assert {read[name]["kind"] for name in unread} == {"synthetic"}
+    assert read["web"]["files"] != read["blend"]["files"] and read["web"]["max_tokens"] == cap
 
 
 @pytest.fixture
@@ -259,53 +275,38 @@ def config(tmp_path: Path) -> Config:
     return composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        *(("run_dir", folder, "never writes into the folder of the real run")
-          for folder in ("real", "real/inside", ".")),
-        ("part", "model", r"rehearsal\.part=model is for the jobs of a rehearsal"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("folder", ["real", "real/inside", "."])
 def test_a_rehearsal_keeps_to_a_folder_of_its_own(
-    config: Config, key: str, value: str, sentence: str, tmp_path: Path
+    config: Config, folder: str, tmp_path: Path
 ) -> None:
-    setattr(config.rehearsal, key, str(tmp_path / value) if key == "run_dir" else value)
-    with pytest.raises(ValueError, match=sentence):
+    config.rehearsal.run_dir = str(tmp_path / folder)
+    with pytest.raises(ValueError, match="never writes into the folder of the real run"):
         rehearse(config)
     assert not (tmp_path / "real").exists()
 
 
-def test_every_state_of_a_rehearsal_is_recognised(config: Config, tmp_path: Path) -> None:
-    folder, foreign = tmp_path / "real_rehearsal", tmp_path / "real_rehearsal" / "thesis.tex"
+def test_a_rehearsal_is_recognised(config: Config, tmp_path: Path) -> None:
+    folder = tmp_path / "real_rehearsal"
+    folder.mkdir()
     assert rehearsal_folder(config) == folder
-
-    other = Places(folder).other("runs/german_qwen3_5_4b")
-    other.mkdir(parents=True)  # stopped during the rehearsals that it uses
-    describe(config, other, None)
-    assert rehearsal_folder(config) == folder
-    foreign.touch()
+    (folder / "thesis.tex").touch()
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
         rehearsal_folder(config)
-    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by its checks
-    assert rehearsal_folder(config) == folder
-    (folder / TABLE).unlink()
-    describe(config, folder, None)
+    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # as at its beginning
     assert rehearsal_folder(config) == folder
 
 
-@pytest.mark.parametrize("name", [DESCRIPTION, TABLE])
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"recipe": "Pflaumenmus", "rows": []}', "no JSON", "\xff"]
 )
-def test_files_of_a_rehearsals_names_are_not_yet_a_rehearsal(
-    config: Config, name: str, content: str, tmp_path: Path
+def test_a_file_of_the_tables_name_is_not_yet_a_rehearsal(
+    config: Config, content: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    (folder / name).write_bytes(content.encode("latin-1"))
+    (folder / TABLE).write_bytes(content.encode("latin-1"))
     config.rehearsal.run_dir = str(folder)
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
         rehearse(config)
-    assert {file.name for file in folder.iterdir()} == {"thesis.tex", name}
+    assert {file.name for file in folder.iterdir()} == {"thesis.tex", TABLE}

@@ -21,7 +21,6 @@ from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.generated.engines import VLLM
 from nemo_rod.lab.generated.reader import Sampler, Sampling, read_generated
 from nemo_rod.lab.generated.real_forgetting import real_forgetting
-from nemo_rod.lab.smollm2 import known_texts
 from nemo_rod.lab.smollm2.package_model import write_model
 from nemo_rod.run.base_model import initialise_base
 
@@ -262,29 +261,6 @@ def test_make_demo_llm_composes() -> None:
     config = composed(*run[2:])
     (own,) = [spec for spec in config.domain.specs if spec.kind == "generated"]
     assert config.model.hf == config.domain.tokenizer == own.path == model
-
-
-def test_a_source_is_known_that_gains_little(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known_texts, "STEPS", 3)
-    sources = ["dialect", "chain_0", "chain_1", "chain_2"]
-    rows = zip(sources, ["adaptation", *["replay"] * 3], [1.0, 0.25, 0.26], strict=False)
-    file = tmp_path / "known_texts.json"
-    file.write_text(json.dumps({name: {"role": role, "gain": gain} for name, role, gain in rows}))
-    config = composed("recipe=toy_synthetic")
-    kept = [spec for spec in config.domain.specs if spec.name in sources]
-    domain = SimpleNamespace(specs=kept, tokenizer="byte", eod=None)
-    few = SimpleNamespace(run_dir=tmp_path, domain=domain, train=config.train, recipe="few")
-    few.model = SimpleNamespace(hf=model)
-    known_texts.measure(few)  # type: ignore[arg-type]
-    measured = json.loads(file.read_text())
-    assert list(measured) == sources and measured["dialect"]["gain"] == 1.0
-    assert [measured[name]["known"] for name in sources[:3]] == [False, True, False]
-    assert measured["chain_2"]["steps"] == 3 and measured["chain_2"]["gain"] > 0
-    few.model = SimpleNamespace(hf=None)
-    with pytest.raises(ValueError, match=r"model\.hf is null: few trains its own base"):
-        known_texts.measure(few)  # type: ignore[arg-type]
 
 
 def test_the_model_of_the_package_needs_the_package(

@@ -1,4 +1,4 @@
-"""`nemo-rod probe`: two short arms of a recipe, and what they say about a whole run."""
+"""`nemo-rod probe`: three short arms of a recipe, and what they say about a whole run."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 from command_line import composed
 from made_up_run import made_up_training, recipe
 
+from nemo_rod.commands import run_stages
 from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.probe.command import probe, probed
-from nemo_rod.lab.probe.speed import time
+from nemo_rod.lab.rehearsal.probe import ARMS, OLD_TEXT, known, probe, probed
+from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.selection import Curriculum
 
 SMALL = (
@@ -22,7 +23,7 @@ SMALL = (
 def test_a_probe_is_the_recipe_cut_short(tmp_path: Path) -> None:
     config = composed(*SMALL, f"run_dir={tmp_path}/run", "+domain.sources.dialect.max_tokens=900")
     small = probed(config)
-    assert small.run_dir == f"{tmp_path}/run_probe" and small.arms == ["base", "no_replay", "rod"]
+    assert small.run_dir == f"{tmp_path}/run_probe" and small.arms == ARMS
     assert (small.train.steps, config.train.steps) == (10, 100)
     caps = {spec.name: spec.max_tokens for spec in small.domain.specs}
     assert caps.pop("dialect") == 900
@@ -44,7 +45,7 @@ def test_what_a_probe_says_is_what_its_arms_measured(
 def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
     findings: dict[str, Any] = json.loads((folder / "probe.json").read_text())
     base = json.loads((folder / "arms" / "base" / "evaluation.json").read_text())["loss"]["replay"]
-    for name in ("no_replay", "rod"):
+    for name in ARMS[1:]:
         arm = folder / "arms" / name
         loss = json.loads((arm / "evaluation.json").read_text())["loss"]["replay"]
         forgotten = findings["forgetting_by_source"][name]
@@ -55,32 +56,44 @@ def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
         store = BlockStore(folder / "blocks")
         shares = [float(store.is_replay(each.trained_on).mean()) for each in curriculum]
     assert findings["replay_share"] == pytest.approx({"first": shares[0], "last": shares[-1]})
-    speed, whole = findings["seconds_per_step"], findings["whole_run"]
-    hours = (
-        steps * (speed["no_replay"] + speed["rod"]) + 2 * steps / 3 * speed["no_replay"]
-    ) / 3600
+    plain, rod = (findings["speed"][name] for name in ("no_replay", "rod"))
+    speed, whole = (plain["seconds_per_step"], rod["seconds_per_step"]), findings["whole_run"]
+    assert plain["tokens_per_second"] == pytest.approx(8 * 16 / speed[0])
+    assert rod["mfu"] == pytest.approx(rod["tflops_per_process"] / findings["peak_tflops"])
+    hours = (steps * sum(speed) + 2 * steps / 3 * speed[0]) / 3600
     processes = whole["process_hours"] / whole["hours"]
     assert whole["hours"] == pytest.approx(hours)
     assert whole["cost"] == pytest.approx(2 * hours * processes)
+    assert {row["known"] for row in findings["known"].values()} == {None}  # nothing was learned
+    assert "not judged" in printed and "raise probe.steps" in printed
     assert "Not known from this" in printed and f"{shares[0]:.0%} in the first tenth" in printed
 
 
-def test_a_timing_is_of_the_recipes_shape_on_made_up_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("gained", "changes", "verdicts"),
+    [
+        # half of the blocks each; new text gains 0.4 nats in all, and as shown after five steps
+        (0.4, [-0.074, -0.076], [True, False]),
+        (0.149, [-0.01, 0.1], [None, None]),  # 0.049 after five: new text itself is not learned
+    ],
+)
+def test_a_source_is_known_that_gains_little(
+    gained: float, changes: list[float], verdicts: list[bool | None], tmp_path: Path
 ) -> None:
-    config = recipe(tmp_path / "run", "train.steps=40")
+    config = recipe(tmp_path / "run", "train.steps=40", "probe.steps=10")
     with made_up_training():
-        time(config)
-    folder, printed = tmp_path / "run_time", capsys.readouterr().out
-    findings = json.loads((folder / "time.json").read_text())
-    assert {*findings["arms"]} == {"no_replay", "rod"} and "RoD takes" in printed
-    sources = {source.name for source in BlockStore(folder / "blocks").sources}
-    assert sources == {*config.domain.sources}
-    for name, arm in findings["arms"].items():
-        rows = [*map(json.loads, (folder / "arms" / name / "metrics.jsonl").open())]
-        assert len(rows) == 13
-        seconds = sorted(row["timing/train/total"] for row in rows[3:])
-        assert arm["seconds_per_step"] == pytest.approx((seconds[4] + seconds[5]) / 2)
-        tokens = config.train.batch_size * config.domain.block_size
-        assert arm["tokens_per_second"] == pytest.approx(tokens / arm["seconds_per_step"])
-        assert arm["mfu"] == pytest.approx(arm["tflops_per_process"] / findings["peak_tflops"])
+        run_stages.run(small := probed(config))
+    file = Path(small.run_dir) / "arms" / "no_replay" / "metrics.jsonl"
+    rows = [*map(json.loads, file.open())]
+    for step, loss in ((4, 2.1), (9, 2.0)):
+        rows[step]["validation/adaptation/dialect/loss"] = loss
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run, sources = read_run(Path(small.run_dir)), ["chain_0", "chain_1"]
+    history = run.arms[OLD_TEXT].history
+    assert history is not None
+    assert history.share_T.tolist() == [1.0] * 10  # it trains on replay alone
+    history.chosen_TO[:, 1:] = 4
+    found = known(run, gained, dict(zip(sources, changes, strict=True)))
+    assert [found[name]["steps"] for name in sources] == [5, 5]
+    assert found["chain_0"]["limit"] == pytest.approx((gained - 0.1) / 4)
+    assert [found[name]["known"] for name in sources] == verdicts

@@ -20,9 +20,10 @@ if find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
 from architectures import TYPES  # noqa: E402
+from made_up_run import make_texts  # noqa: E402
 
+from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.lab.rehearsal import command  # noqa: E402
-from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer  # noqa: E402
 
 IN_FULL_PRECISION = (  # one of each class
     *("german_qwen3_5_9b", "german_qwen3_5_35b_a3b", "legal_nemotron_nano_12b_v2"),
@@ -39,11 +40,20 @@ def rehearse(recipe: str, folder: Path, *overrides: str) -> tuple[dict[str, Any]
     return json.loads((folder / "run_rehearsal" / "table.json").read_text()), done.stdout
 
 
-def differences(folder: Path) -> dict[str, float]:
-    """Of every export: the largest difference of a source's loss from Megatron's, in nats."""
-    file = folder / "run_rehearsal" / "losses" / "losses.json"
-    difference: dict[str, float] = json.loads(file.read_text())["difference"]
-    return difference
+def published(folder: Path, kind: str, **described: Any) -> Path:
+    """A folder with what a rehearsal reads of a published model: its description and tokenizer."""
+    config = transformers.AutoConfig.for_model(kind, **described)
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    config.architectures = [names[kind]]
+    config.save_pretrained(folder)
+    load_tokenizer("byte").save_pretrained(folder)
+    return folder
+
+
+def difference(table: dict[str, Any]) -> float:
+    """Of all exports: the largest difference of a source's loss from Megatron's, in nats."""
+    (note,) = [row["note"] for row in table["rows"] if row["name"] == "losses"]
+    return float(note.split()[-3])
 
 
 def checked_states(table: dict[str, Any]) -> dict[str, str]:
@@ -53,50 +63,64 @@ def checked_states(table: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_recipe_is_rehearsed_from_text_to_report(
+def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = "german_qwen3_0_6b"
-    few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
-    table, output = rehearse(recipe, tmp_path, *few)
+    make_texts(texts := tmp_path / "texts")
+    model = published(tmp_path / "model", "qwen3", vocab_size=1000, num_hidden_layers=28)
+    sources = (
+        *(f"new: {{role: adaptation, kind: text, files: [{texts}/*.txt]}}",),
+        *(f"lines: {{role: replay, kind: jsonl, files: [{texts}/*.jsonl], dedup: true}}",),
+        *(f"table: {{role: replay, kind: parquet, files: [{texts}/*.parquet]}}",),
+        *(f"far: {{role: replay, kind: huggingface, path: {'some/dataset'}}}",),
+    )
+    recipe = tmp_path / "my" / "recipe" / "mine.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text(
+        "# @package _global_\ndefaults:\n  - override /cluster: h100_1\narms: [no_replay]\n"
+        f"model: {{hf: {model}}}\ndomain:\n  tokenizer: {model}\n  sources:\n    "
+        + "\n    ".join(sources)
+        + "\ntrain: {steps: 900, batch_size: 64, micro_batch_size: 4, lr: 1.0e-4}\n"
+        "scoring: {micro_batch_size: 8}\n"
+    )
+    few = ("rehearsal.steps=2", "rehearsal.processes=1", "plan.adaptation_tokens=1e9")
+    words = ("--config-dir", str(tmp_path / "my"), *few, "plan.replay_tokens=1e9")
+    table, output = rehearse("mine", tmp_path, *words)
     states = checked_states(table)
-    assert [name for name, state in states.items() if state != "not seen"][-8:] == [
-        *("materials", "prepare", "model", "base", "no_replay", "evaluate", "report", "losses"),
+    assert [name for name, state in states.items() if state != "not seen"][-7:] == [
+        *("materials", "prepare", "base", "no_replay", "evaluate", "report", "losses"),
     ]
+    assert "made-up text for far, as the hub does not answer" in output
     folder = tmp_path / "run_rehearsal"
+    store, own = BlockStore(folder / "blocks"), load_tokenizer(str(model))
+    assert store.tokenizer_fingerprint == own.fingerprint
+    first = {s.name: own.decode(store.tokens([s.start])[0]) for s in store.sources}
+    for name, file in (("new", "plain.txt"), ("lines", "plain.jsonl"), ("table", "plain.txt")):
+        assert first[name].split("\0")[0][:40] in (texts / file).read_text(), name
     results = json.loads((folder / "report" / "results.json").read_text())
     assert set(results["arms"]) == {"base", "no_replay"}
     planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
     assert planned["no_replay"]["gpu_hours"] > 0.5  # what the real run needs, not the rehearsal
-    assert "no_replay" in output and "1 H100 on 1 node" in output
-    words = (f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", *few, "dry_run=true")
-    command.rehearse(composed(*words))  # checks, and changes nothing
-    output = capsys.readouterr().out
-    assert "layout" in output and "losses" not in output
+    assert "1 H100 on 1 node" in output
+    dry = nemo_rod("rehearse", "recipe=mine", f"run_dir={tmp_path / 'run'}", *words, "dry_run=true")
+    assert "layout" in dry.stdout and "losses" not in dry.stdout  # checks, and changes nothing
     assert (folder / "report" / "index.html").exists()
 
 
 def test_failed_checks_end_a_rehearsal_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, wrong = "german_qwen3_5_4b", ("domain.eod=7", "parallel.pipeline=3")
-    expected = {
-        "end of documents": "Documents would end with id 7 (an ordinary token), but in the "
-        "pretraining of Qwen/Qwen3.5-4B-Base they ended with id 151643 (<|endoftext|>",
-        "tokenizer": "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
-        "model.hf=Qwen/Qwen3.5-4B-Base",
-        "layout": "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32",
-    }
-    words = (f"run_dir={tmp_path / 'run'}", "domain.tokenizer=Qwen/Qwen3-0.6B-Base", *wrong)
-    with pytest.raises(RuntimeError, match=f"the rehearsal of {recipe} failed at "):
+    recipe, model = "german_qwen3_5_4b", published(tmp_path / "model", "qwen3")
+    config = {**json.loads((model / "config.json").read_text()), "architectures": ["Fancy"]}
+    (model / "config.json").write_text(json.dumps(config))
+    words = (f"run_dir={tmp_path / 'run'}", f"model.hf={model}", "parallel.pipeline=3")
+    with pytest.raises(RuntimeError, match=f"the rehearsal of {recipe} failed at layout"):
         command.rehearse(composed(f"recipe={recipe}", *words))
     output = capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["run_rehearsal"]
     assert [path.name for path in (tmp_path / "run_rehearsal").iterdir()] == ["table.json"]
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
     notes = {part["name"]: part["note"] for part in table["rows"] if part["state"] == "FAILED"}
-    assert notes.keys() == expected.keys()
-    for row, sentence in expected.items():
+    for row, sentence in (("layout", "pipeline=3 x virtual"), ("class", "of the class Fancy")):
         assert f"{row}: " in output and sentence in output and sentence in notes[row]
 
 
@@ -108,7 +132,7 @@ def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
     checked_states(table)
     arms = {"base", *composed(f"recipe={recipe}").arms}
     results = json.loads((tmp_path / "run_rehearsal" / "report" / "results.json").read_text())
-    assert {*results["arms"]} == {*differences(tmp_path)} == arms
+    assert {*results["arms"]} == arms and difference(table) <= 0.01
 
 
 @pytest.mark.rehearsal
@@ -117,24 +141,20 @@ def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
 def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path) -> None:
     # in twice the memory of bf16, the real layouts need recompute, which changes no bit
     whole = ("model.precision=fp32", "plan.peak_tflops=80", "train.recompute=full")
-    rehearse(recipe, tmp_path, "arms=[base,no_replay]", *whole)
-    near = differences(tmp_path)
-    assert set(near) == {"base", "no_replay"} and max(near.values()) <= 1e-5
+    table, _ = rehearse(recipe, tmp_path, "arms=[base,no_replay]", *whole)
+    assert difference(table) <= 1e-5
 
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_other_type_of_model(kind: str, tmp_path: Path) -> None:
-    published = transformers.AutoConfig.for_model(kind, **TYPES[kind])
-    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    published.architectures = [names[kind]]
-    published.save_pretrained(tmp_path / "published")
-    write_tokenizer(special_tokens("SmolLM2"), tmp_path / "published")
-    model = (f"model.hf={tmp_path / 'published'}", "model.precision=fp32", "~cluster")
-    rehearse("german_smollm2_135m", tmp_path, *model, "arms=[base,rod]", "rehearsal.steps=2")
-    near = differences(tmp_path)
-    assert set(near) == {"base", "rod"} and max(near.values()) <= 1e-5
+    folder = published(tmp_path / "published", kind, **TYPES[kind])
+    model = (f"model.hf={folder}", "model.precision=fp32", "~cluster")
+    table, _ = rehearse(
+        "german_smollm2_135m", tmp_path, *model, "arms=[base,rod]", "rehearsal.steps=2"
+    )
+    assert difference(table) <= 1e-5
 
 
 @pytest.mark.rehearsal

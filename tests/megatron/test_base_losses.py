@@ -12,7 +12,7 @@ import torch
 from tiny import configured
 
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
-from nemo_rod.jobs import CheckJob
+from nemo_rod.jobs import ExportJob
 
 pytestmark = [pytest.mark.usefixtures("megatron", "alone")]
 
@@ -138,9 +138,9 @@ def test_a_base_is_equal_or_refused_by_name(
             if weight.dim() > 1:
                 weight.mul_(6.0)  # so that positions matter
     model.save_pretrained(tmp_path / "hf")
-    job = CheckJob(
+    job = ExportJob(
         name="check", config=configured(model__precision="bf16"), blocks=str(blocks),
-        out=str(tmp_path), start=str(tmp_path / "hf"),
+        out=str(tmp_path), start=str(tmp_path / "hf"), saved="",
     )  # fmt: skip
     if refusal:
         with pytest.raises(ValueError, match=re.escape(refusal)) as refused:

@@ -17,7 +17,7 @@ import torch
 from command_line import composed
 from tiny import configured
 
-from nemo_rod.jobs import CheckJob, ReferenceJob, TrainJob
+from nemo_rod.jobs import ExportJob, ReferenceJob, TrainJob
 from nemo_rod.selection import References, ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -163,7 +163,8 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
 
     def arithmetic(precision: str, scoring: str | None) -> str:
         config = configured(model__precision=precision, scoring__precision=scoring)
-        return CheckJob(name="", config=config, blocks="", out="", start="").arithmetic
+        job = ExportJob(name="", config=config, blocks="", out="", start="", saved="")
+        return job.arithmetic
 
     blocks: Any = Blocks()
     assert arithmetic("bf16", None) == "bf16"

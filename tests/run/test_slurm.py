@@ -32,12 +32,10 @@ def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) ->
     output = nemo_rod("rehearse", *run, *ON_SLURM, f"run_dir={tmp_path}/run", cluster=cluster)
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
     assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}
-    assert {"model", "no_replay", "rod", "merge_0.4", "report", "losses"} <= {
+    assert {"materials", "no_replay", "rod", "merge_0.4", "report", "losses"} <= {
         row["name"] for row in table["rows"]
     }
     assert "Rehearsal of german_qwen3_5_4b" in output
-    model = json.loads((tmp_path / "run_rehearsal" / "model" / "model.json").read_text())
-    assert len(model["ranks"]) == 2
     job = (tmp_path / "run_rehearsal" / "launch" / "slurm" / "rod.sbatch").read_text()
     assert "#SBATCH --nodes=2" in job
     assert not (tmp_path / "run").exists()

@@ -7,6 +7,7 @@ class its configuration names. One without it is compared with sentencepiece.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
 from nemo_rod.trust import UntrustedCodeError, explain_own_code, name_and_revision
 
@@ -168,8 +170,9 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    file = _file_of(name, _FILE)
-    pieces = None if file else next(filter(None, (_file_of(name, each) for each in _PIECES)), None)
+    own = functools.partial(file_of, name, fetch=True)
+    file = own(_FILE)
+    pieces = None if file else next(filter(None, map(own, _PIECES)), None)
     if pieces is not None:
         _sentencepiece(name, pieces)  # refuses more clearly than transformers
     with_class: Any = None
@@ -187,7 +190,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
         )
     if file is None:
         needed = {*kind.vocab_files_names.values()} - {_FILE}
-        if lost := sorted(each for each in needed if _file_of(name, each) is None):
+        if lost := sorted(each for each in needed if own(each) is None):
             raise ValueError(
                 f"tokenizer {name!r} has neither a {_FILE} nor {' and '.join(lost)}, which "
                 f"{kind.__name__} reads: give one that has a {_FILE}"
@@ -246,7 +249,7 @@ def _contradiction(name: str, file: Path) -> str:
         for each in inner if isinstance(inner, list) or isinstance(value, dict) else ():
             yield from parts(each)
 
-    config_file = _file_of(name, "tokenizer_config.json")
+    config_file = file_of(name, "tokenizer_config.json", fetch=True)
     config = json.loads(config_file.read_text("utf-8")) if config_file else {}
     whole = json.loads(file.read_text("utf-8"))
     pipeline = [*parts([whole.get("normalizer"), whole.get("pre_tokenizer")])]
@@ -323,17 +326,6 @@ def _sentencepiece(name: str, file: Path) -> Any:
             "list of tokens for tiktoken does not say how text is cut into words: give a folder "
             f"with a {_FILE}"
         ) from None
-
-
-def _file_of(name: str, file: str) -> Path | None:
-    """Returns a file of a tokenizer, from its folder or the hub; None if it has no such file."""
-    from transformers.utils import cached_file
-
-    repository, pin = _place(name)
-    with suppress(OSError, ValueError):  # it is also said by `_from`
-        if path := cached_file(repository, file, **pin):
-            return Path(path)
-    return None
 
 
 def _place(name: str) -> tuple[str, dict[str, Any]]:

@@ -1,36 +1,51 @@
-"""`nemo-rod rehearse`: a scaled-down end-to-end run of a recipe."""
+"""`nemo-rod rehearse`: the recipe's own stages, run in small."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from nemo_rod.commands.run_stages import shows_dry_run
-from nemo_rod.commands.text import say
+from nemo_rod.commands.run_stages import execute, shows_dry_run
 from nemo_rod.config import Config, config_class, section
-from nemo_rod.files import write_json
+from nemo_rod.corpus.adapters.hub_files import file_of
+from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.rehearsal.derive import Places, other_runs, scaled_down, small_layout
+from nemo_rod.lab.rehearsal.derive import (
+    Places,
+    cap_sources,
+    cut_short,
+    other_runs,
+    shrink,
+    small_layout,
+    sources_out_of_reach,
+    unanswered,
+)
 from nemo_rod.lab.rehearsal.forms import SmallModel, shrunken
-from nemo_rod.lab.rehearsal.materials import TABLE, describe, is_rehearsal
-from nemo_rod.lab.rehearsal.preflight import preflight, published_config
+from nemo_rod.lab.rehearsal.preflight import preflight
 from nemo_rod.lab.rehearsal.section import Rehearsal
-from nemo_rod.lab.rehearsal.stages import RehearsalStages, run_stages
-from nemo_rod.lab.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
+from nemo_rod.lab.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.checks import check, to_config
 from nemo_rod.run.hub import NotChecked
+from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.submit import check_idle
 from nemo_rod.run.processes.pythons import sees_gpu
 from nemo_rod.run.stage_log import StageLog
+from nemo_rod.run.stages import Stages
+from nemo_rod.signals import Stopped
 
+TABLE = "table.json"
+_POLL_SECONDS = 5.0  # between two queries of a queue
+_QUESTIONS, _CHOICES, _LETTERS = 8, 4, 16  # of a made task; letters of a text
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (
     *("recipe", "run_dir", "arm", "parallel", "variants", "rehearsal.run_dir"),
@@ -40,48 +55,36 @@ _OWN = (
 
 @shows_dry_run
 def rehearse(config: Config) -> None:
-    """Rehearses a recipe and prints the table of its parts; or runs one part, as launchers do.
+    """Rehearses a recipe and prints the table of its parts.
 
     Raises:
         ValueError: the model has no shrunken form, the folder is not a rehearsal's, or another
             rehearsal is running in it.
         RuntimeError: a part of the rehearsal failed.
     """
-    options = section(config, Rehearsal)
-    if options.part is not None and not config.dry_run:
-        if not is_rehearsal(Path(config.run_dir)):
-            raise ValueError(
-                f"rehearsal.part={options.part} is for the jobs of a rehearsal, and run_dir="
-                f"{config.run_dir} holds none: leave it out."
-            )
-        own = RehearsalStages(config)
-        parts = {"materials": own.materials, "model": own.model, "losses": own.losses}
-        stage = parts[options.part]()
-        record = StageLog(Path(config.run_dir), stage.name)
-        with record.only_one(), record.attempt():
-            stage.run()
-        return
-    folder, model = rehearsal_folder(config), small_model(config)
-    if folder.is_dir() and not config.dry_run:
-        for run in (folder, *folder.glob("others/*")):
-            earlier = config_class()()
-            earlier.run_dir = str(run)
-            check_idle(earlier)
-            if any(StageLog(run, r.stem).is_held() for r in run.glob("launch/stages/*.jsonl")):
-                raise ValueError(f"Another rehearsal is running in {run}: wait for it to end.")
-        shutil.rmtree(folder)
+    options, folder = section(config, Rehearsal), rehearsal_folder(config)
+    if not config.dry_run:
+        if folder.is_dir():
+            for run in (folder, *folder.glob("others/*")):
+                earlier = config_class()()
+                earlier.run_dir = str(run)
+                check_idle(earlier)
+                if any(StageLog(run, r.stem).is_held() for r in run.glob("launch/stages/*.jsonl")):
+                    raise ValueError(f"Another rehearsal is running in {run}: wait for it to end.")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_json(folder / TABLE, as_dict(config.recipe, [], None))  # marks the folder
     rows = [_checked(name, action) for name, action in preflight(config).items()]
     if others := other_runs(config):
         names = lambda: ", ".join(_recipe_for(run).recipe for run in others)  # noqa: E731
         rows.append(_checked("other runs", names))
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
-        rows += _rehearsed(config, folder, model, scale=options.steps / config.train.steps)
+        rows += _rehearsed(config, folder, scale=options.steps / config.train.steps)
     plan = None
     with suppress(ValueError):  # the row of the layout shows it
         plan = make_plan(config)
     print(format_table(config.recipe, rows, plan))
     if not config.dry_run:
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / TABLE, as_dict(config.recipe, rows, plan))
     if failed := [row.name for row in rows if row.state == FAILED]:
         raise RuntimeError(f"the rehearsal of {config.recipe} failed at {failed[0]}: see above")
@@ -100,70 +103,170 @@ def rehearsal_folder(config: Config) -> Path:
             f"rehearsal.run_dir={folder} and run_dir={config.run_dir} share a folder: a rehearsal "
             "never writes into the folder of the real run; choose one beside it."
         )
-    if folder.exists() and any(folder.iterdir()) and not is_rehearsal(folder):
+    if folder.exists() and any(folder.iterdir()):
+        with suppress(ValueError, OSError):  # another program's file of that name
+            if {"recipe", "rows", "plan"} <= read_json(folder / TABLE).keys():
+                return folder
         raise ValueError(
             f"{folder} holds files, and no rehearsal: choose another rehearsal.run_dir."
         )
     return folder
 
 
-def small_model(config: Config, stages: int | None = None) -> SmallModel | None:
-    """Returns the small form of the recipe's model; None for a base that the recipe trains itself.
+def small_model(config: Config, stages: int = 1, *, keeps_vocabulary: bool = False) -> SmallModel:
+    """Returns the small form of the recipe's model, in this many pipeline stages.
 
     Raises:
         ValueError: its architecture has no shrunken form, or is not known here.
     """
-    if config.model.hf is None:
-        return None
-    described = published_config(config.model.hf) or config.model.shape
+    name = str(config.model.hf)
+    file = file_of(name, "config.json")
+    described = config.model.shape if file is None else read_json(file)
     if described is None:
         raise ValueError(
-            f"The architecture of {config.model.hf} is not known here: set model.shape to the "
+            f"The architecture of {name} is not known here: set model.shape to the "
             "content of its config.json, or model.hf to a folder that holds it."
         )
-    if stages is None:
-        parallel, _ = small_layout(config.parallel, _processes(config))
-        stages = parallel.pipeline * parallel.virtual_pipeline
-    return shrunken(described, where=config.model.hf, stages=stages)
+    return shrunken(described, where=name, stages=stages, keeps_vocabulary=keeps_vocabulary)
 
 
-def _rehearsed(
-    config: Config, folder: Path, model: SmallModel | None, *, scale: float, prefix: str = ""
-) -> list[Row]:
+def _rehearsed(config: Config, folder: Path, *, scale: float, prefix: str = "") -> list[Row]:
     """Runs the rehearsals that this one uses, then its own stages."""
     rows: list[Row] = []
     for run, arms in other_runs(config).items():
         other = _recipe_for(run)
         other.arms = arms
         inner, label = Places(folder.absolute()).other(run), f"{prefix}{other.recipe}: "
-        rows += _rehearsed(other, inner, small_model(other), scale=scale, prefix=label)
-    own = run_stages(make_rehearsal(config, folder, model, scale))
+        rows += _rehearsed(other, inner, scale=scale, prefix=label)
+    start, notes = time.monotonic(), list[str]()
+    try:
+        small = make_rehearsal(config, folder, scale, notes)
+        made = Row(name="materials", state=DONE, note="; ".join(notes))
+    except (ValueError, OSError) as error:
+        small, made = None, Row(name="materials", state=FAILED, note=" ".join(str(error).split()))
+    own = [replace(made, seconds=time.monotonic() - start)]
+    own += [] if small is None else _run(small)
     return rows + [replace(row, name=prefix + row.name) for row in own]
 
 
-def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale: float) -> Config:
-    """Writes the description of a rehearsal, and returns its configuration, checked."""
-    parallel, lost = small_layout(config.parallel, _processes(config))
+def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str]) -> Config:
+    """Makes what a rehearsal needs; returns its configuration, checked.
+
+    Args:
+        config: the recipe.
+        folder: of the rehearsal; gets the small base and made tasks.
+        scale: steps of the rehearsal over those of the recipe.
+        notes: takes a line about everything that differs from the recipe beside sizes.
+    """
+    small, places = cut_short(config, folder, scale=scale), Places(folder.absolute())
+    is_cpu = config.launcher.kind == "local" and not _has_gpu()
+    if section(config, Rehearsal).model == "own":
+        cap_sources(small)
+        check(small)
+        return small
+    silent, limit = unanswered(config), section(config, Rehearsal).processes
+    if limit is None and config.launcher.kind == "local" and not is_cpu:
+        import torch
+
+        limit = torch.cuda.device_count()
+    parallel, lost = small_layout(config.parallel, limit)
     if lost:
-        say(
-            f"{config.recipe}: parallel.{', parallel.'.join(lost)} must be reduced to 1 on "
-            f"{_processes(config)} processes"
-        )
-    small = scaled_down(config, folder, parallel=parallel, scale=scale)
-    if config.launcher.kind == "local" and not _has_gpu():
+        notes.append(f"parallel.{', parallel.'.join(lost)} reduced to 1 on {limit} processes")
+    is_made = "domain.tokenizer" in silent
+    shrink(small, parallel, tokenizer=str(places.checkpoint) if is_made else None)
+    if is_made:
+        notes.append("the tokenizer is one of bytes, as the hub does not answer")
+    unread = sources_out_of_reach(config, silent)
+    cap_sources(small, unread)
+    for reason in dict.fromkeys(unread.values()):
+        names = [name for name, why in unread.items() if why == reason]
+        notes.append(f"made-up text for {', '.join(names)}, as {reason}")
+    if is_cpu:
+        small.cluster.gpu = None
         for key in ("precision_aware_optimizer", "optimizer_offload"):
             if getattr(small.train, key):
                 setattr(small.train, key, False)
-                say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
+                notes.append(f"train.{key} needs a GPU, and is rehearsed without")
     # NeMo-RL's workers have keys of their own, and evaluation runs here
     runs_here = config.launcher.kind in ("local", "nemo_rl")
     if runs_here and small.model.provider and not _has_gpu():
         small.model.provider = {}
-        say(f"{config.recipe}: model.provider needs GPUs, and is rehearsed without")
-    check(small)
+        notes.append("model.provider needs GPUs, and is rehearsed without")
     folder.mkdir(parents=True, exist_ok=True)
-    describe(config, folder, model)
+    if config.model.hf is not None:
+        from nemo_rod.corpus.tokenizer import BYTE, load_tokenizer
+        from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
+
+        stages = parallel.pipeline * parallel.virtual_pipeline
+        model = small_model(config, stages, keeps_vocabulary=not is_made)
+        write_checkpoint(model, places.checkpoint, precision=config.model.precision)
+        own = config.domain.tokenizer if "model.hf" in silent else config.model.hf
+        load_tokenizer(
+            BYTE if is_made else own, trust_remote_code=config.model.trust_remote_code
+        ).save_pretrained(places.checkpoint)
+    check(small)
+    if capabilities := section(config, Tasks).capabilities:
+        _write_tasks(sorted({name for names in capabilities.values() for name in names}), places)
     return small
+
+
+def _write_tasks(names: list[str], places: Places) -> None:
+    """Writes definitions of lm-eval tasks or groups: made-up questions without meaning."""
+    from nemo_rod.corpus.adapters.synthetic import synthetic_documents
+    from nemo_rod.lab.tasks.held_out_questions import write_task
+
+    for number, name in enumerate(names):
+        rows = []
+        for question, text in zip(range(_QUESTIONS), synthetic_documents(number), strict=False):
+            context, *choices = (
+                text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
+            )
+            rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
+        write_task(name, rows, places.tasks)
+
+
+def _run(small: Config) -> list[Row]:
+    """Runs or submits the stages of a rehearsal up to a failure; returns their states."""
+    stages, folder = Stages(small), Path(small.run_dir)
+    chosen, reason = stages.all(), ""
+    try:
+        with redirect_stdout(StringIO()):  # the report's verdict means nothing here
+            execute(stages, chosen, is_launch=True)
+        while stages.launcher.submits and queue.alive(folder):
+            time.sleep(_POLL_SECONDS)
+    except Stopped:
+        raise
+    except Exception as error:  # shown in the table, with what was done before
+        reason = " ".join(str(error).split()) or type(error).__name__
+    rows = list[Row]()
+    for stage in chosen:
+        events = StageLog(folder, stage.name).events()
+        last = events[-1] if events else {}
+        state = {"done": DONE, None: LEFT_OUT}.get(last.get("event"), FAILED)
+        note, reason = last.get("why", ""), "" if state == FAILED else reason
+        if state == FAILED and not note:
+            note = f"its job ended without a record of the reason: see {folder}/logs/slurm"
+        starts = [event["time"] for event in events if event["event"] == "began"]
+        seconds = last["time"] - starts[-1] if starts else None
+        rows.append(Row(name=stage.name, state=state, note=note, seconds=seconds))
+    if reason:  # before the first stage
+        rows.insert(0, Row(name="stages", state=FAILED, note=reason))
+    if all(row.state == DONE for row in rows) and small.model.hf is not None:
+        rows.append(_checked("losses", lambda: _compared(small)))
+    return rows
+
+
+def _compared(small: Config) -> str:
+    from nemo_rod.lab.rehearsal.exported_losses import largest_differences
+
+    if section(small, Rehearsal).model == "own":
+        raise NotChecked("only the base was compared with transformers, before its first use")
+    names = ["base", *(name for name in small.arms if name != "base")]
+    differences = largest_differences(Stages(small).results, names, small.model.precision)
+    return (
+        f"the exports of {len(names)} models reload; their losses are Hugging Face's to "
+        f"{max(differences):.1g} nats ({small.model.precision})"
+    )
 
 
 def _checked(name: str, action: Callable[[], str]) -> Row:
@@ -175,16 +278,6 @@ def _checked(name: str, action: Callable[[], str]) -> Row:
     except (ValueError, OSError) as error:
         state, note = FAILED, " ".join(str(error).split())
     return Row(name=name, state=state, note=note, seconds=time.monotonic() - start)
-
-
-def _processes(config: Config) -> int | None:
-    """Returns the largest number of processes that can run; None for no limit."""
-    limit = section(config, Rehearsal).processes
-    if limit is not None or config.launcher.kind != "local" or not _has_gpu():
-        return limit
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _has_gpu() -> bool:

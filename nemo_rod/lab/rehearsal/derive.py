@@ -1,22 +1,24 @@
-"""Computes the configuration of a rehearsal from a resolved recipe.
+"""Computes the configuration of a rehearsal or a probe from a resolved recipe.
 
-Sizes, paths and numbers of processes change; every other key stays as in the recipe.
+Steps, caps of the sources and the folder change; for a small model also sizes and processes. Every
+other key stays as in the recipe.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Optimisation, Parallel, section
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
-from nemo_rod.lab.rehearsal.made_documents import small_source
-from nemo_rod.lab.rehearsal.special_tokens import special_tokens
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run.variants import arm_settings
+from nemo_rod.run import hub
+from nemo_rod.run.variants import arm_settings, trained_arms
 
 BATCH_SIZE = 8  # blocks; equal in all rehearsals, because one may use the curriculum of another
 _SCORING_MICRO_BATCH = 4  # blocks at most
@@ -30,91 +32,150 @@ class Places:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder  # run folder of the rehearsal
-        self.made = folder / "made"  # made documents, tokenizers and checkpoint
-        self.checkpoint = self.made / "checkpoint"  # the small base model
-        self.tasks = self.made / "tasks"  # definitions that replace benchmark tasks
-
-    def tokenizer(self, name: str) -> Path:
-        """Returns the folder of another model's tokenizer."""
-        return self.made / "tokenizers" / name.replace("/", "--")
+        self.checkpoint = folder / "made" / "checkpoint"  # the small base model, with a tokenizer
+        self.tasks = folder / "made" / "tasks"  # definitions that replace benchmark tasks
 
     def other(self, run: str) -> Path:
         """Returns the folder for the rehearsal of another run that this one uses."""
         return self.folder / "others" / run.strip("/.").replace("/", "--")
 
 
-def scaled_down(config: Config, folder: Path, *, parallel: Parallel, scale: float) -> Config:
-    """Returns the configuration of a recipe's rehearsal.
+def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
+    """Returns the recipe with fewer steps in another folder; `scale` is their share.
 
-    `scale` is its steps over those of the recipe.
+    `cap_sources` then takes no more text than these can use.
     """
-    places, small, domain = Places(folder.absolute()), copy.deepcopy(config), config.domain
-    specs, tasks, report = domain.specs, section(small, Tasks), section(small, Report)
-    small.run_dir, small.parallel, small.rebuild, small.arm = str(places.folder), parallel, [], None
-    if config.model.hf is not None:
-        small.model.hf, small.model.shape = str(places.checkpoint), None
-    if domain.tokenizer != "byte":
-        is_own = domain.tokenizer == config.model.hf
-        own = places.checkpoint if is_own else places.tokenizer(domain.tokenizer)
-        small.domain.tokenizer = str(own)
-        if domain.eod is not None:
-            tokens = special_tokens(domain.tokenizer)
-            small.domain.eod = tokens.small_ids().get(tokens.name_of(domain.eod), domain.eod)
-    if tasks.held_out and not any(spec.document_holdout for spec in specs):
-        small.domain.holdout_floor = max(domain.holdout_floor or 0, _HELD_OUT_QUESTIONS)
-    small.domain.block_size, small.domain.workers = BLOCK_SIZE, min(domain.workers, 2)
-    made = {
-        spec.name: domain.sources[spec.name]
-        | small_source(spec, places.made, block_size=BLOCK_SIZE)
-        for spec in specs
-    }
-    small.domain = dataclasses.replace(small.domain, sources=made)  # parsed anew
-    small.train = _schedule(config.train, parallel, scale)
-    small.pretrain = config.pretrain and _schedule(config.pretrain, parallel, scale)
-    small.scoring.micro_batch_size = min(config.scoring.micro_batch_size, _SCORING_MICRO_BATCH)
+    places, small = Places(folder.absolute()), copy.deepcopy(config)
+    small.run_dir, small.rebuild, small.arm = str(places.folder), [], None
+    small.train = _scaled(config.train, scale)
+    small.pretrain = config.pretrain and _scaled(config.pretrain, scale)
+    small.variants = {n: _variant(v, places, scale) for n, v in config.variants.items()}
     small.checkpoint.every = max(1, small.train.steps // 2)
     small.validation.every = small.train.steps // 2 if config.validation.every else 0
-    small.validation.blocks = min(config.validation.blocks, 2)
-    small.variants = {n: _variant(v, places, scale) for n, v in config.variants.items()}
+    report = section(small, Report)
+    report.seeds, report.settings = [], []
+    return small
+
+
+def shrink(small: Config, parallel: Parallel, *, tokenizer: str | None) -> None:
+    """Changes a recipe cut short into one of a small model, in small blocks, batches and layout.
+
+    Args:
+        small: the recipe; changed in place.
+        parallel: the layout.
+        tokenizer: takes the place of the recipe's; None if that one can be had.
+    """
+    places, domain, tasks = Places(Path(small.run_dir)), small.domain, section(small, Tasks)
+    if small.model.hf is not None:
+        small.model.hf, small.model.shape = str(places.checkpoint), None
+    if tokenizer is not None:
+        domain.tokenizer, domain.eod, small.model.special_tokens = tokenizer, None, "same"
+    if tasks.held_out and not any(spec.document_holdout for spec in domain.specs):
+        domain.holdout_floor = max(domain.holdout_floor or 0, _HELD_OUT_QUESTIONS)
+    domain.block_size, domain.workers = BLOCK_SIZE, min(domain.workers, 2)
+    small.train = _small_batches(small.train, parallel)
+    small.pretrain = small.pretrain and _small_batches(small.pretrain, parallel)
+    for variant in small.variants.values():
+        for part in ("train", "scoring"):
+            kept = {k: v for k, v in variant.get(part, {}).items() if not k.endswith("batch_size")}
+            variant |= {part: kept} if part in variant else {}
+    small.scoring.micro_batch_size = min(small.scoring.micro_batch_size, _SCORING_MICRO_BATCH)
+    small.validation.blocks = min(small.validation.blocks, 2)
     # no memory is planned for the small model
     small.cluster.gpu_memory_gib = small.cluster.node_memory_gib = 0.0
     # a run on several nodes is rehearsed on two
-    gpus_per_node = config.cluster.gpus_per_node
-    if 0 < gpus_per_node < config.parallel.world_size and parallel.world_size >= 2:
+    if 0 < small.cluster.gpus_per_node < small.parallel.world_size and parallel.world_size >= 2:
         small.cluster.gpus_per_node = parallel.world_size // 2
-    report.seeds, report.settings = [], []
+    small.parallel = parallel
     tasks.limit = min(tasks.limit or _HELD_OUT_QUESTIONS, _HELD_OUT_QUESTIONS)
     tasks.held_out = min(tasks.held_out, _HELD_OUT_QUESTIONS)
     if tasks.capabilities:
         tasks.include = str(places.tasks)
-    return small
 
 
-def _schedule(train: Optimisation, parallel: Parallel, scale: float) -> Optimisation:
+def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
+    """Takes the first documents of every source, as many as the arms can use, and made ones.
+
+    Nothing is read to its end: neither for `dedup` nor for a cap.
+
+    Args:
+        small: the recipe cut short, in its final sizes; changed in place.
+        out_of_reach: sources for which made-up text stands in.
+    """
+    drawn = max(
+        arm.train.steps * max(2 * arm.train.batch_size, arm.planned.num_candidates)
+        for arm in trained_arms(small)
+    )
+    most = int(1.1 * drawn * small.domain.block_size)  # a tenth more for the holdout
+    sources = {name: dict(values) for name, values in small.domain.sources.items()}
+    for number, spec in enumerate(small.domain.specs):
+        cap = min(spec.max_tokens or most, most)
+        if spec.name in out_of_reach:
+            made = {"kind": "synthetic", "files": [f"markov:{number}"], "max_tokens": cap}
+            kept = {"role": spec.role, "document_holdout": spec.document_holdout}
+            sources[spec.name] = kept | made
+            continue
+        if _takes_cap(spec):
+            sources[spec.name] |= {"max_tokens": cap, "dedup": False}
+    small.domain = dataclasses.replace(small.domain, sources=sources)  # parsed anew
+
+
+def sources_out_of_reach(config: Config, unanswered: Iterable[str]) -> dict[str, str]:
+    """Returns why sources cannot be read by a rehearsal with a small model, by name.
+
+    Args:
+        config: the recipe.
+        unanswered: keys whose repository the hub does not give now.
+    """
+    reasons: dict[str, str] = {}
+    for spec in config.domain.specs:
+        if f"domain.sources.{spec.name}.path" in unanswered:
+            reasons[spec.name] = "the hub does not answer"
+        elif spec.kind == "generated":
+            reasons[spec.name] = "a small base has nothing to write"
+        elif spec.kind == "megatron" and "domain.tokenizer" in unanswered:
+            reasons[spec.name] = "its ids are of a tokenizer that is not here"
+        elif not _takes_cap(spec):
+            reasons[spec.name] = "a blend of files with weights is read whole"
+    return reasons
+
+
+def unanswered(config: Config) -> set[str]:
+    """Returns the keys of a recipe whose repository is not here, and not given by the hub now."""
+    answers = hub.answers(hub.named(config))
+    return {key for key, answer in answers.items() if isinstance(answer, hub.NotChecked)}
+
+
+def _takes_cap(spec: SourceSpec) -> bool:
+    try:
+        dataclasses.replace(spec, max_tokens=1)
+    except ValueError:
+        return False
+    return True
+
+
+def _small_batches(train: Optimisation, parallel: Parallel) -> Optimisation:
     # every replica adds up the gradients of two micro-batches or more, and pipelines stay busy
     most = 2 if parallel.data * parallel.pipeline <= 2 else 1
-    return dataclasses.replace(
-        train,
-        micro_batch_size=min(train.micro_batch_size, most),
-        batch_size=BATCH_SIZE,
-        **_scaled_steps(dataclasses.asdict(train), scale),
-    )
+    small = min(train.micro_batch_size, most)
+    return dataclasses.replace(train, micro_batch_size=small, batch_size=BATCH_SIZE)
 
 
 def _variant(variant: Any, places: Places, scale: float) -> dict[str, Any]:
     small = dict(variant or {})
-    if small.get("steps") is not None:
-        small |= _scaled_steps({"steps": small["steps"]}, scale)
+    small |= _scaled_steps({"steps": small.get("steps")}, scale)
     if small.get("curriculum") is not None:
         run, arm = _run_and_arm(small["curriculum"])
         small["curriculum"] = str(places.other(run) / "arms" / arm)
     if small.get("reference") is not None:
         small["reference"] = str(places.other(small["reference"]))
-    for part in ("train", "scoring"):
-        if small.get(part):
-            keys = {k: v for k, v in small[part].items() if not k.endswith("batch_size")}
-            small[part] = keys | _scaled_steps(keys, scale)
+    if small.get("train"):
+        small["train"] = small["train"] | _scaled_steps(small["train"], scale)
     return small
+
+
+def _scaled(train: Optimisation, scale: float) -> Optimisation:
+    return dataclasses.replace(train, **_scaled_steps(dataclasses.asdict(train), scale))
 
 
 def _scaled_steps(values: dict[str, Any], scale: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from nemo_rod.lab.plan.built_shapes import layer_kinds, special_floats
 
 BLOCK_SIZE = 64  # tokens
-# 256 bytes and special tokens; as in published models, some rows belong to no token
+# of a small model with the tokenizer of bytes; as in published models, some rows belong to no token
 VOCABULARY = 384
 # The sizes of every small model, by key. A published value that is smaller stays, and so does
 # a key that the published model lacks.
@@ -62,12 +62,12 @@ IMAGES = {
     "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [],
 }  # fmt: skip
-# Places of these tokens among the special ones, which the small tokenizer has after 256 bytes.
+# Ids that the tokenizer of bytes does not have.
 _IMAGE_TOKENS = {
-    "vision_start_token_id": 9,
-    "vision_end_token_id": 10,
-    "image_token_id": 12,
-    "video_token_id": 13,
+    "vision_start_token_id": 265,
+    "vision_end_token_id": 266,
+    "image_token_id": 268,
+    "video_token_id": 269,
 }
 # Published ids, of which the small vocabulary has none, and keys that only say how a checkpoint
 # was saved.
@@ -87,11 +87,14 @@ class SmallModel:
     predictors: int = 0  # layers of its multi-token-prediction head
 
 
-def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> SmallModel:
+def shrunken(
+    described: Mapping[str, Any], *, where: str, stages: int = 1, keeps_vocabulary: bool = False
+) -> SmallModel:
     """Returns the small form of a published model.
 
     `described` is its config.json, or its text part (a recipe's `model.shape`); `stages` are model
-    chunks that share the layers: each gets every kind of layer.
+    chunks that share the layers: each gets every kind of layer. The vocabulary is kept for the
+    model's own tokenizer, and otherwise that of bytes.
 
     Raises:
         ValueError: transformers does not build it, or it has images and is not Qwen3.5.
@@ -119,6 +122,7 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
         k: min(published[k], n)
         for k, n in SIZES.items()
         if isinstance(published.get(k), (int, float))
+        and not (keeps_vocabulary and k.startswith("vocab_size"))
     }
     if published.get("num_key_value_heads") == published.get("num_attention_heads"):
         small["num_key_value_heads"] = small["num_attention_heads"]
@@ -143,7 +147,8 @@ def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> Sm
     else:
         config_class = CONFIG_MAPPING[family].__name__
         values = {"text_config": values, "vision_config": IMAGES, "tie_word_embeddings": tied}
-        values |= {key: 256 + place for key, place in _IMAGE_TOKENS.items()}
+        ids = {k: n for k, n in described.items() if k in _IMAGE_TOKENS and keeps_vocabulary}
+        values |= _IMAGE_TOKENS | ids
     return SmallModel(
         class_name=class_name,
         config_class=config_class,

@@ -1,90 +1,68 @@
-"""Checks of the real recipe before a rehearsal makes anything: names, ids, access.
+"""Checks of the real recipe before a rehearsal makes anything.
 
-Each check returns a line about its result, or raises ValueError with the problem and its cure. A
-check that needs the network where there is none raises `NotChecked`.
+Each check returns a line about its result, or raises ValueError with the problem and its cure, or
+`NotChecked` with the reason why it could not be seen here.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.corpus.documents import open_inputs
-from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.files import read_json
 from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.plan.memory import check_memory
-from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
 from nemo_rod.lab.tasks import stage as tasks
 from nemo_rod.run import hub
+from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.hub import NotChecked
+from nemo_rod.run.stages import Stages
 
-RECORDS = 1_000  # of a dataset at most, if its filter drops them
-_DOCUMENTS_SECONDS = 300.0  # for the first documents of all sources
-# Network errors of all libraries: classes by name, because none needs to be installed
-_NETWORK = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "ClientConnectionError"}
+# Tokens between the documents of pretraining, where they are not always the tokenizer's EOS: of
+# Qwen and SmolLM2 by their model cards, of Nemotron models as the authors found.
+_SEPARATORS = {r"(?i)qwen3|smollm2": "<|endoftext|>", r"(?i)nemotron": "</s>"}
 
 
 def preflight(config: Config) -> dict[str, Callable[[], str]]:
     """Returns the checks of a recipe by name, in order."""
-    checks: dict[str, Callable[[], str]] = {"layout": lambda: check_layout(config)}
+    checks = {"layout": lambda: check_layout(config), "recipe": lambda: check_recipe(config)}
     if config.model.hf is not None:
-        checks |= {
-            "tokenizer": lambda: check_tokenizer(config),
-            "end of documents": lambda: check_separator(config),
-            "class": lambda: check_class(config),
-        }
+        checks["end of documents"] = lambda: check_separator(config)
+        checks["class"] = lambda: check_class(config)
     checks["access"] = lambda: check_access(config)
-    if any(source.get("kind") == "huggingface" for source in config.domain.sources.values()):
-        checks["documents"] = lambda: check_documents(config)
     if tasks.wanted(config):
         checks["tasks"] = lambda: tasks.check(config)
     return checks
 
 
 def check_layout(config: Config) -> str:
-    """Checks that the layout divides the model, and fits its processors.
+    """Checks that the layout divides the model.
 
     Raises:
-        ValueError: the layout does not divide the model, or does not fit.
+        ValueError: it does not.
     """
-    plan = make_plan(config)
-    check_memory(config, plan.memory)
-    return str(plan.layout["text"])
+    return str(make_plan(config).layout["text"])
 
 
-def check_tokenizer(config: Config) -> str:
-    """Checks that the ids of the blocks' tokenizer have the same meaning in the model.
+def check_recipe(config: Config) -> str:
+    """Checks what `nemo-rod run` checks before its first stage: files, names, memory, disk.
 
     Raises:
-        ValueError: the tokenizer belongs to another family.
+        ValueError: something is wrong on every machine.
+        NotChecked: something is lacking on this one.
     """
-    name, model = config.domain.tokenizer, str(config.model.hf)
-    if name == model:
-        return f"{name}, the model's own"
-    tokens, model_tokens = special_tokens(name), special_tokens(model)
-    theirs, own, origin = tokens.ids, model_tokens.ids, _origin(tokens, model_tokens)
-    shared = theirs.keys() & own.keys()
-    if any(theirs[token] != own[token] for token in shared) or not shared:
-        token = min(shared, key=lambda token: theirs[token], default=min(theirs))
-        raise ValueError(
-            f"domain.tokenizer={name} is the tokenizer of another model than model.hf={model} "
-            f"({token} is id {theirs[token]}, the model has it at {own.get(token)}{origin}): its "
-            "ids mean other text to the model; set domain.tokenizer=${model.hf}."
-        )
-    renamed = [token for token in theirs if token not in own]
-    if renamed and config.model.special_tokens == "same":
-        raise ValueError(
-            f"domain.tokenizer={name} has special tokens that are not those of model.hf={model} "
-            f"({', '.join(renamed[:3])}): set model.special_tokens=renamed if only their names "
-            "differ, or domain.tokenizer=${model.hf}."
-        )
-    return f"{name}, with the ids of {model}{origin}"
+    of_the_hub = {sentence for sentence, _ in hub.refusals(hub.named(config))}  # see check_access
+    lacks = [
+        lack for lack in lacking(Stages(config).all(), config) if lack.sentence not in of_the_hub
+    ]
+    if wrong := [lack.sentence for lack in lacks if lack.everywhere]:
+        raise ValueError(" ".join(wrong))
+    if lacks:
+        raise NotChecked(" ".join(lack.sentence for lack in lacks))
+    return "nothing is lacking here"
 
 
 def check_separator(config: Config) -> str:
@@ -92,27 +70,31 @@ def check_separator(config: Config) -> str:
 
     Raises:
         ValueError: another token ends documents.
-        NotChecked: that token is not known.
+        NotChecked: the tokenizer is not here, or that token is not known.
     """
-    tokens = special_tokens(config.domain.tokenizer)
-    expected, origin = tokens.separator, _origin(tokens)
-    eod = tokens.ids[tokens.eos] if config.domain.eod is None else config.domain.eod
-    if expected is None:
+    name = config.domain.tokenizer
+    files = [file_of(name, file) for file in ("tokenizer.json", "tokenizer_config.json")]
+    if files[0] is None or files[1] is None:
+        raise NotChecked(f"tokenizer.json of {name} is not on this machine")
+    added = read_json(files[0], "added_tokens")["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added if token["special"]}
+    eos = read_json(files[1]).get("eos_token")
+    eod = config.domain.eod
+    eod = ids.get(eos["content"] if isinstance(eos, dict) else eos) if eod is None else eod
+    ending = next((token for token, number in ids.items() if number == eod), "an ordinary token")
+    known = next((t for p, t in _SEPARATORS.items() if re.search(p, str(config.model.hf))), None)
+    if known not in ids:
         raise NotChecked(
-            f"documents end with id {eod} ({tokens.name_of(eod)}); the separator in the "
-            f"pretraining of {config.model.hf} is not known here"
+            f"documents end with id {eod} ({ending}); the separator in the pretraining of "
+            f"{config.model.hf} is not known here"
         )
-    if eod == tokens.ids[expected]:
-        return f"id {eod}, {expected}{origin}"
-    raise ValueError(
-        f"Documents would end with id {eod} ({tokens.name_of(eod)}), but in the pretraining of "
-        f"{config.model.hf} they ended with id {tokens.ids[expected]} ({expected}{origin}): set "
-        f"domain.eod={tokens.ids[expected]}."
-    )
-
-
-def _origin(*tokenizers: SpecialTokens) -> str:
-    return "" if all(tokens.was_read for tokens in tokenizers) else ", as known here, not read"
+    if eod != ids[known]:
+        raise ValueError(
+            f"Documents would end with id {eod} ({ending}), but in the pretraining of "
+            f"{config.model.hf} they ended with id {ids[known]} ({known}): set "
+            f"domain.eod={ids[known]}."
+        )
+    return f"id {eod}, {known}"
 
 
 def check_class(config: Config) -> str:
@@ -122,11 +104,12 @@ def check_class(config: Config) -> str:
         ValueError: an installed version has it not.
         NotChecked: the checkpoint's config.json is not on this machine.
     """
-    described = published_config(str(config.model.hf))
-    if described is None:
+    file = file_of(str(config.model.hf), "config.json")
+    if file is None:
         raise NotChecked(f"config.json of {config.model.hf} is not on this machine")
     import transformers
 
+    described = read_json(file)
     name = str((described.get("architectures") or ["no class"])[0])
     if hasattr(transformers, name):
         bridge = importlib.util.find_spec("megatron.bridge")  # not imported: that takes long
@@ -149,114 +132,18 @@ def check_class(config: Config) -> str:
     )
 
 
-def published_config(name: str) -> dict[str, Any] | None:
-    """Returns a checkpoint's config.json from its folder or the hub's cache; None if not here."""
-    file = published_file(name, "config.json")
-    return None if file is None else read_json(file)
-
-
 def check_access(config: Config) -> str:
     """Checks that the checkpoint and every dataset can be downloaded from the hub.
 
     Raises:
         ValueError: one does not exist, or is gated and the token or its terms are missing.
-        NotChecked: the hub cannot be reached.
+        NotChecked: the hub does not answer.
     """
-    remote = sorted({*hub.named(config).values()}, key=str)
-    if not remote:
+    if not (remote := hub.named(config)):
         return "everything is on this machine"
-    for repository in remote:
-        hub.check_access(repository)
-    return f"{len(remote)} repositories of the hub can be read"
-
-
-def check_documents(config: Config) -> str:
-    """Checks that every Hugging Face dataset has a first document, as the source's reader reads it.
-
-    A wrong column, configuration, split or filter shows in the first record, long before a corpus
-    is downloaded.
-
-    Raises:
-        ValueError: a dataset has no first document; the message is the reader's.
-        NotChecked: a dataset could not be read here.
-    """
-    specs = [spec for spec in config.domain.specs if spec.kind == "huggingface"]
-    unread: dict[str, str] = {}
-    no_answer = ""  # the reason, once the hub did not answer: it is not asked again
-    for spec in specs:
-        if hub.is_here(str(spec.path)):
-            continue
-        try:
-            if not no_answer:
-                hub.check_access(hub.Repository(str(spec.path), spec.revision, "dataset"))
-        except ValueError:
-            unread[spec.name] = "see access"
-        except NotChecked as reason:
-            no_answer = str(reason)
-        if no_answer:
-            unread[spec.name] = no_answer
-    here = [spec for spec in specs if spec.name not in unread]
-    unread |= first_documents(here, seconds=_DOCUMENTS_SECONDS)
-    count = f"the first document of {len(specs) - len(unread)} of {len(specs)} datasets was read"
-    if unread:
-        name, why = next(iter(unread.items()))
-        raise NotChecked(f"{count}; {name}: {why}")
-    return count
-
-
-def first_documents(specs: Sequence[SourceSpec], *, seconds: float) -> dict[str, str]:
-    """Reads the first document of every source.
-
-    They are of kind huggingface, and streamed; `seconds` are for all of them.
-
-    Returns:
-        The reason by source, for sources that could not be read although the recipe is right.
-
-    Raises:
-        ValueError: a source's reader refuses its input, or finds no document.
-    """
-    unread = {spec.name: f"not read within {seconds:g} seconds" for spec in specs}
-    refusals: list[ValueError] = []
-
-    def read() -> None:
-        for spec in specs:
-            try:
-                reason = _reason_unread(spec)
-            except ValueError as error:
-                refusals.append(error)
-                return
-            unread.pop(spec.name)
-            if reason:
-                unread[spec.name] = reason
-
-    # libraries retry for minutes where a network drops packets, and cannot be stopped
-    reader = Thread(target=read, name="first documents", daemon=True)
-    reader.start()
-    reader.join(seconds)
+    refusals = [*hub.refusals(remote)]
+    if wrong := [sentence for sentence, everywhere in refusals if everywhere]:
+        raise ValueError(" ".join(wrong))
     if refusals:
-        raise refusals[0]
-    return dict(unread)
-
-
-def _reason_unread(spec: SourceSpec) -> str | None:
-    """Reads up to the first document; returns None, or the reason why none can be read."""
-    try:
-        for item in open_inputs(spec):
-            for number, text in enumerate(item.records(None), start=1):
-                if text is not None:
-                    return None
-                if number == RECORDS:
-                    return f"its filter drops the first {RECORDS:,} records"
-    except Exception as error:  # the library's loaders raise many kinds
-        line = " ".join(str(error).split()).removeprefix(f"source {spec.name}: ")[:400]
-        line = line or type(error).__name__
-        cause: BaseException | None = error
-        while cause is not None:
-            if _NETWORK & {kind.__name__ for kind in type(cause).__mro__}:
-                return f"the network failed ({line})"
-            cause = cause.__cause__ or cause.__context__
-        raise ValueError(f"source {spec.name}: {line}") from None
-    raise ValueError(
-        f"source {spec.name}: no record of {spec.path} is a document: correct its subset, split or "
-        "filter"
-    )
+        raise NotChecked(refusals[0][0])
+    return f"{len({*remote.values()})} repositories of the hub can be read"

@@ -5,7 +5,6 @@ Norms, biases and decays differ from their initial values, which would hide a wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,9 @@ def random_model(small: SmallModel) -> Any:
     return model
 
 
-def write_checkpoint(
-    small: SmallModel, folder: Path, *, precision: str, untrained: Sequence[int] = ()
-) -> None:
-    """Writes a random checkpoint, including the tensors that transformers itself does not write.
-
-    The embedding of `untrained` tokens, which pretraining did not contain, is 0.
-    """
-    model = random_model(small).to(_DTYPES[precision])
-    with torch.no_grad():
-        model.get_input_embeddings().weight[list(untrained)] = 0
-    save_published(model, folder)
+def write_checkpoint(small: SmallModel, folder: Path, *, precision: str) -> None:
+    """Writes a random checkpoint, including the tensors that transformers itself does not write."""
+    save_published(random_model(small).to(_DTYPES[precision]), folder)
     if not small.predictors:
         return
     # The multi-token-prediction head of published checkpoints, which transformers leaves out. Its
