@@ -5,7 +5,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECOND := .venv-bridge-0.3
-NEMO2 := .venv-nemo2
 RL := .venv-nemo-rl
 RL_WORKER := .venv-nemo-rl-worker
 ENGINE ?= podman
@@ -16,7 +15,7 @@ pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
 .PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom sbom-image gpu-kit image image-cpu nemo-rl-project
-.PHONY: test-second test-matrix test-nemo2 test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
+.PHONY: test-second test-matrix test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,17 +59,6 @@ test-second:
 
 test-matrix:
 	python3 tests/matrix.py $(ARGS)
-
-test-nemo2: $(NEMO2)/.ready
-	$(NEMO2)/bin/python -m pytest $(lane)
-
-$(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
-	@test -x $(NEMO2)/bin/python || $(or $(PYTHON),python3.11) -m venv $(NEMO2)
-	@echo "Installing torch and NeMo 2.x into $(NEMO2) (3 GB, some minutes)"
-	@$(call pip,$(NEMO2)) -r requirements/torch.txt
-	@$(call pip,$(NEMO2)) --no-deps --require-hashes -r requirements/hashed/nemo2.txt
-	@$(call pip,$(NEMO2)) --no-deps --no-build-isolation --editable .
-	@touch $@
 
 test-nemo-rl:
 	@python3 tests/lanes.py check $@
@@ -129,7 +117,7 @@ docs: $(READY) ## write the page of every configuration key: runs/docs/configura
 hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests of their files
 	@$(call pip,$(VENV)) uv==$(UV)
 	@for file in requirements/*.txt; do \
-	  name=$$(basename $$file); case $$name in bridge-0.3*|nemo2.txt) minor=11 ;; *) minor=12 ;; esac; \
+	  name=$$(basename $$file); case $$name in bridge-0.3*) minor=11 ;; *) minor=12 ;; esac; \
 	  { echo "# Made of ../$$name by \`make hashes\`: every file that PyPI has of each pin."; \
 	    $(BIN)/uv pip compile --quiet --no-deps --no-header --no-annotate --no-strip-extras \
 	      --generate-hashes --python-version 3.$$minor $$file; } >requirements/hashed/$$name; \

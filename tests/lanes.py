@@ -130,13 +130,6 @@ LANES = (
     Lane("megatron_lm",
          "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main", 3600,
          ("MEGATRON_LM/pretrain_gpt.py",)),
-    Lane(
-        "nemo2",
-        "the selector in llm.pretrain of NeMo 2.x, in .venv-nemo2",
-        3600,
-        (".venv-nemo2/.ready",),  # make test-nemo2 builds it in some minutes
-        only=("tests/hosts/test_nemo2.py",),
-    ),
     Lane("nemo_rl", "RoD on NeMo-RL, v0.6.0 or later", 3000, ("NEMO_RL/nemo_rl",)),
     Lane(
         "nemo_rl_worker",

@@ -1,7 +1,7 @@
 """NVIDIA's stack without CUDA and, in `plain/`, without TransformerEngine.
 
     devices.py   redirects torch.cuda to the CPU
-    trainers.py  patches Megatron-Bridge, Megatron-LM and NeMo 2.x
+    trainers.py  patches Megatron-Bridge and Megatron-LM
     on_cpu.py    runs a host's unmodified script
     forks.py     starts a run's programs without importing all of it anew
     plain/       plain torch instead of TransformerEngine's layers and kernels

@@ -3,7 +3,6 @@
     python -m nemo_rod.cpu.on_cpu core make_data.py
     python -m nemo_rod.cpu.on_cpu megatron_bridge pretrain.py
     python -m nemo_rod.cpu.on_cpu megatron_lm CHECKOUT/pretrain_gpt.py --num-layers ...
-    python -m nemo_rod.cpu.on_cpu nemo2 pretrain.py
 
 Under torchrun, `-m nemo_rod.cpu.on_cpu megatron_lm SCRIPT` takes the place of the script. The
 host `core` is for scripts that only need megatron-core. A job's configuration must still request
@@ -41,7 +40,6 @@ def main(arguments: list[str]) -> None:
         "core": cpu.install,
         "megatron_bridge": trainers.install_megatron_bridge,
         "megatron_lm": trainers.install_megatron_lm,
-        "nemo2": trainers.install_nemo2,
     }
     if len(arguments) < 2 or arguments[0] not in prepare:
         hosts = "|".join(prepare)

@@ -1,4 +1,4 @@
-"""Makes Megatron-Bridge, Megatron-LM and NeMo 2.x start on a machine without CUDA.
+"""Makes Megatron-Bridge and Megatron-LM start on a machine without CUDA.
 
 These functions build on `cpu.install()`; call them before the job starts.
 """
@@ -96,36 +96,6 @@ def use_installed_helper() -> None:
             datasets.__path__.append(str(wheel.locate_file("megatron/core/datasets")))
     if importlib.util.find_spec(helper):
         utils.compile_helpers = lambda: None
-
-
-def install_nemo2() -> None:
-    """Makes NeMo 2.x's `llm.pretrain()` work without CUDA, with `Trainer(accelerator="cpu")`."""
-    if torch.cuda.is_available():
-        return
-    make, move = torch.tensor, torch.Tensor.to
-
-    # NeMo's logging calls torch.tensor(x, pin_memory=True).to("cuda", non_blocking=True)
-    def tensor(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        return make(*args, **options)
-
-    def to(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        target = args[0] if args else options.get("device")
-        if isinstance(target, (str, torch.device)) and torch.device(target).type == "cuda":
-            args, options = ("cpu", *args[1:]), {k: v for k, v in options.items() if k != "device"}
-        return move(self, *args, **options)
-
-    torch.tensor, cast(Any, torch.Tensor).to = tensor, to
-    from nemo.lightning import megatron_init
-    from nemo.lightning.io import pl
-    from nemo.lightning.pytorch.callbacks import ProgressPrinter
-
-    functions.check("cpu/nemo2")
-    megatron_init._set_random_seed = _while_counting_one_device(megatron_init._set_random_seed)
-    # the original moves a checkpoint's CUDA tensors to the current device, and requires one
-    pl._fix_tensors_device = lambda checkpoint: checkpoint
-    # only rank 0 gathers the times of all ranks' timers; with all timers off it gathers nothing,
-    # which NCCL skips, but which makes gloo wait forever
-    ProgressPrinter.log_megatron_timers = lambda self, *_, **__: None
 
 
 def _while_counting_one_device(function: Callable) -> Callable:

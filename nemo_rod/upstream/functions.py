@@ -26,7 +26,6 @@ _PACKAGES = {
     "megatron.bridge": ("Megatron-Bridge", "0.3.1 to 0.6.2"),
     "megatron.training": ("Megatron-LM", "core_v0.16.1, core_v0.19.0 or main of August 2026"),
     "megatron.legacy": ("Megatron-LM", "core_v0.16.1, core_v0.19.0 or main of August 2026"),
-    "nemo": ("nemo-toolkit", "2.7"),
 }
 
 

@@ -12,7 +12,7 @@ One module per host defines where to bind; everything else is independent of the
     job_data.py        the job's training data as blocks with ids, and the pools of its steps
     job.py             the job that selects
     job_references.py  the job that writes reference losses of its own data
-    megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
+    megatron_bridge.py, megatron_lm.py    the hosts
 
 A host does four things: it refuses features that selection does not work with; it scales the length
 of the train split by the multiplier, and passes the job's datasets to `Job.built`; it replaces the
@@ -65,22 +65,13 @@ def install(
 ) -> Installed: ...
 @overload
 def install(host: Literal["megatron_lm"], /, **options: Unpack[InstallOptions]) -> Installed: ...
-@overload
-def install(
-    host: Literal["nemo2"],
-    model: Any,
-    data: Any,
-    trainer: Any,
-    /,
-    **options: Unpack[InstallOptions],
-) -> Installed: ...
 def install(host: str, *args: Any, **options: Any) -> Any:
     """Makes a job select its training samples: swaps the selector into its host's training loop.
 
     Args:
         host: name of the host, a registered one (`nemo_rod.parts`).
         args: the job: the ConfigContainer of Megatron-Bridge's `pretrain(cfg, ...)`; nothing for
-            Megatron-LM; model, data and trainer of NeMo's `llm.pretrain(model, data, trainer)`.
+            Megatron-LM.
         options: by keyword:
             roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
             references: folders of reference losses for all of the job's data, written by
@@ -92,7 +83,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             multiplier: candidates per trained sample (m), any number >= 1; by default
                 `MULTIPLIER`.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
-                checkpoint folder (on NeMo beside it), and none if the job saves no checkpoints.
+                checkpoint folder, and none if the job saves no checkpoints.
             validation_every: steps between two measurements of held-out losses by source, which are
                 also made at the start and the end; by default those between two validations of the
                 job itself. 0 for none.
@@ -124,15 +115,6 @@ def reference(
 ) -> None: ...
 @overload
 def reference(host: Literal["megatron_lm"], /, **options: Unpack[ReferenceOptions]) -> None: ...
-@overload
-def reference(
-    host: Literal["nemo2"],
-    model: Any,
-    data: Any,
-    trainer: Any,
-    /,
-    **options: Unpack[ReferenceOptions],
-) -> None: ...
 def reference(host: str, *args: Any, **options: Any) -> None:
     """Writes a checkpoint's losses on all samples of one role that a job may draw.
 
@@ -149,7 +131,7 @@ def reference(host: str, *args: Any, **options: Any) -> None:
             out: folder of the references, one per role.
             roles, multiplier: as for `install`.
             checkpoint: folder of the reference model's checkpoints, in the job's format; by default
-                the job's pretrained checkpoint, or else the one that it loads. NeMo needs it.
+                the job's pretrained checkpoint, or else the one that it loads.
 
     Raises:
         ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.

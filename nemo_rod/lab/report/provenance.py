@@ -25,7 +25,7 @@ from nemo_rod.roles import ROLES
 from nemo_rod.run.stage_log import StageLog
 
 _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-bridge",
-             "nemo-toolkit", "transformers", "lm-eval")  # fmt: skip
+             "transformers", "lm-eval")  # fmt: skip
 
 
 def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:

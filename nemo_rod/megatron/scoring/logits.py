@@ -35,7 +35,7 @@ def sliced_logits(model: list) -> Iterator[None]:
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
     """
-    # the module's own layer: wrappers such as NeMo 2.x's expose all names of the wrapped module
+    # the module's own layer: some wrappers expose all names of the wrapped module
     modules = (module for chunk in model for module in chunk.modules())
     heads = [m for m in modules if "output_layer" in m._modules and m.post_process]
     for module in heads:
