@@ -191,7 +191,6 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         "doctor": [],  # below: the rest of it is about this machine
         "init": [[out / "init"]],
         "recipes": [[]],
-        "completion": [["bash"]],
         "paper": [[]],
     }  # fmt: skip
 
