@@ -3,6 +3,5 @@
 blocks.py       their folder of blocks -> a block store, and the table of their hashes
 references.py   their cache of losses -> references
 trace.py        their selection trace <-> a curriculum
-runs.py         their configurations of runs -> a recipe
-command.py      nemo-rod import blocks|references|curriculum|config
+command.py      nemo-rod import blocks|references|curriculum
 """

@@ -1,9 +1,8 @@
-"""`nemo-rod import blocks|references|curriculum|config`: artifacts of the authors' code."""
+"""`nemo-rod import blocks|references|curriculum`: artifacts of the authors' code."""
 
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from argparse import Namespace
 from functools import partial
@@ -16,9 +15,8 @@ from nemo_rod.roles import ROLES
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod import`."""
-    verbs = parser.add_subparsers(
-        metavar="blocks|references|curriculum|config", required=True, prog=parser.prog
-    )
+    names = "blocks|references|curriculum"
+    verbs = parser.add_subparsers(metavar=names, required=True, prog=parser.prog)
     add = partial(add_verb, parser, verbs)
     text = "Makes a block store of a folder of the authors' blocks."
     usage = "FOLDER OUT tokenizer=NAME [eod=ID] [pool_share=SHARE] [check=N] [repeated=keep]"
@@ -64,15 +62,6 @@ def declare(parser: Arguments) -> None:
     verb.add_argument("traces", metavar="TRACE", type=Path, nargs="+", help="folder, or a file")
     verb.add_argument("out", metavar="OUT", type=Path, help="file of the curriculum")
     verb.add_keys(Key("blocks", "STORE", "imported block store", required=True))
-    text = "Makes a recipe of configurations of runs, an arm of each, that inherits one of ours."
-    verb = add(_config, "config", "DEFAULT RUN ... OUT recipe=NAME [curriculum=FOLDER]", text)
-    verb.add_argument("default", metavar="DEFAULT", type=Path, help="their configs/default.yaml")
-    verb.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="files of one setting")
-    verb.add_argument("out", metavar="OUT", type=Path, help="FOLDER/recipe/NAME.yaml")
-    verb.add_keys(
-        Key("recipe", "NAME", "has model, data and machine", required=True),
-        Key("curriculum", "FOLDER", "of the arm that a transfer trains on"),
-    )
     parser.description = "Imports artifacts of bethgelab/replay-on-demand."
 
 
@@ -142,15 +131,3 @@ def _curriculum(options: Namespace) -> None:
         print(
             f"{options.out}: {len(curriculum):,} steps of {curriculum.header.num_chosen:,} blocks"
         )
-
-
-def _config(options: Namespace) -> None:
-    from nemo_rod.lab.authors.runs import import_runs
-
-    out: Path = options.out
-    arms, unused = import_runs(
-        options.default, options.runs, out, recipe=options.recipe, curriculum=options.curriculum
-    )
-    print(f"{out}: arms {', '.join(arms)}; without a counterpart: {', '.join(unused) or 'nothing'}")
-    words = ("nemo-rod", "plan", "--config-dir", str(out.parent.parent), f"recipe={out.stem}")
-    print(f"next: {shlex.join(words)}")
