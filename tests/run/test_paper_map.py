@@ -10,7 +10,7 @@ from places import ROOT
 
 from nemo_rod import parts
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
-from nemo_rod.lab.reproduce import ELEMENTS, Element
+from nemo_rod.lab.reproduce import Element, elements
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection.arms import arm_kind
 
@@ -36,10 +36,10 @@ def known_arms(recipe: str) -> set[str]:
 
 
 def test_every_item_of_the_paper_is_an_element() -> None:
-    assert [element.label for element in ELEMENTS] == paper()["items"]
+    assert [*elements()] == paper()["items"]
 
 
-@pytest.mark.parametrize("element", ELEMENTS, ids=lambda element: element.label)
+@pytest.mark.parametrize("element", elements().values(), ids=lambda element: element.label)
 def test_what_makes_an_element_exists(element: Element) -> None:
     ran: dict[str, list[str]] = {}  # folder of a run -> the arms that it has by then
     for verb, *overrides in element.commands():
@@ -77,7 +77,7 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
         for file in quoted(files):
             check_file(file)
     shown = {Path(file).stem for _, _, files in beyond for file in quoted(files)}
-    shown |= {Path(file).stem for element in ELEMENTS for file in element.files}
+    shown |= {Path(file).stem for element in elements().values() for file in element.files}
     single = {name for name in FIGURES if f"settings_{name}" not in FIGURES}
     assert {name for name in single if name not in shown} == set(), "a figure that no row names"
 
