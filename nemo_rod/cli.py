@@ -138,7 +138,7 @@ def recipe_commands() -> list[str]:
 def takes_paths(command: str, words: Sequence[str]) -> bool:
     """Returns whether a command line has the path form instead of the recipe form.
 
-    A command without a recipe form always has. `train`, `reference`, `merge` and `report` have it
+    A command without a recipe form always has. `reference`, `merge` and `report` have it
     if a word belongs to the path form alone, if the first word of the latter two is a folder, or if
     the first word asks for help.
     """

@@ -69,10 +69,9 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
     [
         ("inspect", True), ("doctor recipe=toy", True), ("run --help", False), ("train", False),
         ("train recipe=toy --help", False), ("train --config-path x --config-name config", False),
-        ("train --config a.yaml rod.x=1", True), ("train --config=a.yaml", True),
         ("train job=a.py:f", False), ("reference role=replay job=a.py:f", True),
         ("reference recipe=toy arm=base", False), ("reference --config-dir my recipe=mine", False),
-        ("reference --config a.yaml", True), ("merge", False),
+        ("merge", False),
         ("merge recipe=toy arm=merge_0.4", False), ("merge -m recipe=toy", False),
         ("merge base adapted", True), ("merge a=b c d lambda=0.5", True), ("report", False),
         ("report recipe=toy report.seeds=[a]", False), ("report checkpoints/rod", True),

@@ -55,7 +55,7 @@ def page() -> str:
 def _group(name: str) -> str:
     folder = ROOT / "hydra_configs" / name
     files = [file.relative_to(folder).with_suffix("") for file in folder.rglob("*.yaml")]
-    # a template is to be copied; recipes/nemo_rl/ and recipes/swap_in/ are in forms of their own
+    # a template is to be copied; recipes/swap_in/ is in forms of its own
     names = {file.as_posix() for file in files if name != "recipe" or len(file.parts) == 1}
     shown = ", ".join(f"`{file}`" for file in sorted(names - {"template"}))
     return f"| `{name}` | {shown} |\n"

@@ -1,4 +1,4 @@
-"""Runs of `nemo-rod train --config` on real Ray, with a checkout of NeMo-RL on the path."""
+"""Jobs that NeMo-RL's workers run on real Ray, with a checkout of NeMo-RL on the path."""
 
 import contextlib
 import json
@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 from places import ROOT, WORKERS
-from tiny import BATCH, STEPS, Setting
+from tiny import STEPS, Setting
 
+from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
 
 PATIENCE = 900  # seconds; on a loaded machine Ray starts slowly
 
 CHECKOUT = os.environ.get("NEMO_RL", "")
+CPU = {"worker": "cpu_worker.CpuWorker"}
+DP2 = Parallel(data=2, distributed_optimizer=False)
+RUN_JOB = [sys.executable, "-W", "ignore", str(WORKERS / "nemo_rl_cpu" / "run_job.py")]
 CLI = [sys.executable, "-W", "ignore", "-m", "nemo_rod.cli"]
 
 
@@ -72,39 +75,30 @@ def ray_cluster() -> Iterator[dict[str, str]]:
 
 
 class Runs:
-    """Writes recipes and runs them by the command line."""
+    """Writes jobs of the tiny setting, and runs them on NeMo-RL or by the command line."""
 
     def __init__(self, tiny: Setting, environment: dict[str, str]) -> None:
         self.tiny, self.environment = tiny, environment
         self.started: list[subprocess.Popen[str]] = []
 
-    def recipe(self, out: Path, model: Path | None = None) -> Path:
-        """The tiny setting's RoD run in NeMo-RL's form."""
-        optimizer = {"lr": 3e-3, "min_lr": 3e-4, "bf16": False}
-        optimizer |= {"use_distributed_optimizer": False, "use_precision_aware_optimizer": False}
-        values = {
-            "rod": {"worker": "cpu_worker.CpuWorker", "blocks": str(self.tiny.blocks),
-                    "references": [str(folder) for folder in self.tiny.references], "out": str(out),
-                    "steps": STEPS, "seed": 7, "warmup_fraction": 0.1,
-                    "scoring": {"micro_batch_size": 4}, "validation": {"every": 10, "blocks": 8}},
-            "policy": {"model_name": str(model or self.tiny.base), "train_global_batch_size": BATCH,
-                       "train_micro_batch_size": 2, "max_total_sequence_length": 64,
-                       "precision": "float32", "megatron_cfg": {"optimizer": optimizer}},
-            "checkpointing": {"save_period": 8},
-            "cluster": {"gpus_per_node": 2, "num_nodes": 1},
-        }  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / "recipe.yaml"
-        path.write_text(yaml.safe_dump(values))
-        return path
+    def job(
+        self,
+        out: Path,
+        own: dict[str, Any] = CPU,
+        parallel: Parallel = DP2,
+        **options: Any,
+    ) -> list[object]:
+        """The tiny setting's RoD job: its file, and the section `nemo_rl` beside it."""
+        options = {"checkpoint__every": 8, **options}
+        return [self.tiny.rod_job(out, parallel, **options), json.dumps(own)]
 
     def start(
-        self, command: str, *arguments: object, fault: str = "none:0:0"
+        self, *words: object, program: list[str] = RUN_JOB, fault: str = "none:0:0"
     ) -> subprocess.Popen[str]:
         for process in self.started:  # left by a failed test
             process.kill()
         process = subprocess.Popen(
-            [*CLI, command, *map(str, arguments)], env={**self.environment, "TEST_FAULT": fault},
+            [*program, *map(str, words)], env={**self.environment, "TEST_FAULT": fault},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.started.append(process)
@@ -115,8 +109,8 @@ class Runs:
         for process in self.started:
             process.kill()
 
-    def run(self, command: str, *arguments: object) -> str:
-        process = self.start(command, *arguments)
+    def run(self, *words: object, program: list[str] = RUN_JOB) -> str:
+        process = self.start(*words, program=program)
         try:
             output, _ = process.communicate(timeout=1000)
         finally:
@@ -124,9 +118,9 @@ class Runs:
         assert process.returncode == 0, output[-5000:]
         return output
 
-    def train(self, name: str, *overrides: str) -> Path:
+    def train(self, name: str, *own: dict[str, Any], **options: Any) -> Path:
         out = self.tiny.root / name
-        self.run("train", "--config", self.recipe(out), *overrides)
+        self.run(*self.job(out, *own, **options))
         return out
 
 

@@ -142,8 +142,8 @@ class Setting:
         """Writes the job of a RoD run, with the references that it needs."""
         roles = reference_roles(self.arm("rod", **options.get("scoring", {})).needs)
         references = self.references[-len(roles) :]
-        options |= {"model": self.base, "steps": steps, "lr": 3e-3, "references": references}
-        return self._job("rod", out, parallel, **options)
+        common = {"model": self.base, "steps": steps, "lr": 3e-3, "references": references}
+        return self._job("rod", out, parallel, **{**common, **options})
 
     def rod_run(self, out: Path, parallel: Parallel, **options: Any) -> Path:
         """Trains the job of a RoD run in its layout."""

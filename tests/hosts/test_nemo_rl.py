@@ -17,6 +17,9 @@ import pytest
 import yaml
 from nemo_rl_runs import (
     CHECKOUT,
+    CLI,
+    CPU,
+    DP2,
     Runs,
     assert_same_choices_as_bridge,
     chosen_ids,
@@ -26,8 +29,10 @@ from nemo_rl_runs import (
     wait_for_steps,
 )
 from places import ROOT, WORKERS
-from tiny import STEPS, Setting
+from tiny import STEPS, Setting, configured
 
+from nemo_rod.config import Parallel
+from nemo_rod.jobs import ReferenceJob
 from nemo_rod.selection import References
 from nemo_rod.signals import Stopped
 
@@ -85,7 +90,8 @@ def test_same_blocks_and_metrics_as_megatron_bridge(tiny: Setting, trained: Path
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_same_blocks_in_other_layouts(runs: Runs, trained: Path, layout: str) -> None:
-    out = runs.train(f"nemo_rl_{layout}", f"policy.megatron_cfg.{layout}_model_parallel_size=2")
+    parallel = Parallel(**{layout: 2}, distributed_optimizer=False)
+    out = runs.train(f"nemo_rl_{layout}", parallel=parallel)
     assert chosen_ids(out) == chosen_ids(trained)
 
 
@@ -105,10 +111,10 @@ def test_logger_gets_the_metrics(trained: Path) -> None:
 
 def test_killed_and_resumed_equals_uninterrupted(runs: Runs, trained: Path) -> None:
     out = runs.tiny.root / "nemo_rl_killed"
-    recipe = runs.recipe(out)
-    kill_after(runs.start("train", "--config", recipe), out, 11)
+    job = runs.job(out)
+    kill_after(runs.start(*job), out, 11)
     assert (out / "checkpoints" / "step_8").is_dir()
-    runs.run("train", "--config", recipe)
+    runs.run(*job)
     assert [row["step"] for row in rows(out)] == list(range(STEPS))
     assert rows(out) == rows(trained)
     whole, resumed = (folder / "curriculum.rod" for folder in (trained, out))
@@ -117,7 +123,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs: Runs, trained: Path) -> N
 
 def test_asked_to_stop_saves(runs: Runs) -> None:
     out = runs.tiny.root / "nemo_rl_stopped"
-    process = runs.start("train", "--config", runs.recipe(out), "rod.steps=2000")
+    process = runs.start(*runs.job(out, steps=2000))
     wait_for_steps(process, out, 1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
@@ -130,8 +136,7 @@ def test_asked_to_stop_saves(runs: Runs) -> None:
 def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
     """A worker freezes in step 10; the run is asked to stop and cannot complete the step."""
     out = runs.tiny.root / "nemo_rl_ended_first"
-    options = ("--config", runs.recipe(out), "rod.stall_seconds=25")
-    process = runs.start("train", *options, fault="stop:1:10")
+    process = runs.start(*runs.job(out, launcher__stall_seconds=25), fault="stop:1:10")
     wait_for_steps(process, out, 9)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
@@ -151,8 +156,7 @@ def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
 def test_failed_worker_ends_the_driver_with_the_cause(
     runs: Runs, tmp_path: Path, fault: str, cause: str
 ) -> None:
-    recipe = runs.recipe(tmp_path)
-    process = runs.start("train", "--config", recipe, "rod.stall_seconds=25", fault=fault)
+    process = runs.start(*runs.job(tmp_path, launcher__stall_seconds=25), fault=fault)
     wait_for_steps(process, tmp_path, 2)
     started = time.monotonic()
     output, _ = process.communicate(timeout=100)
@@ -162,15 +166,13 @@ def test_failed_worker_ends_the_driver_with_the_cause(
 
 
 def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -> None:
-    recipe = runs.recipe(tmp_path)
-    for override, sentence in (
-        ("policy.max_total_sequence_length=128", "policy.max_total_sequence_length is 128, but"),
-        ("policy.sequence_packing.enabled=true", "policy.sequence_packing.enabled is True: expect"),
-        ("policy.train_global_batch_size=6", "policy.train_global_batch_size=6 does not divide"),
-        ("rod.stepz=3", "Could not override 'rod.stepz'"),
-        ("rod.references=[]", "no folder of references was given"),
+    for policy, sentence in (
+        ({"max_total_sequence_length": 128}, "max_total_sequence_length is 128: expected 64: dom"),
+        ({"sequence_packing": {"enabled": True}}, "sequence_packing.enabled is True: expected"),
+        ({"train_global_batch_size": 6}, "train_global_batch_size is 6: expected 8: train.batch"),
+        ({"precision": "bfloat16"}, "precision"),
     ):
-        process = runs.start("train", "--config", recipe, override)
+        process = runs.start(*runs.job(tmp_path, {**CPU, "policy": policy}))
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 2, output[-3000:]
         last = [line for line in output.splitlines() if line.startswith("nemo-rod: ")]
@@ -179,7 +181,12 @@ def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -
 
 def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting) -> None:
     out = tiny.root / "nemo_rl_reference"
-    runs.run("reference", "--config", runs.recipe(out), "rod.role=replay")
+    config = configured(parallel=DP2, scoring__micro_batch_size=4)
+    job = tiny.write(
+        ReferenceJob, "base", out, config, start=str(tiny.base), role="replay",
+        model_digest="base", lengths=[64],
+    )  # fmt: skip
+    runs.run(job, json.dumps(CPU))
     store = tiny.store
     ids = list(range(store.num_adaptation, len(store)))
     ours, theirs = (
@@ -191,9 +198,8 @@ def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting) -> N
 
 def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path) -> None:
     program = [sys.executable, "-W", "ignore", WORKERS / "nemo_rl_cpu" / "traffic.py"]
-    sizes = ["policy.train_global_batch_size=1024", "policy.train_micro_batch_size=64"]
     output = subprocess.run(
-        [*program, runs.recipe(tmp_path), *sizes, "rod.scoring.micro_batch_size=64"],
+        [*program, *runs.job(tmp_path, batch_size=1024, scoring__micro_batch_size=64)],
         env=runs.environment, capture_output=True, text=True, timeout=1000,
     ).stdout  # fmt: skip
     moved = json.loads(next(line for line in output.splitlines() if line.startswith('{"cand')))
@@ -228,7 +234,7 @@ def test_a_recipe_runs_whole_on_nemo_rl(
         "scoring": {"micro_batch_size": 4},
         "launcher": {"kind": "nemo_rl"},
         "nemo_rl": {
-            "rod": {"worker": "cpu_worker.CpuWorker"},
+            **CPU,
             "policy": {"megatron_cfg": {"optimizer": {"use_precision_aware_optimizer": False}}},
         },
     }  # fmt: skip
@@ -237,7 +243,7 @@ def test_a_recipe_runs_whole_on_nemo_rl(
     (tmp_path / "recipe" / "tiny_nemo_rl.yaml").write_text(text)
     monkeypatch.setitem(runs.environment, "WANDB_MODE", "offline")
     options = ["--config-dir", tmp_path, "recipe=tiny_nemo_rl", f"run_dir={tmp_path / 'run'}"]
-    runs.run("run", *options, "logger=[tensorboard,wandb]")
+    runs.run("run", *options, "logger=[tensorboard,wandb]", program=CLI)
     arms = tmp_path / "run" / "arms"
     assert (tmp_path / "run" / "report" / "index.html").exists()
     assert len(records(arms / "rod")) == 6

@@ -1,4 +1,4 @@
-"""NeMo-RL's own Megatron worker, with RoD inside, as users get it: `rod.worker` is left alone.
+"""NeMo-RL's own Megatron worker, with RoD inside, as users get it: `nemo_rl.worker` is left alone.
 
 Its setup, `train`, and saving and loading of checkpoints run unchanged on the
 Megatron-Bridge and Megatron-LM that the checkout pins, under real Ray. Only CUDA, NCCL and
@@ -17,17 +17,17 @@ from nemo_rl_runs import Runs, assert_same_choices_as_bridge, chosen_ids, kill_a
 from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
 
+from nemo_rod.config import Parallel
+
 pytestmark = pytest.mark.nemo_rl
 
-OWN = [
-    "rod.worker=nemo_rod.hosts.nemo_rl.megatron_worker.RoDMegatronPolicyWorker",
-    # two kernels that no CPU has
-    "policy.megatron_cfg.moe_permute_fusion=false",
-    "policy.megatron_cfg.optimizer.use_precision_aware_optimizer=false",
-    "policy.megatron_cfg.optimizer.use_distributed_optimizer=true",  # as NeMo-RL has it
-    "policy.logprob_batch_size=4",
-    "cluster.gpus_per_node=1",
-]
+OWN = {
+    "policy": {
+        "logprob_batch_size": 4,
+        "megatron_cfg": {"moe_permute_fusion": False},  # a kernel that no CPU has
+    }
+}
+ALONE = Parallel(distributed_optimizer=True)  # as NeMo-RL has it
 # not nemotron_h: transformers 5.3, which v0.6.0 pins, has no dense layers in its own Nemotron-H
 MODELS = ("qwen3", "qwen3_5", "nemotron_3_nano", "qwen3_moe")
 
@@ -55,7 +55,7 @@ def runs(
 
 @pytest.fixture(scope="module")
 def trained(runs: Runs) -> Path:
-    return runs.train("own", *OWN)
+    return runs.train("own", OWN, parallel=ALONE)
 
 
 def test_own_worker_chooses_as_megatron_bridge_does(runs: Runs, trained: Path) -> None:
@@ -64,10 +64,10 @@ def test_own_worker_chooses_as_megatron_bridge_does(runs: Runs, trained: Path) -
 
 def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -> None:
     out = runs.tiny.root / "own_killed"
-    recipe = runs.recipe(out)
-    kill_after(runs.start("train", "--config", recipe, *OWN), out, 11)
+    job = runs.job(out, OWN, ALONE)
+    kill_after(runs.start(*job), out, 11)
     assert (out / "checkpoints" / "step_8").is_dir()
-    runs.run("train", "--config", recipe, *OWN)
+    runs.run(*job)
     assert [row["step"] for row in rows(out)] == list(range(STEPS))
     assert chosen_ids(out) == chosen_ids(trained)
     assert rows(out) == rows(trained)
@@ -84,7 +84,7 @@ def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
     save_file(tensors, file, {"format": "pt"})
     for index in gap.glob("*.index.json"):
         index.unlink()
-    process = runs.start("train", "--config", runs.recipe(runs.tiny.root / "own_gap", gap), *OWN)
+    process = runs.start(*runs.job(runs.tiny.root / "own_gap", OWN, ALONE, model=gap))
     output, _ = process.communicate(timeout=1000)
     assert process.returncode != 0
     assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in output, output[-5000:]

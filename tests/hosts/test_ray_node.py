@@ -1,4 +1,4 @@
-"""Real Ray, started as the nodes of a Slurm job start it: `nemo_rod.hosts.ray.ray_node`.
+"""Real Ray, started as the nodes of a Slurm job start it: `nemo_rod.hosts.nemo_rl.ray_node`.
 
 Two nodes on loopback, which tell them apart by their ports alone.
 """
@@ -15,7 +15,7 @@ import pytest
 from nemo_rl_runs import PATIENCE
 from places import ROOT
 
-from nemo_rod.hosts.ray import ray_node
+from nemo_rod.hosts.nemo_rl import ray_node
 
 pytestmark = pytest.mark.nemo_rl
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_two_nodes_serve_their_job_alone_and_leave_nothing(folder: Path) -> None:
     program = [sys.executable, "-W", "ignore", "-c", STAGE, str(folder)]
-    command = [sys.executable, "-m", "nemo_rod.hosts.ray.ray_node", *program]
+    command = [sys.executable, "-m", "nemo_rod.hosts.nemo_rl.ray_node", *program]
     with open(folder / "log", "w") as log:
         nodes = [
             subprocess.Popen(command, env=environment(folder, node), stdout=log, stderr=log)

@@ -8,9 +8,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tiny import configured
 
 from nemo_rod.hosts.nemo_rl import algorithm
 from nemo_rod.hosts.nemo_rl.policy import WorkerFailed
+from nemo_rod.jobs import TrainJob
 from nemo_rod.signals import Stopped
 
 
@@ -42,6 +44,12 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
+def job_of(folder: Path, steps: int) -> Any:
+    config = configured(train__steps=steps, validation__every=0)
+    arm = SimpleNamespace(name="rod", scored_prefix=1.0)
+    return SimpleNamespace(out=str(folder), config=config, arm=arm)
+
+
 def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool) -> BaseException:
     """The exception of a run whose workers end in its third step by an error."""
 
@@ -50,12 +58,11 @@ def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool) -> B
             signal.raise_signal(signal.SIGTERM)
         raise error
 
-    rod = {"arm": "rod", "out": str(folder), "steps": 9, "validation": {"every": 0}}
     saving = {"enabled": saves, "checkpoint_must_save_by": None, "save_period": 2}
-    config, rest = {"rod": rod, "checkpointing": saving}, cast(Any, Nothing())
+    config, rest = {"checkpointing": saving}, cast(Any, Nothing())
     workers: Any = SimpleNamespace(policy=rest, call=call)
     with pytest.raises(BaseException) as caught:
-        algorithm.train_steps(config, rest, workers, rest, rest, rest, step=2)
+        algorithm.train_steps(job_of(folder, 9), config, workers, rest, rest, rest, step=2)
     return caught.value
 
 
@@ -94,13 +101,17 @@ def test_workers_that_end_after_the_signal_do_not_fail_a_run_that_saves(
 def test_a_stop_is_told_from_a_failure(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException]
 ) -> None:
-    def train(_: object) -> None:
+    def train(*_: object) -> None:
         raise raised
 
     monkeypatch.setattr(algorithm, "separate_conversions", lambda *_: None)
     monkeypatch.setattr(algorithm, "train", train)
     with pytest.raises(expected):
-        algorithm.run("train", {"policy": {"model_name": "base"}, "rod": {"out": "out"}})
+        job = TrainJob(
+            name="rod", config=configured(), blocks="b", out="out", start="base",
+            arm=cast(Any, None),
+        )  # fmt: skip
+        algorithm.run(job, {"policy": {"model_name": "base"}})
 
 
 @pytest.mark.parametrize(
@@ -118,11 +129,11 @@ def test_a_step_shows_its_speed_where_nemo_rl_counts_operations(
     workers: Any = SimpleNamespace(
         policy=rest, count=2, call=lambda *_, **__: step, update_flops=lambda blocks: counter
     )
-    rod = {"arm": "rod", "out": str(tmp_path), "steps": 1, "validation": {"every": 0}}
     saving = {"enabled": False, "checkpoint_must_save_by": None, "save_period": 2}
     monkeypatch.setattr(algorithm, "known_metrics", lambda row: row)
-    config = {"rod": rod, "checkpointing": saving}
-    algorithm.train_steps(config, rest, workers, cast(Any, journal), rest, rest, step=0)
+    config = {"checkpointing": saving}
+    job = job_of(tmp_path, 1)
+    algorithm.train_steps(job, config, workers, cast(Any, journal), rest, rest, step=0)
     (row,) = rows
     assert row.pop("timing/train/total") > 0
     assert row == ({} if speed is None else {"throughput/model_tflops_per_gpu": speed})

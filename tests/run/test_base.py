@@ -11,7 +11,7 @@ from corpus_cases import BYTE, run, source, texts, write
 
 from nemo_rod.config import Domain, Model
 from nemo_rod.corpus import load_tokenizer
-from nemo_rod.hosts.nemo_rl.inputs import refuse_own_code
+from nemo_rod.hosts.nemo_rl.settings import refuse_own_code
 from nemo_rod.run.base_model import (
     check_base,
     check_tokenizer,

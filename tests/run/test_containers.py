@@ -12,8 +12,8 @@ from command_line import composed
 from places import ROOT
 
 from nemo_rod.config import Config
-from nemo_rod.hosts.ray import ray_node
-from nemo_rod.hosts.ray.launcher import RayOnSlurm
+from nemo_rod.hosts.nemo_rl import ray_node
+from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.processes.nodes import Nodes
@@ -77,7 +77,10 @@ def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
     files = rendered("launcher=ray")
     assert not [name for name in files if name.startswith("ray.")]
     (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
-    assert " python3 -P -m nemo_rod.hosts.ray.ray_node python3 -P -m nemo_rod.cli train " in command
+    assert (
+        " python3 -P -m nemo_rod.hosts.nemo_rl.ray_node python3 -P -m nemo_rod.cli train "
+        in command
+    )
     assert command.endswith(" launcher.kind=nemo_rl)")
     assert "ray_node" not in files["prepare.sbatch"]
 
@@ -149,7 +152,7 @@ def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path
     )
     own = {"NEMO_ROD_KEY": "secret", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **slurm_job(7), **own}
-    start = "import sys; from nemo_rod.hosts.ray.ray_node import _run, ray_environment; import os; "
+    start = "import os, sys; from nemo_rod.hosts.nemo_rl.ray_node import _run, ray_environment; "
     start += "sys.exit(_run(sys.argv[1:], ray_environment(os.environ)))"
     command = [sys.executable, "-c", program, str(tmp_path / "nodes")]
     subprocess.run([sys.executable, "-c", start, *command], env=environment, check=True)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
-from nemo_rod.hosts.nemo_rl.launcher import nemo_rl_values
+from nemo_rod.hosts.nemo_rl.settings import of_job
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
 from nemo_rod.run.checks import check
 from nemo_rod.run.model_jobs import ModelJobs
@@ -72,13 +71,8 @@ def test_a_key_of_a_variant_reaches_both_hosts(
     if key in NOT_ON_NEMO_RL:
         with pytest.raises(ValueError, match=r"NeMo-RL|nemo_rl|launcher=local"):
             config_of(variant, "nemo_rl")
-            nemo_rl_values(job)
-        return
-    ours, theirs = (json.loads(json.dumps(nemo_rl(j))) for j in (plain, job))
-    assert ours != theirs, f"{key} does not reach NeMo-RL"
-    if section == "selection":  # where the workers look for it
-        where = "selection" if name == "on_nonfinite" else "variant"
-        assert theirs["rod"][where][name] == VALUES[key]
+    elif section == "train":  # the rest is read from the job itself
+        assert of_job(plain) != of_job(job), f"{key} does not reach NeMo-RL"
 
 
 def test_held_out_losses_need_no_worker_of_nemo_rl(
@@ -86,7 +80,7 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
 ) -> None:
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
     monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
-    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.settings.compose", lambda values: values)
+    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.launcher.resolved", lambda *_: {})
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.algorithm.run", lambda *_: ran.append("ray"))
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     job = partial(jobs.job, name="a job", out=tmp_path)
@@ -121,11 +115,6 @@ def config_of(variant: dict[str, Any], kind: str = "local") -> Config:
 @cache
 def toy() -> Config:
     return composed("recipe=toy", "arms=[rod,no_replay]")
-
-
-def nemo_rl(job: TrainJob) -> dict[str, Any]:
-    """What NeMo-RL is given, but for the job's digest, which is made of the rest."""
-    return nemo_rl_values(dataclasses.replace(job, config_digest=""))
 
 
 def leaves(job: TrainJob) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from command_line import composed
 from slurm_cluster import wait_for
 
-from nemo_rod.hosts.ray.launcher import RayOnSlurm
+from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 

@@ -21,8 +21,8 @@ from command_line import RECIPES, composed, nemo_rod
 from places import GOLDEN, ROOT
 
 from nemo_rod.config import Config
-from nemo_rod.hosts.ray import launcher as ray
-from nemo_rod.hosts.ray.launcher import RayOnSlurm
+from nemo_rod.hosts.nemo_rl import on_slurm as ray
+from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch import slurm

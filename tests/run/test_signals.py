@@ -9,7 +9,7 @@ from places import ROOT
 
 PROGRAM = """
 import pathlib, subprocess, sys
-from nemo_rod.hosts.ray.ray_node import adopt_orphans, kill_children
+from nemo_rod.hosts.nemo_rl.ray_node import adopt_orphans, kill_children
 if sys.argv[1] == "adopt":
     adopt_orphans()
 command = "setsid sleep 300 >/dev/null & echo $!"

@@ -17,7 +17,7 @@ from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
 from slurm_cluster import Cluster, slurm_cluster, wait_for
 
-from nemo_rod.hosts.ray.launcher import RayOnSlurm
+from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.stages import Stages
 from tests import lanes
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from nemo_rod.files import write_json
 from nemo_rod.hosts.nemo_rl import compat
-from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
 from nemo_rod.hosts.nemo_rl.policy import (
     WorkerFailed,
     Workers,
@@ -26,16 +25,20 @@ from nemo_rod.hosts.nemo_rl.policy import (
     started,
 )
 from nemo_rod.hosts.nemo_rl.reference_losses import write_reference
+from nemo_rod.hosts.nemo_rl.settings import open_store
+from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, check_installed, continue_runs, known_metrics, prepare_runs
-from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection import References
+from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE, is_due
+from nemo_rod.selection.references.folder import precision_name
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 
-def run(command: str, config: dict[str, Any]) -> None:
-    """Runs "train" or "reference" with a configuration that `settings` returns.
+def run(job: TrainJob | ReferenceJob, config: dict[str, Any]) -> None:
+    """Runs a job with its configuration, which `settings.resolved` returns.
 
     It joins the running Ray cluster, or starts one on this machine.
 
@@ -44,7 +47,7 @@ def run(command: str, config: dict[str, Any]) -> None:
         WorkerFailed: a worker failed; the message names it and the reason.
         Stopped: the run was asked to stop, and resumes when it is started again.
     """
-    separate_conversions(config["policy"]["model_name"], config["rod"]["out"])
+    separate_conversions(config["policy"]["model_name"], job.out)
     import ray
     from nemo_rl.distributed.virtual_cluster import init_ray
     from ray.exceptions import RayError
@@ -52,37 +55,39 @@ def run(command: str, config: dict[str, Any]) -> None:
     if not ray.is_initialized():
         init_ray()
     try:
-        (train if command == "train" else write_reference)(config)
+        if isinstance(job, TrainJob):
+            train(job, config)
+        else:
+            write_reference(job, config)
     except RayError as error:  # from one of NeMo-RL's own calls
         raise WorkerFailed(sentence(error)) from error
 
 
-def train(config: dict[str, Any]) -> None:
-    """Trains one arm, resuming after the last step that has a checkpoint; see `run`."""
+def train(job: TrainJob, config: dict[str, Any]) -> None:
+    """Trains its arm, resuming after the last step that has a checkpoint; see `run`."""
     from nemo_rl.utils.checkpoint import CheckpointManager
     from nemo_rl.utils.logger import Logger
 
-    rod, out = config["rod"], Path(config["rod"]["out"])
-    store = open_store(config)
-    arm = build_arm(config, store)
-    references = open_references(config, store) if "references" in arm.needs else None
-    header = curriculum_header(arm, store, references, config=config_digest(config, arm))
+    out, store, references = Path(job.out), open_store(config, job), None
+    if "references" in job.arm.needs:
+        precision = precision_name(config["policy"]["precision"])
+        references = References.open(job.references, store, precision=precision)
+    header = curriculum_header(job.arm, store, references, config=job.config_digest)
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
     step = (checkpointer.load_training_info(latest) or {"step": 0})["step"]
-    with started(config, arm, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
+    with started(config, job, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
         section = config["logger"]
         with continued_logger(lambda: Logger(section), section, out, step=step) as logger:
             logger.log_hyperparams(config)
             journal = Journal(out, header, step=step)
-            train_steps(config, arm, workers, journal, logger, checkpointer, step=step)
-            if rod["hf"]:
-                workers.call("rod_export", folder=str(out / "hf"))
+            train_steps(job, config, workers, journal, logger, checkpointer, step=step)
+            workers.call("rod_export", folder=str(out / "hf"))
 
 
 def train_steps(
+    job: TrainJob,
     config: dict[str, Any],
-    arm: Arm,
     workers: Workers,
     journal: Journal,
     logger: Any,
@@ -104,14 +109,14 @@ def train_steps(
     from nemo_rl.utils.timer import TimeoutChecker
     from ray.exceptions import RayError
 
-    rod, saving = config["rod"], config["checkpointing"]
-    every, last = rod["validation"]["every"], rod["steps"]
+    saving, name = config["checkpointing"], job.arm.name
+    every, last = job.config.validation.every, job.config.train.steps
     timeout = TimeoutChecker(timeout=saving["checkpoint_must_save_by"], fit_last_save_time=True)
     timeout.start_iterations()
     workers.policy.prepare_for_training()
     if every and step == 0:
-        losses = workers.call("rod_validate")
-        write_json(Path(rod["out"]) / START_FILE, losses)
+        losses = workers.call("rod_validate", blocks=job.config.validation.blocks)
+        write_json(Path(job.out) / START_FILE, losses)
         logger.log_metrics(known_metrics(losses), 0)
     with _stop_signals() as stopping:
         try:
@@ -121,11 +126,11 @@ def train_steps(
                 seconds = metrics["timing/train/total"] = time.perf_counter() - start
                 flops = metrics.pop("flops", None) or workers.update_flops(len(choice.chosen))
                 if flops:  # NeMo-RL can count this model's operations
-                    tflops = model_tflops(choice, flops, seconds, prefix=arm.scored_prefix)
+                    tflops = model_tflops(choice, flops, seconds, prefix=job.arm.scored_prefix)
                     metrics["throughput/model_tflops_per_gpu"] = tflops / workers.count
                 done = step + 1
                 if every and is_due(done, every=every, steps=last):
-                    metrics |= workers.call("rod_validate")
+                    metrics |= workers.call("rod_validate", blocks=job.config.validation.blocks)
                 row = journal.append(step, choice, metrics)
                 logger.log_metrics(known_metrics(row), done)
                 step = done
@@ -135,13 +140,13 @@ def train_steps(
                 if saving["enabled"] and due:
                     save(config, workers.policy, checkpointer, row, step=step)
                 if stop and step < last:
-                    raise Stopped(f"{rod['arm']} stopped after step {step}: run it again to resume")
+                    raise Stopped(f"{name} stopped after step {step}: run it again to resume")
         except (WorkerFailed, RayError) as error:
             if not (stopping.is_set() and saving["enabled"]):
                 raise
             reason = str(error) if isinstance(error, WorkerFailed) else sentence(error)
             raise Stopped(
-                f"{rod['arm']} was asked to stop, and ended in step {step + 1} before it had saved "
+                f"{name} was asked to stop, and ended in step {step + 1} before it had saved "
                 f"({reason}): run it again to resume"
             ) from error
 

@@ -66,7 +66,6 @@ def run_config(values: dict[str, Any]) -> Any:
         "logger": (LoggerConfig, ...),
         "cluster": (ClusterConfig, ...),
         "checkpointing": (CheckpointingConfig, ...),
-        "rod": (dict[str, Any], ...),
     }
     try:
         return create_model("MasterConfig", __base__=Section, **fields)(**values)

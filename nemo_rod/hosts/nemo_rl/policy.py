@@ -17,8 +17,8 @@ from typing import Any
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.nemo_rl import compat
+from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.run.processes.pythons import worker_python
-from nemo_rod.selection.arms import Arm
 
 FOLDER = "NRL_MEGATRON_CHECKPOINT_DIR"  # NeMo-RL's; its workers get the driver's environment
 _PLACE = "NEMO_ROD_CONVERSIONS"  # value of FOLDER before the first run of this process
@@ -74,7 +74,8 @@ class Workers:
                 if not failures:
                     waiting = ", ".join(str(ranks[future]) for future in pending)
                     raise WorkerFailed(
-                        f"{method}: no answer of rank {waiting} for {limit:g} s (rod.stall_seconds)"
+                        f"{method}: no answer of rank {waiting} for {limit:g} s "
+                        "(launcher.stall_seconds)"
                     )
                 break
             try:
@@ -101,7 +102,7 @@ class Workers:
 @contextmanager
 def started(
     config: dict[str, Any],
-    arm: Arm | None = None,
+    job: TrainJob | ReferenceJob,
     *,
     resume_paths: tuple[Path | None, Path | None] = (None, None),
 ) -> Iterator[Workers]:
@@ -111,7 +112,7 @@ def started(
 
     Args:
         config: the configuration.
-        arm: the arm to train; None to score only.
+        job: the job.
         resume_paths: weights and optimizer state to load, if any.
 
     Raises:
@@ -123,30 +124,41 @@ def started(
     from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
     from nemo_rl.models.policy.lm_policy import Policy
 
-    rod, policy_cfg = config["rod"], config["policy"]
-    set_seed(rod["seed"])
-    policy_cfg["megatron_cfg"]["train_iters"] = rod["steps"]  # required even to score only
+    policy_cfg, trains = config["policy"], isinstance(job, TrainJob)
+    set_seed(job.config.seed)
+    steps = job.config.train.steps if trains else 1
+    policy_cfg["megatron_cfg"]["train_iters"] = steps  # required even to score only
     use_gpus = ray.cluster_resources().get("GPU", 0) > 0
     cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
     # for a class that it does not know, NeMo-RL would build an environment without this package
     python = worker_python()
-    ACTOR_ENVIRONMENT_REGISTRY[rod["worker"]] = str(python) if python else PY_EXECUTABLES.SYSTEM
+    ACTOR_ENVIRONMENT_REGISTRY[config["worker"]] = str(python) if python else PY_EXECUTABLES.SYSTEM
     policy = Policy(
         cluster=cluster,
         config=policy_cfg,
         tokenizer=get_tokenizer(policy_cfg["tokenizer"]),
         weights_path=resume_paths[0],
         optimizer_path=resume_paths[1],
-        init_optimizer=arm is not None,
+        init_optimizer=trains,
         init_reference_model=False,
-        worker_extension_cls_fqn=rod["worker"],
+        worker_extension_cls_fqn=config["worker"],
     )
     failed = True
     try:
-        stall = rod["stall_seconds"]
+        stall = job.stall_seconds
         workers = Workers(policy, cluster.world_size(), stall)
         limit = max(stall, SETUP_SECONDS) if stall else 0.0
-        workers.call("rod_setup", stall_seconds=limit, rod=rod, arm=arm)
+        # not the job itself: the class of its configuration is made in this process
+        workers.call(
+            "rod_setup",
+            stall_seconds=limit,
+            blocks=job.blocks,
+            scoring_micro_batch_size=job.config.scoring.micro_batch_size,
+            arm=job.arm if isinstance(job, TrainJob) else None,
+            references=job.references if isinstance(job, TrainJob) else [],
+            on_nonfinite=job.config.selection.on_nonfinite,
+            steps=steps,
+        )
         yield workers
         failed = False
     finally:

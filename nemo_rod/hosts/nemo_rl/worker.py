@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,19 +32,32 @@ class RoDWorkerMixin:
     cfg: dict[str, Any]
     train: Callable[..., dict[str, Any]]
 
-    def rod_setup(self, *, rod: dict[str, Any], arm: Arm | None) -> None:
+    def rod_setup(
+        self,
+        *,
+        blocks: str,
+        scoring_micro_batch_size: int,
+        arm: Arm | None,
+        references: list[str],
+        on_nonfinite: Literal["refuse", "exclude"],
+        steps: int,
+    ) -> None:
         """Opens the store and the references, before the first step.
 
         Args:
-            rod: the section `rod` of the configuration.
+            blocks: folder of the block store.
+            scoring_micro_batch_size: blocks of a forward pass.
             arm: its pools and its policy; None to score only.
+            references: folders of reference losses.
+            on_nonfinite: what becomes of a score that is not finite, "refuse" or "exclude".
+            steps: number of updates.
 
         Raises:
             ValueError: the data do not match, the model uses a feature that breaks scoring,
                 or Megatron's version is untested.
         """
         functions.check("scoring")
-        self._rod, self._rod_store = rod, BlockStore(rod["blocks"])
+        self._rod_store, self._rod_scoring_size = BlockStore(blocks), scoring_micro_batch_size
         self._rod_scorer(self._rod_store)  # refuses models that cannot be scored
         if arm is None:
             return
@@ -54,7 +67,7 @@ class RoDWorkerMixin:
         from nemo_rod.megatron.rod_selector import RoDSelector
         from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
 
-        size, store = rod["scoring"]["micro_batch_size"], self._rod_store
+        size, store = scoring_micro_batch_size, self._rod_store
         refuse_other_losses([self.model])
         refuse_other_shapes(
             get_model_config(self.model),
@@ -62,14 +75,12 @@ class RoDWorkerMixin:
             training=self.cfg["train_micro_batch_size"],
             is_prefix=arm.scored_prefix < 1,
         )
-        references = None
+        opened = None
         if "references" in arm.needs:
             length = arm.scored_length(store.block_size)
-            references = References.open(rod["references"], store, length=length)
+            opened = References.open(references, store, length=length)
         self._rod_selector = RoDSelector(
-            Selector.for_arm(
-                arm, store, references, rod["selection"]["on_nonfinite"], steps=rod["steps"]
-            ),
+            Selector.for_arm(arm, store, opened, on_nonfinite, steps=steps),
             store,
             scoring_micro_batch_size=size,
         )
@@ -101,11 +112,11 @@ class RoDWorkerMixin:
             return None
         return choice, update_metrics(trained) | peak_memory()
 
-    def rod_validate(self) -> dict[str, float]:
+    def rod_validate(self, *, blocks: int) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
-        held_out = BlockStore(self._rod["blocks"], split="holdout")
+        held_out = BlockStore(self._rod_store.root, split="holdout")
         scorer = self._rod_scorer(held_out)
-        return source_losses(scorer, held_out.sources, num_blocks=self._rod["validation"]["blocks"])
+        return source_losses(scorer, held_out.sources, num_blocks=blocks)
 
     def rod_losses_at(
         self, *, block_ids: np.ndarray, lengths: tuple[int, ...]
@@ -137,7 +148,7 @@ class RoDWorkerMixin:
             [self.model],
             store,
             self._rod_groups(),
-            micro_batch_size=self._rod["scoring"]["micro_batch_size"],
+            micro_batch_size=self._rod_scoring_size,
         )
 
     def _rod_groups(self) -> Any:

@@ -1,14 +1,15 @@
-"""Bytes that cross Ray in one step, as Ray serialises them: `traffic.py RECIPE [key=value]`."""
+"""Bytes that cross Ray in one step, as Ray serialises them: traffic.py JOB.json SECTION."""
 
 import json
 import sys
+from pathlib import Path
 
 import ray
 from nemo_rl.distributed.virtual_cluster import init_ray
 
 from nemo_rod.hosts.nemo_rl import settings
-from nemo_rod.hosts.nemo_rl.inputs import build_arm, open_store
 from nemo_rod.hosts.nemo_rl.policy import started
+from nemo_rod.jobs import read_job
 
 
 def size_of(value) -> int:
@@ -34,8 +35,8 @@ class Meter:
 
 def main() -> None:
     init_ray()
-    config = settings.load(sys.argv[1], sys.argv[2:])
-    with started(config, build_arm(config, open_store(config))) as workers:
+    job = read_job(Path(sys.argv[1]))
+    with started(settings.resolved(job, json.loads(sys.argv[2])), job) as workers:
         meter = Meter(workers.policy.worker_group)
         choice, _ = workers.call("rod_step", step=0)
         moved = {"sent": meter.sent, "received": meter.received}

@@ -1,6 +1,6 @@
 """Runs Ray on a node of a NeMo-RL stage without ray.sub, and the stage on the first node.
 
-    python -m nemo_rod.hosts.ray.ray_node COMMAND [ARGUMENT...]
+    python -m nemo_rod.hosts.nemo_rl.ray_node COMMAND [ARGUMENT...]
 
 Slurm's variables identify the node; those of `stage.sh` hold the address of the first one and the
 key of its Ray. The exit status is that of the command.

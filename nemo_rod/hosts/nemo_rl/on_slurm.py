@@ -13,8 +13,8 @@ import shlex
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.hosts.nemo_rl import ray_node
 from nemo_rod.hosts.nemo_rl.launcher import NemoRL
-from nemo_rod.hosts.ray import ray_node
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import containers, slurm
 from nemo_rod.run.launch.render import launch_folder, python_of, stage_command
@@ -62,7 +62,7 @@ class RayOnSlurm(NemoRL):
         """Returns the files of the launch, by name."""
         files = slurm.Slurm().render(config, stages)
         if containers.in_apptainer(config):
-            start = shlex.join([python_of(config), "-P", "-m", "nemo_rod.hosts.ray.ray_node"])
+            start = shlex.join([python_of(config), "-P", "-m", "nemo_rod.hosts.nemo_rl.ray_node"])
             for stage in filter(_on_nemo_rl, stages):
                 command = f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
                 files[f"{stage.name}.sbatch"] = slurm.render_job(config, stage, command)

@@ -1,1 +1,0 @@
-"""Stages of a run on Ray clusters of their own: `launcher=ray`."""
