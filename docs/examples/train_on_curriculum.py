@@ -1,9 +1,9 @@
 """Trains a Hugging Face model on a recorded curriculum, by a plain loop without nemo_rod.
 
-    nemo-rod curriculum materialise runs/toy/arms/rod --format huggingface data
+    nemo-rod curriculum materialise runs/toy/arms/rod --format parquet data
     python docs/examples/train_on_curriculum.py runs/toy/base/hf data trained
 
-The data may be of any format but Megatron's; every group of rows with one `step` is a batch.
+Every group of rows with one `step` is a batch.
 """
 
 import sys
@@ -21,11 +21,8 @@ LR, WARMUP, MICRO_BATCH = 3e-4, 50, 2
 
 def rows(folder: Path) -> Iterable[dict[str, Any]]:
     """Returns the rows in the order of training."""
-    if (folder / "state.json").exists():
-        return datasets.load_from_disk(str(folder))
-    kind = "parquet" if any(folder.glob("*.parquet")) else "json"
-    files = sorted(str(file) for file in folder.glob("part-*"))
-    return datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
+    files = sorted(map(str, folder.glob("part-*.parquet")))
+    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
 
 
 def train(

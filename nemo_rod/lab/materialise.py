@@ -1,6 +1,6 @@
 """A recorded curriculum as a data set: its blocks in the order of training, for any trainer.
 
-    <out>/part-00000.parquet ...   or .jsonl, or data-00000-of-00003.arrow for `load_from_disk`
+    <out>/part-00000.parquet ...   for `datasets` and all that read parquet
     <out>/blocks.bin, blocks.idx   for Megatron: one block per sequence and document
     <out>/order-00000.parquet ...  beside them, the other columns, row by row
     <out>/.manifest.json           provenance, written last; readers of folders pass hidden files by
@@ -13,7 +13,6 @@ Shape suffixes: K = blocks of a step, S = tokens per block.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,7 +71,7 @@ def materialise(
     if store_only and format == "megatron":
         raise ValueError(
             "--store-only leaves ids and hashes, and Megatron's format holds tokens alone: choose "
-            "parquet, jsonl or huggingface"
+            "--format parquet"
         )
     if not len(curriculum):
         raise ValueError(f"{curriculum.path} holds no step: materialise a run that has trained")
@@ -98,14 +97,14 @@ def materialise(
     starts = range(0, len(curriculum), steps)
     begun = False
     for number, start in enumerate(starts):
-        path = out / writer.name(number, len(starts))
+        path = out / writer.pattern.format(number)
         stop = min(start + steps, len(curriculum))
         if begun := begun or not path.exists():  # parts after a missing one are written again
             rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
             with replacing(path) as file:
                 writer.write(file, rows, start * header.num_chosen)
         progress(stop)
-    writer.finish([writer.name(number, len(starts)) for number in range(len(starts))])
+    writer.finish()
     write_json(out / _MANIFEST, made_of)
     (out / _INPUTS).unlink()
 
@@ -163,10 +162,6 @@ class _Parquet:
     def __init__(self, out: Path, block_size: int) -> None:
         self.out, self.block_size = out, block_size
 
-    def name(self, number: int, count: int) -> str:
-        """Returns the name of one of `count` parts."""
-        return self.pattern.format(number, count)
-
     def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
         """Writes the part that begins with a row of all parts together."""
         import pyarrow.parquet as pq
@@ -177,46 +172,8 @@ class _Parquet:
             for table in tables:
                 file.write_table(table)
 
-    def finish(self, names: list[str]) -> None:
+    def finish(self) -> None:
         """Writes the description of all parts."""
-
-
-class _JsonLines(_Parquet):
-    pattern = "part-{:05d}.jsonl"
-
-    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
-        for table in tables:
-            out.writelines(f"{json.dumps(row)}\n".encode() for row in table.to_pylist())
-
-
-class _HuggingFace(_Parquet):
-    """The folder that `datasets.load_from_disk` maps."""
-
-    pattern = "data-{:05d}-of-{:05d}.arrow"
-
-    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
-        from datasets.arrow_writer import ArrowWriter
-
-        with ArrowWriter(stream=out) as file:
-            for table in tables:
-                file.write_table(table)
-            file.finalize(close_stream=False)
-
-    def finish(self, names: list[str]) -> None:
-        from datasets import Dataset
-
-        Dataset.from_file(str(self.out / names[0])).info.write_to_directory(str(self.out))
-        # the format of Dataset.save_to_disk, which itself would copy all data
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in names],
-            "_fingerprint": digest("\n".join(names).encode()),
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": "train",
-        }
-        write_json(self.out / "state.json", state)
 
 
 class _Megatron(_Parquet):
@@ -239,15 +196,10 @@ class _Megatron(_Parquet):
             super().write(out, others(), first_row)
         sync(binary)  # before the part that promises these blocks
 
-    def finish(self, names: list[str]) -> None:
+    def finish(self) -> None:
         rows, rest = divmod((self.out / "blocks.bin").stat().st_size, 4 * self.block_size)
         assert not rest, "whole blocks"
         write_whole(self.out / "blocks.idx", index_bytes(rows, self.block_size))
 
 
-WRITERS: dict[str, type[_Parquet]] = {
-    "parquet": _Parquet,
-    "jsonl": _JsonLines,
-    "huggingface": _HuggingFace,
-    "megatron": _Megatron,
-}
+WRITERS: dict[str, type[_Parquet]] = {"parquet": _Parquet, "megatron": _Megatron}

@@ -15,14 +15,13 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.checkpoints.published import NOT_COMPUTED, copy_beside, published_names
-from nemo_rod.files import interpreting, read_json, share
+from nemo_rod.files import flat, interpreting, read_json, share
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +35,7 @@ _TOKENIZERS = (
     *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model"),
     "qwen.tiktoken",
 )
-# Text on which tokenizers with one vocabulary but different normalisers or splits differ.
-_SAMPLE = (
-    "abc The Theory of 1,234 Größen\n\n\tdef f(x):  return x**2  # naïve — don't 東京 \U0001f642"
-    " I'LL e\u0301 \ufb01ne \uff26\u2460\xb2\xa0x  12345678\r\n \u200bПривет مرحبا"
-)
-# Names in PEFT and Megatron-Bridge.
-_LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
+_GENERATION = re.compile("do_sample|temperature|top_[kp]")  # keys that no forward pass reads
 
 
 def merge_checkpoints(
@@ -81,25 +74,22 @@ def merge_checkpoints(
         raise ValueError(
             f"{out_dir} is a link or already holds files; remove it or merge into another folder"
         )
+    megatron = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
     for folder in (base_dir, adapted_dir):
-        if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
-        if (folder / "adapter_config.json").exists():
-            raise ValueError(
-                f"{folder} is an adapter (adapter_config.json): merge it into its model first, and "
-                "then the models"
-            )
-        megatron_files = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
-        if any(path for pattern in megatron_files for path in folder.glob(pattern)):
-            raise ValueError(
-                f"{folder} is a checkpoint in Megatron's format, expected one in Hugging Face's; "
-                "export it first (`nemo-rod export`)"
-            )
-        if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{folder} has no config.json, expected a checkpoint in Hugging Face's format: add "
-                "the one that its weights were saved with"
-            )
+        for is_wrong, sentence in (
+            (not folder.is_dir(), "is no folder, expected a checkpoint in it"),
+            ((folder / "adapter_config.json").exists(),
+             "is an adapter (adapter_config.json): merge it into its model first, and then the "
+             "models"),
+            (any(path for pattern in megatron for path in folder.glob(pattern)),
+             "is a checkpoint in Megatron's format, expected one in Hugging Face's; export it "
+             "first (`nemo-rod export`)"),
+            (not (folder / "config.json").is_file(),
+             "has no config.json, expected a checkpoint in Hugging Face's format: add the one that "
+             "its weights were saved with"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise ValueError(f"{folder} {sentence}")
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
@@ -124,23 +114,26 @@ def merge_checkpoints(
 def _refuse_other_function(base: _Checkpoint, adapted: _Checkpoint) -> None:
     """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
 
-    Keys that only one side has are compared with the defaults of transformers; of a model that it
-    does not know, they are left out.
+    Of their configurations, the keys that both have are compared: versions of transformers differ
+    in those that they write.
     """
 
     def of_both(name: str) -> list[Path]:
         files = [side.folder / name for side in (base, adapted)]
         return files if all(file.is_file() for file in files) else []
 
-    configs = [_interpreted(file) for file in of_both("config.json")]
-    ours, theirs = map(_settings, _completed(*configs))
+    def read(file: Path) -> dict[str, Any]:
+        with interpreting(file):
+            return dict(read_json(file))
+
+    ours, theirs = (flat(read(file)) for file in of_both("config.json"))
     stored = base.stored.keys() & adapted.stored.keys()
     has_heads = any(name.endswith("lm_head.weight") for name in stored)
-    both = configs[0].keys() & configs[1].keys()
-    # first the keys in the files, then those derived from them
-    for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in both, key)):
+    for key in sorted(ours.keys() & theirs.keys()):
+        name = key.rpartition(".")[2]
         # a tied output layer need not be stored; where both store one, one would be ignored
-        is_moot = key.endswith("tie_word_embeddings") and not has_heads
+        is_moot = name == "tie_word_embeddings" and not has_heads
+        is_moot = is_moot or bool(_GENERATION.fullmatch(name) or NOT_COMPUTED.fullmatch(name))
         if ours[key] != theirs[key] and not is_moot:
             raise ValueError(
                 f"{adapted.folder / 'config.json'} has {key}={theirs[key]!r}, but that of "
@@ -148,78 +141,14 @@ def _refuse_other_function(base: _Checkpoint, adapted: _Checkpoint) -> None:
                 "merge two checkpoints of the same architecture and settings"
             )
     whole, *others = map(of_both, _TOKENIZERS)
-    for files in [whole] if whole else filter(None, others):
-        if difference := _difference(*files):
+    for one, other in [whole] if whole else filter(None, others):
+        if one.read_bytes() != other.read_bytes() and not (
+            whole and _ids(read(one)) == _ids(read(other))
+        ):
             raise ValueError(
-                f"{files[1]} {difference}, unlike that of {base.folder}; merge two checkpoints "
+                f"{other} gives words other ids than that of {base.folder}; merge two checkpoints "
                 "with one tokenizer"
             )
-
-
-def _interpreted(file: Path) -> dict[str, Any]:
-    with interpreting(file):
-        return dict(read_json(file))
-
-
-def _completed(*configs: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """Returns configurations with the defaults of transformers, as they are if it has none."""
-    try:
-        from transformers import CONFIG_MAPPING
-
-        return [CONFIG_MAPPING[config["model_type"]](**config).to_dict() for config in configs]
-    except Exception:  # as many kinds as there are models
-        return configs
-
-
-@cache
-def _common_keys() -> frozenset[str]:
-    """Returns the keys that configurations of all models have, and those of generation."""
-    try:
-        from transformers import GenerationConfig, PretrainedConfig
-    except ImportError:
-        return frozenset()
-    return frozenset(
-        {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict()} - {"model_type"}
-    )
-
-
-def _settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that affect a forward pass, by key, without their sections."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in _common_keys() or NOT_COMPUTED.fullmatch(key):
-            continue
-        is_rope = key in ("rope_scaling", "rope_parameters")
-        if is_rope and not value:
-            value = {"rope_type": "default"}
-        if not isinstance(value, dict):
-            found[key] = value
-            continue
-        if is_rope and "type" in value:  # its former name
-            value = {"rope_type": value["type"], **value}
-        # transformers 5 has rope_theta and the like in a section of their own
-        prefix = "" if is_rope else f"{key}."
-        found |= {f"{prefix}{name}": each for name, each in _settings(value).items()}
-    kinds = {value for name, value in found.items() if name.split(".")[-1] == "rope_type"}
-    if kinds - {"default", "linear", "llama3"}:
-        found["max_position_embeddings"] = values.get("max_position_embeddings")  # scales it
-    return found
-
-
-def _difference(one: Path, other: Path) -> str:
-    """Returns how a file of a tokenizer differs from that of another; "" if it does not."""
-    if one.suffix != ".json":
-        return "" if one.read_bytes() == other.read_bytes() else "has other contents"
-    values = [_interpreted(file) for file in (one, other)]
-    if one.name != "tokenizer.json":
-        return "" if values[0] == values[1] else "has other contents"
-    ours, theirs = map(_ids, values)
-    for word in sorted(ours.keys() | theirs.keys()) if ours != theirs else ():
-        if ours.get(word) != theirs.get(word):
-            return f"gives {word!r} the id {theirs.get(word)}, not {ours.get(word)}"
-    cuts = [_cuts(file) for file in (one, other)]
-    is_same = None in cuts or cuts[0] == cuts[1]
-    return "" if is_same else "cuts text into other tokens, by its merges, normaliser or the like"
 
 
 def _ids(values: dict[str, Any]) -> dict[str, int]:
@@ -229,23 +158,6 @@ def _ids(values: dict[str, Any]) -> dict[str, int]:
         words = {word: number for number, (word, *_) in enumerate(words)}
     added = values.get("added_tokens") or []
     return {**words, **{token["content"]: token["id"] for token in added}}
-
-
-def _cuts(file: Path) -> tuple[Any, list[int]] | None:
-    """Returns the vocabulary of a tokenizer, and its tokens of a sample with all added words.
-
-    The former is in the form of the installed library; None if that cannot load the file.
-    """
-    try:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(file))
-        values = json.loads(tokenizer.to_str())
-        words = sorted(token["content"] for token in values["added_tokens"])
-        sample = _SAMPLE + "".join(f" {word} x" for word in words)
-        return values["model"], tokenizer.encode(sample, add_special_tokens=False).ids
-    except Exception:  # its errors have no common class
-        return None
 
 
 def _merge(
@@ -359,11 +271,6 @@ class _Checkpoint:
                 files = [folder / name for name in sorted(set(weight_map.values()))]
         else:
             files = sorted(folder.glob("*.safetensors"))
-            shard = re.fullmatch(r"(.+-)\d+(-of-(\d+)\..+)", files[0].name) if files else None
-            if shard is not None:
-                start, end, count = shard.groups()
-                numbers = (f"{n:0{len(count)}}" for n in range(1, int(count) + 1))
-                files = [folder / f"{start}{number}{end}" for number in numbers]
         missing = [file.name for file in files if not file.is_file()]
         if not files or missing:
             problem = f"lacks {missing[0]}, one of its shards" if missing else "holds none"
@@ -406,13 +313,6 @@ class _Checkpoint:
 
 def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
-    for side in (base, adapted):
-        for name in filter(_LOW_RANK.search, side.stored):
-            # the product of interpolated factors is not an interpolation
-            raise ValueError(
-                f"tensor {name!r} in {side.folder} is a low-rank factor; merge the adapter into "
-                f"its model first, and then the models"
-            )
     ours, theirs = set(base.stored), set(adapted.stored)
     common = [name for name in base.stored if name in theirs]
     only_base = [name for name in _merged_names(base, adapted) if name not in theirs]

@@ -1,7 +1,6 @@
 """A materialised curriculum: the recorded blocks in their order, from every format and any stop."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(out: Path, format: str) -> list[dict[str, Any]]:
     """The rows of a folder by the library that the format belongs to."""
-    if format == "jsonl":
-        return [json.loads(line) for part in sorted(out.glob("part-*")) for line in part.open()]
-    if format == "huggingface":
-        import datasets
-
-        return list(datasets.load_from_disk(str(out)))
     import pyarrow.parquet as pq
 
     parts = sorted(out.glob("part-*" if format == "parquet" else "order-*"))
@@ -139,14 +132,14 @@ def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
     rod, plain, out, mine = run / "arms/rod", run / "arms/plain", tmp_path / "out", tmp_path / "me"
     mine.mkdir()
     (mine / "notes.txt").touch()
-    here("curriculum", "materialise", rod, "--format", "jsonl", out)
+    here("curriculum", "materialise", rod, "--format", "megatron", out)
     blocks = ("--blocks", tmp_path / "blocks")
     prepare(blocks[1], sources()[:2], tokenizer=load_tokenizer("byte"), block_size=S)
     for arm, folder, format, more, words in (
-        (rod, mine, "jsonl", (), r"notes\.txt"),
-        (rod, out, "parquet", (), "format=jsonl, but now it is parquet"),
-        (plain, out, "jsonl", (), "config=rod, but now it is plain"),
-        (rod, tmp_path / "new", "jsonl", blocks, "but the block store has"),
+        (rod, mine, "megatron", (), r"notes\.txt"),
+        (rod, out, "parquet", (), "format=megatron, but now it is parquet"),
+        (plain, out, "megatron", (), "config=rod, but now it is plain"),
+        (rod, tmp_path / "new", "parquet", blocks, "but the block store has"),
     ):
         with pytest.raises(ValueError, match=words):
             here("curriculum", "materialise", arm, folder, "--format", format, *more)
@@ -162,16 +155,13 @@ def test_a_plain_loop_repeats_the_training(
     plain = example("train_on_curriculum")
     tiny.single()
     arm = tiny.root / "single"
-    read = {}
-    for format in ("parquet", "huggingface", "jsonl"):
-        words = ("curriculum", "materialise", arm, "--blocks", tiny.blocks, "--format", format)
-        assert nemo_rod(*words, tmp_path / format).returncode == 0
-        read[format] = list(plain.rows(tmp_path / format))
-    assert read["parquet"] == read["jsonl"] == read["huggingface"]
+    words = ("curriculum", "materialise", arm, "--blocks", tiny.blocks, "--format", "parquet")
+    assert nemo_rod(*words, tmp_path / "data").returncode == 0
+    rows = list(plain.rows(tmp_path / "data"))
     model = AutoModelForCausalLM.from_pretrained(tiny.base, dtype="float32")
-    losses = list(plain.train(model, read["jsonl"], iter(metric(arm, "train/lr"))))
+    losses = list(plain.train(model, rows, iter(metric(arm, "train/lr"))))
     np.testing.assert_allclose(losses, metric(arm, "train/loss"), rtol=0, atol=2e-6)
-    words = [str(tiny.base), str(tmp_path / "jsonl"), str(tmp_path / "trained")]
+    words = [str(tiny.base), str(tmp_path / "data"), str(tmp_path / "trained")]
     monkeypatch.setattr(sys, "argv", ["train_on_curriculum.py", *words])
     plain.main()
     assert (tmp_path / "trained" / "config.json").exists()

@@ -221,7 +221,10 @@ def test_the_working_folder_may_be_the_output(
         ({"model.extra.weight": torch.ones(2)}, ["base lacks 1 tensor", "model.extra.weight"]),
         ({NORM: torch.ones(5)}, [NORM, "(5,)", "(4,)"]),
         ({NORM: torch.ones(4, dtype=torch.int64)}, [NORM, "int64", "float32"]),
-        ({"layers.0.mlp.lora_A.weight": torch.ones(2, 4)}, ["mlp.lora_A.weight", "low-rank"]),
+        (
+            {"layers.0.mlp.lora_A.weight": torch.ones(2, 4)},
+            ["base lacks 1 tensor", "mlp.lora_A.weight"],
+        ),
         ({NORM: torch.ones(4).to(torch.float8_e4m3fn)}, [NORM, "quantised"]),
     ],
     ids=["missing", "extra", "shape", "dtype", "adapter", "quantised"],
@@ -245,8 +248,6 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     (damaged / "model-1.safetensors").write_bytes(b"x" * 20)
     weightless = write(tmp_path / "weightless", {})
     (weightless / "model.safetensors").unlink()
-    numbered = write(tmp_path / "numbered", tensors_of(0))
-    (numbered / "model.safetensors").rename(numbered / "model-00001-of-00002.safetensors")
     nameless, adapter = (write(tmp_path / name, tensors_of(0)) for name in ("nameless", "adapter"))
     (nameless / "config.json").unlink()
     (adapter / "adapter_config.json").write_text("{}")
@@ -260,7 +261,6 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         (base, link, 0.5, "is a link"),
         (nameless, new, 0.5, r"nameless has no config\.json"),
         (adapter, new, 0.5, "adapter is an adapter .*: merge it into its model first"),
-        (numbered, new, 0.5, r"lacks model-00002-of-00002\.safetensors"),
         (weightless, new, 0.5, "holds none"),
         (torn, new, 0.5, r"lacks model-1\.safetensors"),
         (damaged, new, 0.5, r"model-1\.safetensors is not a complete safetensors file"),
@@ -299,54 +299,27 @@ def test_the_command_takes_two_folders(tmp_path: Path) -> None:
     assert_equal(read(out), {name: torch.lerp(base[name], adapted[name], 0.25) for name in base})
 
 
-LLAMA = {"model_type": "llama", "num_attention_heads": 4, "rms_norm_eps": 1e-6, "use_cache": True}
-GRANITE = {"model_type": "granite", "num_hidden_layers": 2}
-OWN = {**GRANITE, "model_type": "of its own"}
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "use_cache": True}
 PLAIN = {**LLAMA, "hidden_act": "silu", "text_config": {"head_dim": 1}}
-CHANGES: list[tuple[dict[str, Any], str | None]] = [
-    ({"num_attention_heads": 2}, "num_attention_heads=2, but that of .* has 4"),
-    ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu', but .* 'silu'"),
-    ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta=500000.0"),
-    ({"text_config": {"head_dim": 2}}, "text_config.head_dim=2"),
-    # one side has the key alone, or says that it has no such section
-    ({"mlp_bias": True}, "mlp_bias=True, but that of .* has False"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type='yarn', .* 'default'"),
-    (
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 9},
-        "max_position_embeddings=9|rope_type='dynamic'",
-    ),
-    ({"max_position_embeddings": 9}, None),
-    # what only one version of transformers writes, or what computes nothing
-    ({"use_cache": False, "dtype": "float32", "transformers_version": "5"}, None),
-    ({"rope_parameters": {"rope_theta": 1e4}, "attention_bias": False}, None),
-    # what only training or generation reads
-    ({"attention_dropout": 0.1, "pretraining_tp": 2, "unsloth_version": "1"}, None),
-    ({"do_sample": True, "top_p": 0.5, "output_hidden_states": True, "eos_token_id": [2]}, None),
-]
-MOE = {"model_type": "mixtral", "router_aux_loss_coef": 0.1, "sliding_window": None}
-GEMMA = {"model_type": "gemma3_text", "layer_types": ["full_attention"], "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "sentence"),
+    ("new", "sentence"),
     [
-        *(({**PLAIN, "rope_theta": 1e4}, {**PLAIN, **new}, sentence) for new, sentence in CHANGES),
-        # a key that one side has is compared with the default, if transformers knows the model
-        (GRANITE, {**GRANITE, "logits_scaling": 8.0}, "logits_scaling=8.0, but that of .* has 1.0"),
-        (OWN, {**OWN, "logits_scaling": 8.0}, None),
-        (OWN, {**OWN, "top_k": 3, "attn_pdrop": 0.1}, None),
-        (MOE, {**MOE, "router_aux_loss_coef": 0.2, "router_jitter_noise": 0.1}, None),
-        (MOE, {**MOE, "num_experts_per_tok": 1}, "num_experts_per_tok=1, but that of .* has 2"),
-        (GEMMA, {**GEMMA, "layer_types": ["sliding_attention"]}, "layer_types="),
-        (GEMMA, {**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ({"num_attention_heads": 2}, "num_attention_heads=2, but that of .* has 4"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu', but .* 'silu'"),
+        ({"text_config": {"head_dim": 2}}, "text_config.head_dim=2"),
+        # what only one version of transformers writes, or what computes nothing
+        ({"use_cache": False, "dtype": "float32", "transformers_version": "5"}, None),
+        ({"rope_parameters": {"rope_theta": 1e4}, "attention_bias": False}, None),
+        ({"max_position_embeddings": 9, "do_sample": True, "eos_token_id": [2]}, None),
     ],
 )
 def test_checkpoints_whose_configurations_compute_something_else_are_refused(
-    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], sentence: str | None
+    tmp_path: Path, new: dict[str, Any], sentence: str | None
 ) -> None:
-    write(tmp_path / "base", tensors_of(0), config=ours)
-    write(tmp_path / "adapted", tensors_of(1), config=theirs)
+    write(tmp_path / "base", tensors_of(0), config={**PLAIN, "max_position_embeddings": 8})
+    write(tmp_path / "adapted", tensors_of(1), config={**PLAIN, **new})
     merge_or_refuse(tmp_path, sentence)
 
 
@@ -369,24 +342,6 @@ def test_frequencies_that_old_checkpoints_store_are_left_out(tmp_path: Path) -> 
     assert_equal(result, base)
 
 
-def bpe(*merges: str, **keys: Any) -> dict[str, Any]:
-    """The same words with these pairs of letters merged in this order."""
-    words = {
-        word: number
-        for number, word in enumerate(["T", "h", "e", "Th", "he", "t", "eh", "hh", "f", "i", " "])
-    }
-    model = {"type": "BPE", "vocab": words, "merges": [[*pair] for pair in merges]}
-    return {"version": "1.0", "added_tokens": [], "model": model, **keys}
-
-
-def added(**flags: bool) -> dict[str, Any]:
-    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    return bpe(added_tokens=[{**off, "id": 11, "content": "<im>", **flags}])
-
-
-NFC, NFKC = (bpe(normalizer={"type": kind}) for kind in ("NFC", "NFKC"))
-
-
 def with_words(words: Any) -> dict[str, Any]:
     return {"model": {"vocab": words}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
 
@@ -398,28 +353,13 @@ SCORED_AB, SCORED_BA = [["a", -1.0], ["b", -2.0]], [["b", -1.0], ["a", -2.0]]
 @pytest.mark.parametrize(
     ("name", "ours", "theirs", "sentence"),
     [
-        # the same words in another order of merges, or with other text before them
-        ("tokenizer.json", bpe("Th", "he"), bpe("he", "Th"), "into other tokens"),
-        ("tokenizer.json", bpe(), bpe(normalizer={"type": "Lowercase"}), "into other tokens"),
-        ("tokenizer.json", bpe(), bpe(truncation=None), None),
-        # a pair that no sample has, what only marks a word, and what is done around it
-        ("tokenizer.json", bpe("Th", "eh"), bpe("Th", "hh"), "into other tokens"),
-        ("tokenizer.json", added(special=True), added(special=False), None),
-        ("tokenizer.json", added(lstrip=True), added(lstrip=False), "into other tokens"),
-        ("tokenizer.json", NFC, NFKC, "into other tokens"),
         ("tokenizer_config.json", {"chat_template": "a"}, {"chat_template": "b"}, None),
-        (
-            "tokenizer.json",
-            with_words(AB),
-            with_words(BA),
-            "'a' the id 1, not 0, unlike that of",
-        ),
-        ("tokenizer.json", with_words(SCORED_AB), with_words(SCORED_BA), "'a' the id 1"),
-        ("tokenizer.json", with_words(AB), with_words({"a": 0}), "'b' the id None"),
+        ("tokenizer.json", with_words(AB), with_words(BA), "gives words other ids than that of"),
+        ("tokenizer.json", with_words(SCORED_AB), with_words(SCORED_BA), "other ids"),
+        ("tokenizer.json", with_words(AB), with_words({"a": 0}), "other ids"),
         ("tokenizer.json", with_words(AB), with_words({"b": 1, "a": 0}), None),
         ("tokenizer.model", "pieces", "other pieces", "one tokenizer"),
         ("vocab.json", AB, BA, "one tokenizer"),
-        ("vocab.json", AB, {"b": 1, "a": 0}, None),
     ],
 )
 def test_checkpoints_of_other_tokenizers_are_refused(

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,15 @@ from nemo_rod.lab.tasks.held_out_questions import (
     NUM_CHOICES,
     questions,
     write_held_out_tasks,
-    write_task,
 )
 from nemo_rod.lab.tasks.lm_eval_job import (
     TaskJob,
     capability_accuracy,
     entry_for,
-    evaluate_tasks,
     model_arguments,
     prompts_digest,
     refuse_forgotten_chunks,
-    refuse_unfit,
+    refuse_unknown,
     task_manager,
 )
 from nemo_rod.run.base_model import initialise_base
@@ -308,68 +305,9 @@ def test_lm_eval_knows_the_papers_tasks() -> None:
         [name for listed in capabilities.values() for name in listed],
         task_manager(None),
     )
-    refuse_unfit(names, manager)
+    refuse_unknown(names, manager)
     with pytest.raises(ValueError, match=r"does not know 1 of the 54 tasks .*\(no_such_task\)"):
-        refuse_unfit([*names, "no_such_task"], manager)
-    with pytest.raises(ValueError, match=r"without an accuracy \(gsm8k; bbh, whose task is bbh_"):
-        refuse_unfit([*names, "gsm8k", "bbh"], manager)
-
-
-@NEEDS_LM_EVAL
-def test_a_task_that_generates_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    write_task("choice", [], tmp_path)
-    (tmp_path / "text.yaml").write_text("include: choice.yaml\ntask: text\n"
-        "output_type: generate_until\nmetric_list:\n  - metric: exact_match\n")  # fmt: skip
-    (tmp_path / "both.yaml").write_text("group: both\ntask: [choice, text]\n")
-    manager = task_manager(str(tmp_path))
-    refuse_unfit(["choice"], manager)
-    with pytest.raises(ValueError, match=r"\(text; both, whose task is text\): expected tasks"):
-        refuse_unfit(["choice", "text", "both"], manager)
-    keys = {"capabilities": {"a": ["both"]}, "include": str(tmp_path)}
-    job = TaskJob(**job_of("/no/model", tmp_path / "tasks.json", **keys))
-    with pytest.raises(ValueError, match="whose task is text"):
-        evaluate_tasks(job, lambda done, name: None)
-
-
-@NEEDS_LM_EVAL
-@pytest.mark.parametrize(
-    ("text", "leaf"),
-    [
-        ("group: g\ntask:\n- task: choice\n  output_type: generate_until\n", "choice"),
-        ("group: g\ntask:\n- task: choice\n  metric_list: [{metric: mcc}]\n", "choice"),
-        ("group: g\ntask:\n- task: own\n  output_type: loglikelihood_rolling\n", "own"),
-        ("group: g\ntask:\n- choice\n- group: inner\n  task: [rolling]\n", "rolling"),
-        ("include: choice.yaml\ntask: g\noutput_type: generate_until\n", "g"),
-        ("include: rolling.yaml\ntask: leaf\ntag: [g]\n", "leaf"),
-        # an accuracy under another name, of no task, of Python
-        ("include: choice.yaml\ntask: g\nfilter_list: [{name: best, filter: []}]\n", "g"),
-        ("include: choice.yaml\ntask: g\nmetric_list: [{aggregation: mean}]\n", "g"),
-        ("task: g\nclass: !function own.Exact\n", "g"),
-        ("task: g\nclass: !function own.Accurate\n", None),
-        ("task: g\nclass: !function own.Unprepared\n", None),
-        ("group: g\ntask: []\n", "g"),
-        ("group: g\ntask: [choice, nothing]\n", "nothing"),
-        ("group: g\ntask: [choice, g]\n", "g"),
-        ("group: g\ntask:\n- choice\n- task: choice\n  num_fewshot: 2\n", None),
-        ("group: g\ntask:\n- group: inner\n  task: [choice]\n", None),
-        ("include: choice.yaml\ntask: leaf\ntag: [g]\n", None),
-    ],
-)
-def test_groups_and_tags_are_refused_for_any_task_of_theirs(
-    tmp_path: Path, text: str, leaf: str | None
-) -> None:
-    write_task("choice", [], tmp_path)
-    rolling = "include: choice.yaml\ntask: rolling\noutput_type: loglikelihood_rolling\n"
-    (tmp_path / "rolling.yaml").write_text(rolling + "metric_list: [{metric: bits_per_byte}]\n")
-    (tmp_path / "g.yaml").write_text(text)
-    (tmp_path / "own.py").write_text(
-        "class Exact:\n    def aggregation(self): return {'em': sum}\n"
-        "class Accurate:\n    def aggregation(self): return {'em': sum, 'acc': sum}\n"
-        "class Unprepared:\n    def aggregation(self): return self.metrics\n"
-    )
-    sentence = rf"without an accuracy \({'g' if leaf == 'g' else f'g, whose task is {leaf}'}\)"
-    with pytest.raises(ValueError, match=sentence) if leaf else nullcontext():
-        refuse_unfit(["g"], task_manager(str(tmp_path)))
+        refuse_unknown([*names, "no_such_task"], manager)
 
 
 @pytest.mark.slow

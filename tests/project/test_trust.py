@@ -172,7 +172,7 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         "curriculum": [
             ["export", rod, out / "x.parquet"],
             ["export", rod, out / "x.jsonl", "--format", "authors"],
-            ["materialise", rod, "--format", "jsonl", out / "made"],
+            ["materialise", rod, "--format", "parquet", out / "made"],
             ["verify", rod],
             ["diff", rod, other],
         ],
@@ -632,7 +632,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "follow": lambda file, run: replay_share(Curriculum.open(file, read_only=True)),
     "materialise": lambda file, run: materialise(
         Curriculum.open(file, read_only=True), BlockStore(run / "blocks"), file.parent / "out",
-        format="jsonl",
+        format="parquet",
     ),
     "resume": lambda file, run: Curriculum.open(file),
 }  # fmt: skip

@@ -92,8 +92,8 @@ def task_manager(include: str | None) -> Any:
     return TaskManager(include_path=include, include_defaults=include is None)
 
 
-def refuse_unfit(names: Sequence[str], manager: Any) -> None:
-    """Refuses entries that lm-eval does not know or scores otherwise than by accuracy.
+def refuse_unknown(names: Sequence[str], manager: Any) -> None:
+    """Refuses entries that lm-eval does not know.
 
     Definitions alone are read: no model, no questions.
 
@@ -107,59 +107,6 @@ def refuse_unfit(names: Sequence[str], manager: Any) -> None:
             f"({', '.join(unknown)}): correct their names or tasks.include, or install the version "
             "that has them."
         )
-    index = manager.task_index
-    without = {name: leaf for name in names if (leaf := _without_accuracy(name, index))}
-    if without:
-        leaves = [n if n == leaf else f"{n}, whose task is {leaf}" for n, leaf in without.items()]
-        raise ValueError(
-            f"tasks.capabilities has tasks without an accuracy ({'; '.join(leaves)}): expected "
-            f"tasks that report one of {METRICS}, not texts that the model generates; take them "
-            "out."
-        )
-
-
-def _without_accuracy(
-    task: str | Mapping[str, Any], index: Mapping[str, Any], above: Sequence[str] = ()
-) -> str | None:
-    """Returns the first task of a task, group or tag that reports no accuracy, if there is one.
-
-    A group may change a task that it lists, or define one, or a group, within itself. One without
-    tasks, or with itself or an unknown task in it, reports none. `above` are the groups around it.
-    """
-    from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    own = {} if isinstance(task, str) else dict(task)
-    # of a group that is defined within another one, the tasks are a list
-    name = own["group"] if isinstance(own.get("task"), list) else own.get("task", task)
-    entry, is_defined = index.get(name), bool(own.keys() - {"task"})
-    if name in above or (entry is None and not is_defined):
-        return str(name)
-    path = entry and entry.yaml_path
-    config = (load_yaml(path, resolve_func=False) if path else {}) | own
-    members = config.get("task")
-    if entry and entry.tags and not path:
-        members = sorted(entry.tags)
-    if isinstance(members, list):
-        each = (_without_accuracy(member, index, (*above, name)) for member in members)
-        return next(filter(None, each), None) if members else str(name)
-    if "class" in config:  # in Python
-        try:
-            kind = load_yaml(path)["class"]
-            metrics = [*kind.__new__(kind).aggregation()]  # unprepared: that would fetch its data
-        except Exception:  # whatever its own code raises
-            return None
-        return None if {*METRICS} & {*metrics} else str(name)
-    if not (path or is_defined):
-        return None
-    kind = config.get("output_type", "generate_until")
-    listed = config.get("metric_list") or []
-    metrics = [row.get("metric") for row in listed] or DEFAULT_METRIC_REGISTRY.get(kind, METRICS)
-    # lm-eval computes an accuracy of likelihoods alone, or with a function of the task's own, and
-    # of filtered answers under the name of the filter
-    computes = kind != "generate_until" or "process_results" in config
-    filters = [row.get("name") for row in config.get("filter_list") or [{"name": "none"}]]
-    return None if computes and "none" in filters and {*METRICS} & {*metrics} else str(name)
 
 
 def main() -> int:
@@ -205,7 +152,7 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
         from lm_eval.api.registry import get_model
 
         manager = task_manager(job.include)
-        refuse_unfit(pending, manager)
+        refuse_unknown(pending, manager)
         model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
         if job.backend == "hf":
             refuse_forgotten_chunks(model.model)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nemo_rod.config import DTYPES, Config, section
 from nemo_rod.files import interpreting, read_json, remove, write_json
-from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, refuse_unfit, task_manager
+from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, refuse_unknown, task_manager
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.handover import flatten, refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
@@ -31,15 +31,14 @@ def check(config: Config) -> str:
     """Returns one line about the tasks of the recipe.
 
     Raises:
-        ValueError: lm-eval or its backend is not installed, or a task is
-            unknown to lm-eval or reports no accuracy.
+        ValueError: lm-eval or its backend is not installed, or a task is unknown to lm-eval.
     """
     tasks = section(config, Tasks)
     check_installed(tasks.backend)
     if tasks.held_out:
         return f"tasks: {tasks.held_out} questions of each replay source's held-out blocks"
     names = [name for listed in tasks.capabilities.values() for name in listed]
-    refuse_unfit(names, task_manager(tasks.include))
+    refuse_unknown(names, task_manager(tasks.include))
     return (
         f"tasks: all {len(names)} names of {len(tasks.capabilities)} capabilities are known "
         "to the installed lm-eval"
