@@ -60,8 +60,8 @@ def _run_command() -> None:
     if command == "--version":
         print(f"nemo-rod {sys.modules['nemo_rod'].__version__}")
         return
-    if command in (*_HELP, "help") and not words:
-        print(_help())
+    if command in (*_HELP, "help") and words in ([], ["all"]):
+        print(_help(whole=bool(words)))
         return
     if command in ("help", "--help"):  # nemo-rod help run
         command, words = words[0], ["--help"]
@@ -86,10 +86,12 @@ def _run_command() -> None:
         run_recipe(command, words)
 
 
-def _help() -> str:
-    """Returns the usage of the commands that are there, and the names of those of packages."""
+def _help(*, whole: bool) -> str:
+    """Returns the usage of the commands to begin with, or the `whole`, and packages' commands."""
+    begin, more = USAGE.split("---\n")
+    text = f"{begin}\n{more}" if whole else begin
     known = [*recipe_commands(), *parts.names("commands")]
-    named = ((line, re.match(r"  nemo-rod (\w+)", line)) for line in USAGE.splitlines())
+    named = ((line, re.match(r"  nemo-rod (\w+)", line)) for line in text.splitlines())
     lines = [line for line, name in named if name is None or name[1] in known]
     kinds = ("recipe_commands", "stages", "commands")
     ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}

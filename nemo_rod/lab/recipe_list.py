@@ -1,4 +1,4 @@
-"""`nemo-rod recipes`: every recipe in its file's own words, and with `plan=true` its cost."""
+"""`nemo-rod recipes`: recipes in their files' own words, and the paper's figures by theirs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,31 @@ from nemo_rod.commands.text import say, table
 from nemo_rod.config import config_folder
 
 _DESCRIPTION = """\
-Lists every recipe by the comment at the head of its file. With plan=true, with its model, its
+Lists recipes by the comment at the head of their files. With plan=true, with its model, its
 corpus and its planned time instead, in half a minute: of one stage after the other, and of all
 GPUs together. `nemo-rod plan recipe=NAME` has the details."""
 _HEADER = ("recipe", "model", ">new tokens", ">replay", "runs on", ">wall", ">GPU-hours")
+_TOYS = ("toy_synthetic", "toy_paper")  # other toys are of one experiment each
 _SHORTEST, _WIDTH = 40, 96  # of a description, and of its lines
 
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod recipes`."""
-    parser.usage = "nemo-rod recipes [--config-dir FOLDER] [plan=true]"
+    parser.usage = (
+        "nemo-rod recipes [--all] [--config-dir FOLDER] [plan=true]\n"
+        "       nemo-rod recipes --paper [LABEL [run [KEY=VALUE ...]]]"
+    )
     parser.description = _DESCRIPTION
     parser.add_argument(
         "--config-dir", metavar="FOLDER", type=Path, help="lists also the recipes in FOLDER/recipe"
+    )
+    parser.add_argument("--all", action="store_true", help="lists also the toys of experiments")
+    parser.add_argument(
+        "--paper",
+        metavar="LABEL",
+        nargs="*",
+        help="lists the paper's figures and tables instead; with a LABEL, such as fig:frontier, "
+        "the commands behind one, which `run` carries out, with KEY=VALUE such as launcher=slurm",
     )
     parser.add_keys(Key("plan", "true", "plans every recipe, too", choices=("true", "false")))
     parser.set_defaults(main=main)
@@ -34,6 +46,11 @@ def declare(parser: Arguments) -> None:
 
 def main(options: Namespace) -> None:
     """Prints a row for every recipe, and below the reasons that some cannot be planned."""
+    if options.paper is not None:
+        from nemo_rod.lab.reproduce import show
+
+        show(*options.paper)
+        return
     folders, own = [config_folder()], options.config_dir
     if own is not None:
         if not (own / "recipe").is_dir():
@@ -42,6 +59,12 @@ def main(options: Namespace) -> None:
         folders.append(own)
     files = [file for folder in folders for file in (folder / "recipe").glob("*.yaml")]
     files.sort(key=lambda file: file.stem)
+    if not options.all:
+        ours = config_folder() / "recipe"
+        files = [
+            f for f in files
+            if f.parent != ours or not f.stem.startswith("toy_") or f.stem in _TOYS
+        ]  # fmt: skip
     if not files:
         leave("There are no recipes.")
     if options.plan == "true":
@@ -53,6 +76,8 @@ def main(options: Namespace) -> None:
         for number, line in enumerate(textwrap.wrap(description(file), _WIDTH) or [""])
     ]
     print(table(("recipe", ""), rows))
+    if not options.all:
+        say("`nemo-rod recipes --all` lists the toys of experiments, too.")
 
 
 def description(file: Path) -> str:

@@ -1,11 +1,10 @@
-"""`nemo-rod paper`: the runs and the files behind every figure and table of the paper.
+"""`nemo-rod recipes --paper`: the runs and the files behind every figure and table of the paper.
 
 reproduce.yaml is the one list of them; a test holds that every recipe, arm and file in it exists.
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.commands.arguments import Arguments
 from nemo_rod.parts import did_you_mean
 
 
@@ -55,53 +53,43 @@ def elements() -> dict[str, Element]:
     return {label: Element(label=label, **values) for label, values in table.items()}
 
 
-def declare(parser: Arguments) -> None:
-    """Declares the command's arguments."""
-    parser.description = "The runs and files behind a figure or table of the paper."
-    parser.add_argument(
-        "label", nargs="?", metavar="LABEL", help="such as fig:frontier; all without"
-    )
-    parser.add_argument("action", nargs="?", metavar="run", help="also carries the commands out")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="for every run: launcher=slurm"
-    )
-    parser.set_defaults(main=_paper)
+def show(label: str | None = None, action: str | None = None, *overrides: str) -> None:
+    """Prints the labels of all elements, or the commands behind one, and runs these if asked to.
 
-
-def _paper(options: argparse.Namespace) -> None:
+    Raises:
+        ValueError: there is no such label or action.
+    """
     by_label = elements()
-    if options.label is None:
+    if label is None:
         width = max(map(len, by_label))
         for element in by_label.values():
             print(f"{element.label:{width}}  {element.content}")
-        print("\nnemo-rod paper LABEL shows the commands; nemo-rod paper LABEL run runs them.")
+        print("\n`nemo-rod recipes --paper LABEL` shows the commands, and with `run` runs them.")
         return
-    if options.label not in by_label:
+    if label not in by_label:
         raise ValueError(
-            f"'{options.label}' names no figure, table or algorithm of the paper"
-            f"{did_you_mean(options.label, by_label)}: expected one of {', '.join(by_label)}."
+            f"'{label}' names no figure, table or algorithm of the paper"
+            f"{did_you_mean(label, by_label)}: expected one of {', '.join(by_label)}."
         )
-    if options.action not in (None, "run"):
-        raise ValueError(f"'{options.action}' after {options.label}: expected `run`, or nothing.")
-    element = by_label[options.label]
+    if action not in (None, "run"):
+        raise ValueError(f"'{action}' after {label}: expected `run`, or nothing.")
+    element = by_label[label]
     lines = element.commands()
     print(f"{element.label}: {element.content}\narms: {element.arms}")
     folder = f"runs/{element.recipes[-1]}"
     print(
         "files:", " ".join(f"{folder}/{f}" if f.startswith("report/") else f for f in element.files)
     )
-    if options.action is None:
+    if action is None:
         for words in lines:
             print(" ".join(["nemo-rod", *words]))
         return
-    submits = any(
-        word.startswith("launcher=") and word != "launcher=local" for word in options.overrides
-    )
+    submits = any(word.startswith("launcher=") and word != "launcher=local" for word in overrides)
     for words in lines:
         if submits and words[0] == "report":
             print("once the submitted runs have ended:", " ".join(["nemo-rod", *words]))
             continue
-        command = [*words, *options.overrides] if words[0] == "run" else words
+        command = [*words, *overrides] if words[0] == "run" else words
         print(" ".join(["nemo-rod", *command]), flush=True)
         status = subprocess.run(
             [sys.executable, "-P", "-m", "nemo_rod.cli", *command], check=False

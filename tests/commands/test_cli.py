@@ -136,17 +136,20 @@ def test_version() -> None:
 
 def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
     assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
-    listed = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    few = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    assert "mine" in few.stdout and "toy_synthetic" in few.stdout and "toy_sizes" not in few.stdout
+    assert "--all" in few.stderr
+    listed = nemo_rod("recipes", "--all", "--config-dir", "my", cwd=tmp_path)
     rows = [line for line in listed.stdout.splitlines() if line[0] != " "]
     assert [row.split()[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
-    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
+    done = nemo_rod("recipes", "--all", "--config-dir", "my", "plan=true", cwd=tmp_path)
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row) > 6 for row in rows), done.stdout
     assert done.stderr == ""
     (tmp_path / "my" / "recipe" / "mine.yaml").write_text("a: [")
-    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
+    done = nemo_rod("recipes", "--all", "--config-dir", "my", "plan=true", cwd=tmp_path)
     assert done.returncode == 0 and "mine: while parsing a flow" in done.stderr, done.stderr
 
 

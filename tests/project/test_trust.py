@@ -189,8 +189,7 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         "reference": [["--help"]],  # its code is a word of the command line
         "doctor": [],  # below: the rest of it is about this machine
         "init": [[out / "init"]],
-        "recipes": [[]],
-        "paper": [[]],
+        "recipes": [[], ["--paper"]],
     }  # fmt: skip
 
 

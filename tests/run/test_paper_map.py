@@ -112,7 +112,7 @@ def test_the_authors_longer_runs_are_variants_with_their_steps() -> None:
     ],
 )  # fmt: skip
 def test_the_command(words: list[str], status: int, expected: str) -> None:
-    done = nemo_rod("paper", *words)
+    done = nemo_rod("recipes", "--paper", *words)
     assert (done.returncode, expected in done.stdout + done.stderr) == (status, True), done
 
 
