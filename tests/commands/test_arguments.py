@@ -18,21 +18,19 @@ HELP = {
     "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--store-only", "--blocks"],
     "curriculum verify": ["CURRICULUM", "STORE"],
     "curriculum diff": ["CURRICULUM CURRICULUM"],
-    "import": ["blocks", "references", "curriculum", "config", "FOLDER", "TRACE"],
+    "import": ["blocks", "references", "curriculum", "FOLDER", "TRACE"],
     "import blocks": [
         *("FOLDER", "OUT", "tokenizer=NAME", "eod=ID", "recipe=NAME", "pool_share=SHARE", "check=N")
     ],
     "import references": ["CACHE", "blocks=STORE", "role=ROLE", "model=MODEL", "precision="],
     "import curriculum": ["TRACE", "OUT", "blocks=STORE"],
-    "import config": ["DEFAULT", "RUN", "OUT", "recipe=NAME", "curriculum=FOLDER"],
     "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
     "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
     "reference": [
-        *("--config RECIPE.yaml", "recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
+        *("recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
         *("multiplier=", "checkpoint=", "forward_step="),
     ],
     "report": ["FOLDER", "recipe=NAME", "KEY=VALUE"],
-    "train": ["--config RECIPE.yaml", "KEY=VALUE", "recipe=NAME"],
 }
 
 
