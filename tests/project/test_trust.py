@@ -181,8 +181,6 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
             ["references", run, out / "r", f"blocks={run / 'blocks'}", "role=replay", "model=x",
              "precision=bf16"],
             ["curriculum", rod, out / "c.rod", f"blocks={run / 'blocks'}"],
-            ["config", *[next(run.glob("launch/*/config.yaml"))] * 2, out / "recipe" / "x.yaml",
-             "recipe=toy"],
         ],
         "merge": [[run / "base" / "hf", other / "hf", out / "merged", "lambda=0.5"]],
         "report": [[rod], [run]],
