@@ -92,7 +92,8 @@ def test_a_source_is_known_that_gains_little(
     history = run.arms[OLD_TEXT].history
     assert history is not None
     assert history.share_T.tolist() == [1.0] * 10  # it trains on replay alone
-    history.chosen_TO[:, 1:] = 4
+    history.chosen_BO[:] = 0
+    history.chosen_BO[0, 1:] = 40
     found = known(run, gained, dict(zip(sources, changes, strict=True)))
     assert [found[name]["steps"] for name in sources] == [5, 5]
     assert found["chain_0"]["limit"] == pytest.approx((gained - 0.1) / 4)

@@ -20,11 +20,16 @@ if find_spec("transformers.models.qwen3_5") is None:
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
 from architectures import TYPES  # noqa: E402
+from corpus_cases import texts as made_texts  # noqa: E402
 from made_up_run import make_texts  # noqa: E402
 
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.lab.rehearsal import command  # noqa: E402
 
+QWEN3 = {  # Qwen3-0.6B, with few tokens
+    **{"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "num_hidden_layers": 28, "vocab_size": 1000},
+}
 IN_FULL_PRECISION = (  # one of each class
     *("german_qwen3_5_9b", "german_qwen3_5_35b_a3b", "legal_nemotron_nano_12b_v2"),
     *("german_nemotron_3_nano_30b_a3b", "german_qwen3_0_6b"),
@@ -47,6 +52,7 @@ def published(folder: Path, kind: str, **described: Any) -> Path:
     config.architectures = [names[kind]]
     config.save_pretrained(folder)
     load_tokenizer("byte").save_pretrained(folder)
+    (folder / "model.safetensors").touch()
     return folder
 
 
@@ -67,7 +73,7 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_texts(texts := tmp_path / "texts")
-    model = published(tmp_path / "model", "qwen3", vocab_size=1000, num_hidden_layers=28)
+    model = published(tmp_path / "model", "qwen3", **QWEN3)
     sources = (
         *(f"new: {{role: adaptation, kind: text, files: [{texts}/*.txt]}}",),
         *(f"lines: {{role: replay, kind: jsonl, files: [{texts}/*.jsonl], dedup: true}}",),
@@ -77,14 +83,15 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
     recipe = tmp_path / "my" / "recipe" / "mine.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text(
-        "# @package _global_\ndefaults:\n  - override /cluster: h100_1\narms: [no_replay]\n"
+        "# @package _global_\ndefaults: [override /cluster: h100_1, override /parallel: single]\n"
+        "arms: [no_replay]\n"
         f"model: {{hf: {model}}}\ndomain:\n  tokenizer: {model}\n  sources:\n    "
         + "\n    ".join(sources)
         + "\ntrain: {steps: 900, batch_size: 64, micro_batch_size: 4, lr: 1.0e-4}\n"
         "scoring: {micro_batch_size: 8}\n"
     )
-    few = ("rehearsal.steps=2", "rehearsal.processes=1", "plan.adaptation_tokens=1e9")
-    words = ("--config-dir", str(tmp_path / "my"), *few, "plan.replay_tokens=1e9")
+    few = ("rehearsal.steps=2", "rehearsal.processes=1")
+    words = ("--config-dir", str(tmp_path / "my"), *few)
     table, output = rehearse("mine", tmp_path, *words)
     states = checked_states(table)
     assert [name for name, state in states.items() if state != "not seen"][-7:] == [
@@ -95,12 +102,11 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
     store, own = BlockStore(folder / "blocks"), load_tokenizer(str(model))
     assert store.tokenizer_fingerprint == own.fingerprint
     first = {s.name: own.decode(store.tokens([s.start])[0]) for s in store.sources}
-    for name, file in (("new", "plain.txt"), ("lines", "plain.jsonl"), ("table", "plain.txt")):
-        assert first[name].split("\0")[0][:40] in (texts / file).read_text(), name
+    documents = "\n".join(made_texts(40, 1))
+    for name in ("new", "lines", "table"):
+        assert first[name].split("\0")[0].strip("\ufffd")[:20] in documents, name
     results = json.loads((folder / "report" / "results.json").read_text())
     assert set(results["arms"]) == {"base", "no_replay"}
-    planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
-    assert planned["no_replay"]["gpu_hours"] > 0.5  # what the real run needs, not the rehearsal
     assert "1 H100 on 1 node" in output
     dry = nemo_rod("rehearse", "recipe=mine", f"run_dir={tmp_path / 'run'}", *words, "dry_run=true")
     assert "layout" in dry.stdout and "losses" not in dry.stdout  # checks, and changes nothing

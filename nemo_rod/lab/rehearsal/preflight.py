@@ -6,15 +6,17 @@ Each check returns a line about its result, or raises ValueError with the proble
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, section
 from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.files import read_json
 from nemo_rod.lab.plan.command import make_plan
+from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.tasks import stage as tasks
 from nemo_rod.run import hub
 from nemo_rod.run.beforehand import lacking
@@ -44,7 +46,16 @@ def check_layout(config: Config) -> str:
     Raises:
         ValueError: it does not.
     """
-    return str(make_plan(config).layout["text"])
+    return str(make_plan(with_sizes(config)).layout["text"])
+
+
+def with_sizes(config: Config) -> Config:
+    """Returns a recipe whose layout and speed can be planned without the size of its text."""
+    sized = copy.deepcopy(config)
+    plan = section(sized, Plan)
+    plan.adaptation_tokens = plan.adaptation_tokens or 1e9
+    plan.replay_tokens = plan.replay_tokens or 1e9
+    return sized
 
 
 def check_recipe(config: Config) -> str:

@@ -20,8 +20,9 @@ from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
 from nemo_rod.lab.rehearsal.derive import cap_sources, cut_short
+from nemo_rod.lab.rehearsal.preflight import with_sizes
 from nemo_rod.lab.rehearsal.section import Probe
-from nemo_rod.lab.report.run_files import Run, held_out_losses, read_run
+from nemo_rod.lab.report.run_files import Run, read_run
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.variants import arm_settings
@@ -80,7 +81,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     arms = read_json(folder / "report" / "results.json", "arms")["arms"]
     loss = {name: arms[name]["adapt_loss"] for name in ARMS}
     forgotten = {name: arms[name]["forgetting_by_source"] for name in ARMS[1:]}
-    plan = make_plan(config)
+    plan = make_plan(with_sizes(config))
     speed = {name: _speed(config, folder, name, plan) for name in ("no_replay", "rod")}
     plain, rod = (speed[name]["seconds_per_step"] for name in ("no_replay", "rod"))
     candidates = arm_settings(config, "rod").planned.num_candidates
@@ -123,10 +124,12 @@ def known(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, d
     """
     history = probe.arms[OLD_TEXT].history
     assert history is not None
-    counts = dict(zip(history.source_names, history.chosen_TO.sum(0).tolist(), strict=True))
+    counts = dict(zip(history.source_names, history.chosen_BO.sum(0).tolist(), strict=True))
     rows = read_lines(probe.folder / "arms" / "no_replay" / "metrics.jsonl", "step")
-    losses = [(row["step"] + 1, held_out_losses(row, "adaptation")) for row in rows]
-    curve = {step: fmean(each.values()) for step, each in losses if each}
+    curve: dict[int, float] = {}
+    for row in rows:
+        values = [v for k, v in row.items() if k.startswith("validation/adaptation/") and v]
+        curve |= {row["step"] + 1: fmean(values)} if values else {}
     last = curve.get(max(curve, default=0), 0.0)
     # of the blocks of all validations, shifted to the gain on all held-out ones
     gains = {0: 0.0} | {step: gained - (loss - last) for step, loss in curve.items()}
