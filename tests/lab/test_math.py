@@ -16,7 +16,6 @@ from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_s
 from nemo_rod.lab.report.figures.over_steps import passes
 from nemo_rod.lab.report.results import profiles_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour
-from nemo_rod.lab.report.verdicts import Bounds
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -108,21 +107,6 @@ def test_fits_need_three_sources_that_differ() -> None:
     assert linear_fit(two, two) is None and pearson(two, two) is None
     assert linear_fit(flat, slanted) is None and pearson(slanted, flat) is None
     assert linear_fit(slanted, flat) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "text", "inside", "outside"),
-    [
-        (Bounds(high=0.85), "<= 0.85", 0.85, 0.851),
-        (Bounds(low=0.75, strict=True), "> 0.75", 0.7501, 0.75),
-        (Bounds(low=0.25, high=0.45), "0.25 to 0.45", 0.25, 0.2499),
-        (Bounds(low=0.0, high=0.0), "= 0", 0.0, 1e-9),
-        (Bounds(high=-0.008), "<= -0.008", -0.008, -0.0079),
-    ],
-)
-def test_bounds(bounds: Bounds, text: str, inside: float, outside: float) -> None:
-    assert str(bounds) == text
-    assert bounds.hold(inside) and not bounds.hold(outside)
 
 
 # candidate block ids, chosen positions, scores

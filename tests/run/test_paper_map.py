@@ -20,7 +20,7 @@ TEMPLATES = (ROOT / "nemo_rod/lab/report").glob("*.html")
 SECTIONS = "".join(template.read_text() for template in TEMPLATES)
 FIGURES = parts.names("figures")
 TABLES = {
-    "arms", "sources", "checks", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
+    "arms", "sources", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
     "capabilities", "cheaper",
 }  # fmt: skip
 

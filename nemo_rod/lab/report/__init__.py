@@ -5,6 +5,5 @@ from __future__ import annotations
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.lab.report.under_way import has_begun
-from nemo_rod.lab.report.verdicts import format_checks
 
-__all__ = ["build_job_report", "build_report", "format_checks", "has_begun"]
+__all__ = ["build_job_report", "build_report", "has_begun"]

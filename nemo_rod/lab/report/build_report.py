@@ -21,7 +21,6 @@ from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_r
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 from nemo_rod.lab.report.verdict import across_seeds, verdict_of
-from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 from nemo_rod.selection.arm_names import parse_arm
 
 Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
@@ -66,15 +65,13 @@ def build_report(
     report_dir: Path | None = None,
     arms: Sequence[str] = (),
     texts: Texts | None = None,
-    is_smoke_test: bool = False,
     complete: Completed | None = None,
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.vl.json` with, where vl-convert is
     installed, `.svg` and `.png`, `index.html`, and a `curriculum*.html` for each curriculum with
-    scores; for a run without an evaluated arm, only pages. Figures without data are left out;
-    checks that cannot be judged note the reason.
+    scores; for a run without an evaluated arm, only pages. Figures without data are left out.
 
     Args:
         run_dir: folder `runs/<recipe>` of a run.
@@ -84,7 +81,6 @@ def build_report(
         report_dir: folder of the report, if not in the run's folder.
         arms: names of the recipe's arms; the page lists the missing ones.
         texts: returns the texts of blocks for the explorer, see `explore`.
-        is_smoke_test: whether no check is judged, see `judge`.
         complete: returns the models' completions, given the results.
 
     Returns:
@@ -104,7 +100,7 @@ def build_report(
     if not is_evaluated_yet:
         write_page(files, [], parts, explorers, recipe=name, folder=run_dir)
         return None
-    results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
+    results = judged(run) | {"replicates": []}
     results = {"provenance": provenance_of(run_dir, results)} | results
     folders = {Path(folder).resolve(): Path(folder) for folder in [run_dir, *replicates]}
     for folder in [*folders.values()][1:]:  # each once, under whatever path, and not the run itself
@@ -112,9 +108,8 @@ def build_report(
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
             other = read_run(folder, shared_dir=run_dir)
-            results["replicates"].append(judged(other, is_smoke_test=is_smoke_test))
+            results["replicates"].append(judged(other))
     every = [results, *results["replicates"]]
-    results["checks_across_seeds"] = judge_across_seeds(every)
     results["verdict"] = across_seeds([each["verdict"] for each in every])
     try:
         results["completions"] = complete(results) if complete else []
@@ -193,13 +188,12 @@ def write_explorers(
     return pages
 
 
-def judged(run: Run, *, is_smoke_test: bool = False) -> dict[str, Any]:
-    """Returns the results of a run with its verdicts.
+def judged(run: Run) -> dict[str, Any]:
+    """Returns the results of a run with its verdict.
 
     Raises:
         ValueError: a file holds invalid values.
     """
     with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)
-        results |= {"checks": judge(run, results, is_smoke_test=is_smoke_test)}
         return results | {"verdict": across_seeds([verdict_of(run, results)])}

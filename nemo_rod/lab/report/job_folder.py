@@ -25,7 +25,6 @@ from nemo_rod.lab.report.build_report import Files, judged, write_explorers, wri
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.run_files import FREE, Arm, Run
 from nemo_rod.lab.report.under_way import Part
-from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import costs
@@ -121,7 +120,6 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         {"role": row.role, "source": row.name, "blocks": row.count, "commit": None, "digest": None}
         for row in header.sources
     ]
-    results["checks_across_seeds"] = judge_across_seeds([results])
     if header.first_step:
         results["notes"].append(
             f"The record begins at step {header.first_step}: costs and shares are of the steps "

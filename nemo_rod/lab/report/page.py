@@ -22,7 +22,6 @@ from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdict import sentences
-from nemo_rod.lab.report.verdicts import check_rows, is_calibrated
 from nemo_rod.selection.arm_names import parse_arm
 
 _NO_OUTCOME = {"subtitle": "under way, no arm evaluated yet", "disagreements": []}
@@ -88,7 +87,7 @@ def render_page(
         standing=list(parts) if missing else [],
         missing=", ".join(missing),
         as_of=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        **(_outcome(results, tables) if results else _NO_OUTCOME),
+        **(_outcome(results) if results else _NO_OUTCOME),
     )
     headings = re.findall(r'<section id="([^"]+)"[^>]*>\s*<h2>(.*?)</h2>', page)
     links = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in headings)
@@ -104,7 +103,7 @@ def _bundle() -> str:
     return bundle.replace("</script", "<\\/script")
 
 
-def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, Any]:
+def _outcome(results: Results) -> dict[str, Any]:
     """Returns the template's values on the results."""
     runs = [results, *results["replicates"]]
     rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
@@ -114,27 +113,24 @@ def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, A
     subtitle = f"{len(names)} arms"
     if seeds:
         subtitle += f" · seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
-    measured = {check["id"]: check["measured"] for check in results["checks"]}
+    fixed = results["arms"].get(results["reference_arm"], {})
+    is_fair, forgotten = comparison.get("same_tokens"), fixed.get("val_forgetting") or 0.0
+    ratio = None
+    if is_fair and forgotten > 0 and rod["val_forgetting"] is not None:
+        ratio = rod["val_forgetting"] / forgotten
     reference = parse_arm(results["reference_arm"] or "").label
+    gap = comparison["gap"] if is_fair and not comparison["extrapolated"] else None
     against = "adaptation loss against fixed replay of equal forgetting (nats)"
     tiles = [
-        (f"forgetting, relative to {reference}", measured["forgetting_ratio"], table.times),
-        (against, measured["chord_gap"], table.signed(3)),
+        (f"forgetting, relative to {reference}", ratio, table.times),
+        (against, gap, table.signed(3)),
         ("mean replay share, emergent", rod.get("replay_share"), table.percent),
         ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
-    ]
-    columns = tables["checks"].columns
-    numbers = [column for column in columns if column.key.startswith("measured_")]
-    checks = [
-        {column.key: column.cell(row) for column in columns}
-        | {"measured": ", ".join(filter(None, (column.cell(row) for column in numbers)))}
-        for row in tables["checks"].rows
     ]
     return {
         "subtitle": subtitle,
         "summary": summarise(results),
         "tiles": [(name, show(value)) for name, value, show in tiles if value is not None],
-        "checks": checks,
         "marks": {name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
         "notes": results["notes"],
         "paper_title": title_of(results["recipe"]),
@@ -143,17 +139,12 @@ def _outcome(results: Results, tables: Mapping[str, table.Table]) -> dict[str, A
         ],
         "completions": results.get("completions", []),
         "labels": {name: parse_arm(name).label for name in names},
-        "is_judged": is_calibrated(results["recipe"])
-        and any(check["verdict"] in ("holds", "fails") for check in results["checks"]),
     }
 
 
 def summarise(results: Results) -> str:
-    """Returns plain sentences on the outcome, the failed claims and those not judged."""
+    """Returns plain sentences on the outcome."""
     rod = results["arms"].get("rod")
-    comparison = results["comparisons"].get("rod", {})
-    checks = {check["id"]: check for check in results["checks"]}
-    measured = {name: check["measured"] for name, check in checks.items()}
     if rod is None:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
     elif rod["val_forgetting"] is None:
@@ -174,47 +165,7 @@ def summarise(results: Results) -> str:
 
     if verdict := results["verdict"]:
         text += [*sentences(verdict), verdict["advice"]]
-    if not is_calibrated(results["recipe"]):
-        return " ".join([*text, *_share(rod)])
-    side = {True: "below", False: "above"}
-    against_fixed = []
-    if (ratio := measured["forgetting_ratio"]) is not None:
-        less = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}".replace("%", " %")
-        reference = parse_arm(results["reference_arm"]).label
-        against_fixed.append(f"at equal trained tokens it forgets {less} than {reference}")
-    if (gap := measured["chord_gap"]) is not None:
-        against_fixed.append(
-            f"its adaptation loss is {abs(gap):.3f} nats {side[gap < 0]} fixed replay of equal "
-            "forgetting"
-            + (" (extrapolated beyond the fixed arms)" if comparison["extrapolated"] else "")
-        )
-    if against_fixed:
-        sentence = ", and ".join(against_fixed)
-        text.append(sentence[:1].upper() + sentence[1:] + ".")
-
-    text += _share(rod)
-    ratio = comparison.get("compute_ratio")
-    if ratio and comparison["same_tokens"]:  # else some of it is for more or fewer updates
-        text.append(f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much.")
-    check, averages = checks["compute_matched_gap"], measured["averages_gap"]
-    if check["measured"] is None:
-        if rod is not None:
-            text.append(f"How RoD fares at equal compute was not judged ({check['note']}).")
-    elif check["verdict"] != "fails":
-        nats = abs(check["measured"])
-        text.append(f"At equal compute it is still {nats:.3f} nats below fixed replay.")
-    else:
-        text.append(
-            "At equal compute it loses to fixed replay: scoring leaves it fewer updates, and its "
-            f"adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
-        )
-        if averages is not None:
-            text.append(
-                "With scores estimated from averages by source, which need no scoring pass, it "
-                f"ends {abs(averages):.3f} nats {side[averages < 0]} it."
-            )
-
-    return " ".join([*text, *_claims(results)])
+    return " ".join([*text, *_share(rod)])
 
 
 def _share(rod: Results | None) -> list[str]:
@@ -226,30 +177,3 @@ def _share(rod: Results | None) -> list[str]:
         share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
         share += f"{100 * deciles[-1]:.0f} % in the last"
     return [share + "."]
-
-
-def _claims(results: Results) -> list[str]:
-    """Returns sentences on the claims that hold, those that fail and those not judged."""
-    rows = [row for row in check_rows(results) if row["kind"] == "claim"]
-    held, failed, open_ = (
-        [row["claim"] for row in rows if row["verdict"] == verdict]
-        for verdict in ("holds", "fails", "not judged")
-    )
-    judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
-    is_whole = all(None not in row["measured"] for row in rows if row["verdict"] == "holds")
-    where = f"each of {num_runs} runs" if is_whole else "each run where they were judged"
-    in_runs = f" in {where}" if num_runs > 1 else ""
-    if not judged:
-        return ["No claim could be judged."]
-    if failed:
-        text = [
-            f"Of the {judged} claims that could be judged, {len(held)} hold{in_runs}.",
-            "These fail: " + "; ".join(failed) + ".",
-        ]
-    elif judged > 1:
-        text = [f"All {judged} claims that could be judged hold{in_runs}."]
-    else:
-        text = [f"The claim that could be judged holds{in_runs}."]
-    if open_:
-        text.append("Not judged: " + "; ".join(open_) + ".")
-    return text

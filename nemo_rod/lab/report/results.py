@@ -39,14 +39,14 @@ Results = Mapping[str, Any]  # content of `results.json`
 Shown = tuple[Run, Results]
 
 SCHEMA = 1
-REFERENCE_PERCENT = 32.0  # for this fixed share, the thresholds of `verdicts.py` were set
+REFERENCE_PERCENT = 32.0  # the paper's fixed share in its figures
 CHORD_KINDS = ("no_replay", "fixed")  # of arms that the chord may go through
 COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
 BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
 
 def results_of(run: Run) -> dict[str, Any]:
-    """Returns all measurements of one run; `verdicts.judge` adds the `checks`.
+    """Returns all measurements of one run.
 
     Raises:
         ValueError: the weights of the evaluated sources cannot be normalised.

@@ -1,4 +1,4 @@
-"""The stage of the report: tables, figures, page and verdicts, over all seeds."""
+"""The stage of the report: tables, figures, page and verdict, over all seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.under_way import has_begun
 from nemo_rod.lab.report.verdict import text_of
-from nemo_rod.lab.report.verdicts import format_checks, is_calibrated
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
 
@@ -36,8 +35,6 @@ def report_stages(stages: Stages) -> list[Stage]:
             )
             return
         print(text_of(results))
-        if is_calibrated(stages.config.recipe):
-            print(format_checks(results), sep="\n")
 
     stage = Stage(
         name="report",
@@ -68,7 +65,6 @@ def build(stages: Stages) -> dict[str, Any] | None:
         settings=list(map(Path, shown.settings)),
         report_dir=run_dir / "report",
         arms=stages.config.arms,
-        is_smoke_test=shown.smoke_test,
         texts=partial(block_texts, runs[0] / "blocks"),
         complete=partial(complete, stages),
     )

@@ -16,7 +16,6 @@ from typing import Any
 from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
-from nemo_rod.lab.report.verdicts import check_rows, run_labels
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
 Format = Callable[[Any], str]
@@ -225,30 +224,10 @@ def epochs_table(results: Results) -> Table:
     return Table("epochs", tuple(columns), tuple(rows if epochs else ()))
 
 
-def checks_table(results: Results) -> Table:
-    """Returns the claims with bounds, measurements (one per run) and verdicts."""
-    labels = run_labels(results)
-
-    def typeset(bound: str) -> str:
-        return bound.replace("<=", "\u2264").replace(">=", "\u2265").replace("-", "\u2212")
-
-    columns = (
-        Column("claim", "What is measured", is_text=True),
-        Column("bound", "Bound", typeset),
-        *(
-            Column(f"measured_{i}", f"Measured, {label}" if labels[1:] else "Measured", decimals(3))
-            for i, label in enumerate(labels)
-        ),
-        Column("verdict", "Verdict", is_text=True),
-        Column("kind", "Kind", is_text=True),
-        Column("note", "Note", is_text=True),
-    )
-    rows = tuple(
-        {**row, "note": "; ".join(row["notes"])}
-        | {f"measured_{i}": value for i, value in enumerate(row["measured"])}
-        for row in check_rows(results)
-    )
-    return Table("checks", columns, rows)
+def run_labels(results: Results) -> list[str]:
+    """Returns a label per run: its seed, or else its number."""
+    runs = enumerate([results, *results["replicates"]], start=1)
+    return [f"run {i}" if run["seed"] is None else f"seed {run['seed']}" for i, run in runs]
 
 
 def seeds_table(results: Results) -> Table:
@@ -467,7 +446,7 @@ def cheaper_table(results: Results) -> Table:
 
 
 TABLES = (
-    arms_table, intervals_table, sources_table, epochs_table, checks_table, costs_table,
+    arms_table, intervals_table, sources_table, epochs_table, costs_table,
     seeds_table, paper_table, budgets_table, transfer_table, base_loss_table, capabilities_table,
     cheaper_table,
 )  # fmt: skip
