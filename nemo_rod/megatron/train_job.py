@@ -176,7 +176,7 @@ def _write_checkpoints_in_this_process() -> None:
     process with threads may wait for ever for a lock that one of them held.
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:
-        filesystem_async._results_queue = results = queue.Queue()
+        filesystem_async._results_queue = results = queue.Queue[object]()
         # what Bridge 0.7 shuts down after a failure
         vars(results)["_manager"] = SimpleNamespace(shutdown=lambda: None)
     if changes.writers_are_forked(filesystem_async):
