@@ -15,8 +15,10 @@ from nemo_rod.config import Model
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# a process that takes itself to have CUDA imports what it would import there
+# a process that takes itself to have CUDA imports what it would import there, after a program that
+# has imported megatron-core by itself
 WITH_CUDA = """
+import megatron.core
 torch.cuda.is_available = lambda: True
 import nemo_rod.megatron
 from nemo_rod import cpu

@@ -54,6 +54,7 @@ BASES: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"attention_bias": True}, "asked for by attention_bias of"),
     ("qwen3", LINEAR, "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
     ("qwen2", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
+    ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
     ("mixtral", {"num_local_experts": 4}, "cannot be built by Megatron-Bridge (Model architecture"),
 ]  # fmt: skip
 FURTHER: list[tuple[str, dict[str, Any], str]] = [
@@ -82,7 +83,6 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, EQUAL),
     ("gemma2", {"query_pre_attn_scalar": 64}, EQUAL),
     ("gemma3_text", {"sliding_window": 32}, EQUAL),
-    ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
     ("qwen3_moe", EXPERTS, EQUAL),
     ("qwen3_moe", {**EXPERTS, "norm_topk_prob": False}, EQUAL),
     ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1]}, "without a tensor"),

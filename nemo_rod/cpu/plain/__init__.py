@@ -13,7 +13,7 @@ as missing. The layers and kernels here are slow stand-ins: they compute the sam
 as `tests/megatron/test_architectures.py` shows against Hugging Face's code, but no test has
 compared them with the originals.
 
-Call `prepare()` before the first `import megatron.core` and `patch()` after `cpu.install()`.
+Call `prepare()` before the first `import megatron.bridge` and `patch()` after `cpu.install()`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, cast
 
 import torch
 
-from nemo_rod.cpu.plain import core
-from nemo_rod.cpu.plain.stubs import StubFinder
+from nemo_rod.cpu.plain import core, layers
+from nemo_rod.cpu.plain.stubs import EXTENSION, StubFinder
 
 _ENGINE = ("transformer_engine", "transformer_engine_torch")
 
@@ -45,6 +45,9 @@ def prepare() -> None:
                 cast(Any, sys.modules)[name] = None  # nothing, to `import` and `find_spec` alike
     if StubFinder not in sys.meta_path:
         sys.meta_path.insert(0, StubFinder)
+        # a program may have imported megatron-core before
+        if needed() and (extension := sys.modules.get(EXTENSION)) is not None:
+            layers.replace(extension)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import torch
 
 from nemo_rod.cpu.plain import kernels, layers
 
+EXTENSION = "megatron.core.extensions.transformer_engine"  # of which all build their layers
 Modules = dict[str, types.ModuleType]
 
 
@@ -105,7 +106,7 @@ class StubFinder:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
         """Returns the spec of a module that must see a stub, as an import hook does."""
-        if name == "megatron.core.extensions.transformer_engine":
+        if name == EXTENSION:
             if _is_installed("transformer_engine"):
                 return None
 
