@@ -93,7 +93,8 @@ def interpreting(
     try:
         yield
     except Exception as error:
-        if isinstance(error, (OSError, MemoryError, *besides)):
+        is_systems = isinstance(error, OSError) and error.errno is not None  # Arrow's have none
+        if is_systems or isinstance(error, (MemoryError, *besides)):
             raise
         if isinstance(error, ValueError) and str(path.parent) in str(error):
             raise

@@ -9,6 +9,7 @@ import platform
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,22 @@ def _processes_of(folder: Path) -> Iterator[str]:
         is_helper &= process.info["ppid"] == os.getpid()
         if (process.info["environ"] or {}).get("TMPDIR") == str(folder) and not is_helper:
             yield f"{process.pid} {command[-200:]}"
+
+
+@pytest.fixture(scope="session")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of made-up numbers, for tests that leave it as it is."""
+    from made_up_run import make_run
+
+    run_dir = tmp_path_factory.mktemp("made") / "run"
+    make_run(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(made_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, for tests that change it."""
+    return Path(shutil.copytree(made_run, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture(scope="session")

@@ -221,12 +221,14 @@ def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
     # The libraries' own readers accept a truncated last frame of zstd, and a damaged second member
     # of bz2 or xz.
     broken = f"broken or cut off {suffix} data ({{}}): fetch the file again"
-    member, count = None, 0
+    member, count, padding = None, 0, 0
     while chunk := handle.read(1 << 12):  # four bytes can stand for 128 KiB
         while chunk:
             if member is None:
                 chunk = chunk.lstrip(b"\0") if count else chunk  # padding
                 if not chunk:
+                    if (padding := padding + 1) > 256:
+                        raise ValueError("a megabyte after its end is empty: fetch it again")
                     break
                 member, count = _UNPACKERS[suffix](), count + 1
             try:

@@ -268,7 +268,10 @@ class _Checkpoint:
         elif index.is_file():
             with interpreting(index):
                 weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
-                files = [folder / name for name in sorted(set(weight_map.values()))]
+                names = sorted(set(weight_map.values()))
+                if any(Path(name).name != name for name in names):
+                    raise ValueError("it has files of another folder")
+                files = [folder / name for name in names]
         else:
             files = sorted(folder.glob("*.safetensors"))
         missing = [file.name for file in files if not file.is_file()]

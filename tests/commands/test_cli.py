@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from command_line import RECIPES, composed, nemo_rod
 from made_up_run import RECIPE as RECIPE_OF_IT
-from made_up_run import make_run
 
 import nemo_rod as nemo_rod_package
 from nemo_rod import cli
@@ -293,14 +292,6 @@ def test_processes_have_the_gpus_that_the_cluster_names(
     )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, of made-up numbers."""
-    run_dir = tmp_path_factory.mktemp("made") / "run"
-    make_run(run_dir)
-    return run_dir
-
-
 OTHER_INPUTS = {  # what is changed -> stages that were made with something else, and the first
     "seed=43": (["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"], "seed=42"),
     "train.lr=1e-5": (
@@ -312,9 +303,9 @@ OTHER_INPUTS = {  # what is changed -> stages that were made with something else
 
 
 @pytest.mark.parametrize("change", OTHER_INPUTS)
-def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made: Path) -> None:
+def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made_run: Path) -> None:
     names, value = OTHER_INPUTS[change]
-    words = (*RECIPE_OF_IT, f"run_dir={made}", change)
+    words = (*RECIPE_OF_IT, f"run_dir={made_run}", change)
     dry = nemo_rod("run", *words, "dry_run=true")
     refused = nemo_rod("run", *words)
     assert (dry.returncode, refused.returncode) == (2, 2)
@@ -330,16 +321,16 @@ def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made: Pa
     assert cured.stderr.count(": to do: again, as rebuild asks") == len(names)
 
 
-def test_dry_run_of_what_is_there_says_so(made: Path) -> None:
-    done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made}", "dry_run=true")
+def test_dry_run_of_what_is_there_says_so(made_run: Path) -> None:
+    done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made_run}", "dry_run=true")
     assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "report", "evaluate", "train"])
-def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made: Path) -> None:
-    done = nemo_rod(command, "run", "dry_run=true", cwd=made.parent)
+def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made_run: Path) -> None:
+    done = nemo_rod(command, "run", "dry_run=true", cwd=made_run.parent)
     assert done.returncode == 0, done.stderr
-    assert command == "evaluate" or f" {made}/" in done.stderr.replace(",", "")
+    assert command == "evaluate" or f" {made_run}/" in done.stderr.replace(",", "")
 
 
 def test_a_run_folder_switches_on_no_code(tmp_path: Path) -> None:

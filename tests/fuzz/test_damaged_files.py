@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from damage import HOSTILE, Damage, damaged, damages
 from hypothesis import given
-from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
+from made_up_run import MEASURED_WITH, make_texts, recipe
 from sandbox import Hangs, Sandbox, cases, time_limit
 
 from nemo_rod.commands.arguments import Arguments
@@ -233,9 +233,8 @@ READERS = {
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
-    root = tmp_path_factory.mktemp("seeds")
-    make_run(root / "run")
+def sandbox(made_run: Path) -> Sandbox:
+    root = made_run.parent
     make_texts(root / "texts")
     (root / "victim").write_text('{"mine": 1}\n')
     return Sandbox(root)

@@ -16,7 +16,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_run import ON_A_CLUSTER, RECIPE, make_run
+from made_up_run import ON_A_CLUSTER, RECIPE
 from sandbox import Sandbox, cases, time_limit
 
 from nemo_rod import cli
@@ -68,10 +68,8 @@ PATHS = (
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
-    root = tmp_path_factory.mktemp("words")
-    make_run(root / "run")
-    return Sandbox(root)
+def sandbox(made_run: Path) -> Sandbox:
+    return Sandbox(made_run.parent)
 
 
 @pytest.fixture(autouse=True)

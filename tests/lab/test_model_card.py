@@ -3,17 +3,15 @@
 from pathlib import Path
 
 import pytest
-from made_up_run import make_run, recipe
+from made_up_run import recipe
 
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.run_files import read_run
 
 
-def test_cards_say_what_a_model_was_made_of(tmp_path: Path) -> None:
+def test_cards_say_what_a_model_was_made_of(run_dir: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
-    run_dir = tmp_path / "run"
-    make_run(run_dir)
     results = judged(read_run(run_dir))
     cards = write_model_cards(recipe(run_dir), results)
     names = {card.parent.parent.name for card in cards}
@@ -21,7 +19,9 @@ def test_cards_say_what_a_model_was_made_of(tmp_path: Path) -> None:
     for card in cards:
         loaded, text = hub.ModelCard.load(card), card.read_text()
         assert loaded.data.library_name == "transformers"
-        assert str(tmp_path) not in text, "a card that is published names no path of a machine"
+        assert str(run_dir.parent) not in text, (
+            "a card that is published names no path of a machine"
+        )
         arm = results["arms"][card.parent.parent.name]
         assert f"| loss on new text, nats a token | {arm['adapt_loss']:.4f} |" in text
         assert "| dialect | adaptation | " in text and "| chain_0 | replay | " in text

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_up_run import make_run, recipe
+from made_up_run import recipe
 
 from nemo_rod import cli
 from nemo_rod.corpus.store import BlockStore
@@ -16,20 +16,18 @@ from nemo_rod.run.stages import Stages
 
 
 def test_a_prompt_is_continued_by_the_likeliest_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    run = tmp_path / "run"
-    make_run(run)
     config = transformers.Qwen3Config(
         vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, head_dim=8, initializer_range=0.5,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(config).eval()
-    shutil.rmtree(run / "arms" / "rod" / "hf")
-    model.save_pretrained(run / "arms" / "rod" / "hf")
+    shutil.rmtree(run_dir / "arms" / "rod" / "hf")
+    model.save_pretrained(run_dir / "arms" / "rod" / "hf")
     ids = list(b"a b")
     for _ in range(6):  # the oracle: one token at a time, without a cache
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -38,7 +36,7 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(
     capsys.readouterr()
 
     def sample(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["nemo-rod", "sample", str(run), *words])
+        monkeypatch.setattr("sys.argv", ["nemo-rod", "sample", str(run_dir), *words])
         cli.main()
         return capsys.readouterr().out
 
@@ -59,16 +57,16 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(
 
     # the page's completions, by the same models and once only
     results = {"arms": {"rod": {}}, "reference_arm": None}
-    assert complete(Stages(recipe(run)), results) == []  # a smoke test
-    by_user = Stages(recipe(run, "report.prompts=[a b]"))
+    assert complete(Stages(recipe(run_dir)), results) == []  # a smoke test
+    by_user = Stages(recipe(run_dir, "report.prompts=[a b]"))
     (row,) = complete(by_user, results)
     assert (row["arm"], row["source"], row["prompt"]) == ("rod", None, "a b")
     shown = sample("prompt=a b", "tokens=48").removeprefix("--- rod\na b")[:-1]
     assert printable_lines(row["text"]) == shown
-    rows = complete(Stages(recipe(run, "report.smoke_test=false")), results)
-    held_out = BlockStore(run / "blocks", split="holdout")
+    rows = complete(Stages(recipe(run_dir, "report.smoke_test=false")), results)
+    held_out = BlockStore(run_dir / "blocks", split="holdout")
     firsts = {s.role: s.name for s in reversed(held_out.sources)}
     assert [row["source"] for row in rows] == [firsts["adaptation"], firsts["replay"]]
-    write_json(run / "report" / "results.json", {"completions": [row]})
-    (run / "arms" / "rod" / "hf" / "model.safetensors").unlink()
+    write_json(run_dir / "report" / "results.json", {"completions": [row]})
+    (run_dir / "arms" / "rod" / "hf" / "model.safetensors").unlink()
     assert complete(by_user, results) == [row]  # kept: nothing is loaded

@@ -65,18 +65,6 @@ SECONDS = 300  # a command takes a second or two on an idle machine; what hangs 
 NAME = "<img src=x onerror=alert(1)>|`[x](javascript:1)`\x1b[31m"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("made") / "run"
-    make_run(run)
-    return run
-
-
-@pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "run", symlinks=True)
-
-
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
     """Files of the person who opens the folder."""
@@ -108,7 +96,7 @@ def here(*words: object) -> None:
 
 
 @pytest.fixture
-def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def evil(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose own files ask for code in every way that a file can; it would make `PWNED`."""
     mark = tmp_path / "PWNED"
     attack = f"open({str(mark)!r}, 'a').write('x')\n"
@@ -120,7 +108,7 @@ def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         parts, "installed", lambda kind: points if kind in kinds else installed(kind)
     )
-    for file in run.glob("launch/*/config.yaml"):
+    for file in run_dir.glob("launch/*/config.yaml"):
         values = yaml.safe_load(file.read_text())
         values["model"]["trust_remote_code"] = True
         values["launcher"]["kind"] = values["logger"] = "evil"
@@ -132,7 +120,7 @@ def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         values["tasks"]["arguments"] = {"trust_remote_code": True}
         values["report"] |= {"prompts": ["x"], "smoke_test": False}
         file.write_text(yaml.safe_dump(values))
-    for hf in (run / "base" / "hf", *run.glob("arms/*/hf")):
+    for hf in (run_dir / "base" / "hf", *run_dir.glob("arms/*/hf")):
         (hf / "evil.py").write_text(
             attack + "from transformers import PretrainedConfig\n"
             "class C(PretrainedConfig):\n    model_type = 'evil'\n"
@@ -142,21 +130,24 @@ def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_json(hf / "tokenizer_config.json", {"auto_map": code, "tokenizer_class": "T"})
     pickled = b"cposix\nsystem\n(S'touch %s'\ntR." % str(mark).encode()
     for name in (".metadata", "common.pt", "train_state.pt"):
-        folder = run / "arms" / "max.partial" / "checkpoints" / "iter_0000004"
+        folder = run_dir / "arms" / "max.partial" / "checkpoints" / "iter_0000004"
         write_whole(folder / name, pickled)
     objects = np.lib.format.magic(1, 0), {"descr": "|O", "fortran_order": False, "shape": (1,)}
-    for file in (*run.glob("arms/*/held_out_losses.npy"), *run.glob("references/*/part-00001.npy")):
+    for file in (
+        *run_dir.glob("arms/*/held_out_losses.npy"),
+        *run_dir.glob("references/*/part-00001.npy"),
+    ):
         with open(file, "wb") as stream:
             np.lib.format.write_array_header_1_0(stream, objects[1])
             stream.write(pickled)
-    for file in run.glob("blocks/*/dialect/manifest.json"):
+    for file in run_dir.glob("blocks/*/dialect/manifest.json"):
         values = read_json(file)
         write_json(file, values | {"in_place": ["x"], "reading": {"kind": "evil"}})
-    job = read_json(run / "arms" / "rod" / "job.json")
+    job = read_json(run_dir / "arms" / "rod" / "job.json")
     job["arm"] |= {"policy_name": "evil", "score_name": "evil"}
-    job["start"] = str(run / "base" / "hf")
-    write_json(run / "arms" / "rod" / "job.json", job)
-    return run
+    job["start"] = str(run_dir / "base" / "hf")
+    write_json(run_dir / "arms" / "rod" / "job.json", job)
+    return run_dir
 
 
 def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
@@ -304,23 +295,23 @@ LINKS: tuple[tuple[Callable[[Path], None], tuple[tuple[str, str], ...]], ...] = 
 
 
 @pytest.mark.parametrize("number", range(len(LINKS)))
-def test_no_link_leads_a_writer_out(made: Path, tmp_path: Path, victim: Path, number: int) -> None:
-    (write, links), run = LINKS[number], Path(shutil.copytree(made, tmp_path / "run"))
-    shutil.copy(made / "arms" / "rod" / "curriculum.rod", victim / ".bashrc")
+def test_no_link_leads_a_writer_out(run_dir: Path, victim: Path, number: int) -> None:
+    write, links = LINKS[number]
+    shutil.copy(run_dir / "arms" / "rod" / "curriculum.rod", victim / ".bashrc")
     before = content(victim)
     for place, target in links:
-        link = run / place
+        link = run_dir / place
         if link.is_dir():
             shutil.rmtree(link)
         link.unlink(missing_ok=True)
         link.symlink_to(victim / target)
     with contextlib.suppress(ValueError, OSError):
-        write(run)
+        write(run_dir)
     assert content(victim) == before, links
 
 
-def test_a_report_removes_what_its_own_list_has(run: Path, victim: Path) -> None:
-    before, report = content(victim), run / "report"
+def test_a_report_removes_what_its_own_list_has(run_dir: Path, victim: Path) -> None:
+    before, report = content(victim), run_dir / "report"
     mine = [report / name for name in ("notes.txt", "curriculum_notes.html", "tables/mine.csv")]
     for file in mine:
         file.write_text("mine")
@@ -333,10 +324,10 @@ def test_a_report_removes_what_its_own_list_has(run: Path, victim: Path) -> None
         "tables/../../base/manifest.json",
     ]
     write_json(report / "files.json", {"files": listed})
-    build_report(run)
+    build_report(run_dir)
     assert not old.exists()
     assert all(file.read_text() == "mine" for file in mine) and content(victim) == before
-    assert (run / "arms/rod/arm.json").exists() and (run / "base/manifest.json").exists()
+    assert (run_dir / "arms/rod/arm.json").exists() and (run_dir / "base/manifest.json").exists()
 
 
 def _plant(folder: str, target: str) -> None:
@@ -518,13 +509,13 @@ def test_stores_of_a_job_on_one_node_listen_on_loopback(
     ],
 )
 def test_orders_of_strangers_are_refused(
-    run: Path, monkeypatch: pytest.MonkeyPatch, order: str, signed: str
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, order: str, signed: str
 ) -> None:
     from torch.distributed import HashStore
 
-    store, job = HashStore(), run / order
-    shutil.copy(run / "arms" / "rod" / "job.json", job)
-    monkeypatch.setenv("NEMO_ROD_RECORD", str(run / "launch" / "stages" / "rod.jsonl"))
+    store, job = HashStore(), run_dir / order
+    shutil.copy(run_dir / "arms" / "rod" / "job.json", job)
+    monkeypatch.setenv("NEMO_ROD_RECORD", str(run_dir / "launch" / "stages" / "rod.jsonl"))
     monkeypatch.setenv("NEMO_ROD_KEY", "key")
     store.set("job", sign(str(job).encode(), signed) + str(job).encode())
     if (order, signed) == ("job.json", "key"):
@@ -543,18 +534,18 @@ def test_names_of_packages_are_no_options_and_no_paths(tmp_path: Path, name: str
 
 
 def test_a_job_of_another_run_is_not_cancelled(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose logs a link in the folder leads to."""
     other = tmp_path / "other" / "logs" / "slurm"
     other.mkdir(parents=True)
-    shutil.rmtree(run / "logs")
-    (run / "logs").symlink_to(other.parent)
+    shutil.rmtree(run_dir / "logs")
+    (run_dir / "logs").symlink_to(other.parent)
     answers = {"%i": ["101|RUNNING|n1|None|1:00"], "stdout": [f"101 {other}/rod.out"]}
     monkeypatch.setattr(
         queue, "ask", lambda *words: answers["%i" if "%i" in words[-1] else "stdout"]
     )
-    assert queue.alive(run) == {}
+    assert queue.alive(run_dir) == {}
 
 
 def get(port: int, path: str, host: str) -> tuple[int, bytes]:
@@ -636,8 +627,8 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_curriculum_is_as_long_as_its_steps(made: Path, tmp_path: Path, name: str) -> None:
-    recorded = made / "arms" / "rod" / "curriculum.rod"
+def test_a_curriculum_is_as_long_as_its_steps(made_run: Path, tmp_path: Path, name: str) -> None:
+    recorded = made_run / "arms" / "rod" / "curriculum.rod"
     for number, hostile in enumerate(({"size": 8 << 40}, {"sources": 200_000})):
         file = curriculum(recorded, tmp_path / str(number), **hostile)
         begun = time.monotonic()
@@ -645,12 +636,12 @@ def test_a_curriculum_is_as_long_as_its_steps(made: Path, tmp_path: Path, name: 
             time_limit(60),
             pytest.raises(ValueError, match=r"more than a crash leaves|sources, more than"),
         ):
-            READERS[name](file, made)
+            READERS[name](file, made_run)
         assert time.monotonic() - begun < 20
 
 
-def test_as_many_sources_as_a_header_may_have_are_drawn(made: Path, tmp_path: Path) -> None:
-    file = curriculum(made / "arms/rod/curriculum.rod", tmp_path / "many", sources=4000)
+def test_as_many_sources_as_a_header_may_have_are_drawn(made_run: Path, tmp_path: Path) -> None:
+    file = curriculum(made_run / "arms/rod/curriculum.rod", tmp_path / "many", sources=4000)
     with time_limit(60):
         inspect(file)
         explore(file)
@@ -677,7 +668,7 @@ def test_values_are_of_a_size_that_a_run_writes(tmp_path: Path, text: str, sente
         read_lines(file)
 
 
-def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) -> None:
+def test_kilobytes_of_the_authors_tables_stay_small(made_run: Path, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -692,7 +683,7 @@ def test_kilobytes_of_the_authors_tables_stay_small(made: Path, tmp_path: Path) 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for words in (
         ["blocks", tmp_path, tmp_path / "out", "tokenizer=byte"],
-        ["references", tmp_path, tmp_path / "out", f"blocks={made / 'blocks'}", "role=replay",
+        ["references", tmp_path, tmp_path / "out", f"blocks={made_run / 'blocks'}", "role=replay",
          "model=x", "precision=bf16"],
     ):  # fmt: skip
         options = path_parser("import").parse_args(["import", *map(str, words)])
@@ -717,23 +708,30 @@ def test_a_dataset_brings_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_yaml_of_a_folder_has_no_aliases(run: Path) -> None:
+def test_yaml_of_a_folder_has_no_aliases(run_dir: Path) -> None:
     lines = ["a: &a [x]"] + [f"b{n}: &b{n} [*a, *a]" for n in range(9)]
-    (run / "launch" / "local" / "config.yaml").write_text("\n".join(lines))
+    (run_dir / "launch" / "local" / "config.yaml").write_text("\n".join(lines))
     with pytest.raises(ValueError, match="has aliases"):
-        options = path_parser("status").parse_args(["status", str(run)])
+        options = path_parser("status").parse_args(["status", str(run_dir)])
         options.main(options)
 
 
-def test_a_merge_copies_the_files_of_a_checkpoint(made: Path, tmp_path: Path, victim: Path) -> None:
-    base = Path(shutil.copytree(made / "base" / "hf", tmp_path / "base"))
+def test_a_merge_copies_the_files_of_a_checkpoint(
+    made_run: Path, tmp_path: Path, victim: Path
+) -> None:
+    base = Path(shutil.copytree(made_run / "base" / "hf", tmp_path / "base"))
     (base / "vocab.json").symlink_to(victim / ".bashrc")
     (base / "extra.json").write_text("{}")
     (base / "tokenizer_config.json").write_text("{}")
     (base / "setup.py").write_text("")
-    merge_checkpoints(base, made / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
+    merge_checkpoints(base, made_run / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
     copied = {file.name for file in (tmp_path / "out").iterdir()}
     assert copied == {"config.json", "model.safetensors", "tokenizer_config.json"}
+    (base / "model.safetensors").rename(victim / "model.safetensors")
+    weights = {"weight_map": {"a.weight": "../victim/model.safetensors"}}
+    write_json(base / "model.safetensors.index.json", weights)
+    with pytest.raises(ValueError, match="it has files of another folder"):
+        merge_checkpoints(base, made_run / "arms" / "no_replay" / "hf", tmp_path / "other", 0.5)
 
 
 # --- supply ---

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import made_up_run
 import numpy as np
 import pytest
 from corpus_cases import BYTE
-from made_up_run import make_run, recipe
+from made_up_run import recipe
 
 from nemo_rod.config import Config
 from nemo_rod.corpus.store import BlockStore
@@ -29,21 +28,9 @@ from nemo_rod.selection.references.folder import Folder
 MERGED = "merge_0.6"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("made_up") / "run"
-    make_run(run_dir)
-    return run_dir
-
-
 def manifest_of(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     return manifest
-
-
-@pytest.fixture
-def run_dir(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:

@@ -29,7 +29,7 @@ from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, SplitWriter
 from nemo_rod.corpus.store import SPLITS, BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import check_name, interpreting, write_json
+from nemo_rod.files import check_name, interpreting, open_file, write_json
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.references.folder import hash_heads
 
@@ -85,7 +85,7 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
         "split": text, "content_hash": (pa.string(), "64 hexadecimal digits"),
         "origin_tag": number, "n_response_tokens": number, "ref_loss": (pa.float64(), "a number"),
     }  # fmt: skip
-    with file.open("rb") as head:
+    with open_file(file) as head:
         refuse_placeholder(file, head.read(HEAD))
     with interpreting(file, cure="copy it again"), open_table(file, names) as table:
         first = 1

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import MOST_BYTES, digest, move_whole, replacing
+from nemo_rod.files import MOST_BYTES, digest, move_whole, open_file, replacing
 from nemo_rod.lab.authors.blocks import HASHES, as_bytes, content_hashes, is_hash
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.candidates import Pool
@@ -226,7 +226,7 @@ def _number(file: Path) -> list[Any]:
 def _launch(file: Path) -> NDArray[Any]:
     """Reads the rows of one launch, `_ROW`, by their steps; a torn last row is left out."""
     chunks, rows = [np.empty(0, _ROW)], list[tuple[Any, ...]]()
-    with file.open("rb") as lines:
+    with open_file(file) as lines:
         refuse_placeholder(file, lines.read(HEAD))
         lines.seek(0)
         for number, line in enumerate(iter(partial(lines.readline, MOST_BYTES), b""), start=1):
@@ -234,7 +234,7 @@ def _launch(file: Path) -> NDArray[Any]:
                 raise ValueError(f"{file}, row {number}, has no end of line: copy it again")
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     break
                 raise ValueError(

@@ -80,7 +80,8 @@ def inspect(
             return describe_overlap(store.root, overlap)
         if block is not None:
             return describe_block(store, source, block, tokenizer)
-        return describe_store(store) if source is None else describe_source(path)
+        with interpreting(path / "manifest.json"):
+            return describe_store(store) if source is None else describe_source(path)
     if block is not None or overlap is not None:
         raise ValueError(
             f"{path} is neither a block store nor a source: block= and overlap= need one."
@@ -119,11 +120,12 @@ def _describe_stage(path: Path) -> str:
     ]
     if (path / "evaluation.json").exists():
         evaluation = read_object(path / "evaluation.json")
-        rows = [
-            [role, source, f"{loss:.4f}", f"{evaluation['blocks'][role][source]:,}"]
-            for role, losses in evaluation["loss"].items()
-            for source, loss in losses.items()
-        ]
+        with interpreting(path / "evaluation.json"):
+            rows = [
+                [role, source, f"{loss:.4f}", f"{evaluation['blocks'][role][source]:,}"]
+                for role, losses in evaluation["loss"].items()
+                for source, loss in losses.items()
+            ]
         parts.append(table(("role", "source", ">held-out loss", ">blocks"), rows))
     files = ", ".join(sorted(file.name for file in path.iterdir()))
     about = [("stage", manifest.get("stage", path.name)), ("state", state), ("files", files)]

@@ -21,7 +21,7 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
   NEMO_ROD_HEAD="$(address_of "${hosts[0]}"):$((20000 + SLURM_JOB_ID % 10000))"
   NEMO_ROD_PEER=$(address_of "${hosts[-1]}")
   export NEMO_ROD_HEAD NEMO_ROD_PEER NEMO_ROD_RECORD="$record"
-  # for Ray, where it is started: only who knows it can give the nodes work
+  # only who knows it can give the nodes work
   NEMO_ROD_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
   export NEMO_ROD_KEY
 fi
