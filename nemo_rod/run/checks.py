@@ -87,6 +87,9 @@ def to_config(composed: DictConfig) -> Config:
         )
     assert isinstance(config, Config)
     config.cluster.env |= secrets
+    for value in vars(config).values():  # sections of other parts add what they stand for
+        if hasattr(value, "complete"):
+            value.complete(config)
     check(config)
     return config
 

@@ -56,8 +56,8 @@ def parse_arm(name: str) -> ArmName:
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
         return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")
-    if match := re.fullmatch(r"(.+)_(converged|long)", name):
-        word = {"long": "longer"}.get(match[2], match[2])
+    if match := re.fullmatch(r"(.+)_(converged|long|total)", name):
+        word = {"long": "longer", "total": "at RoD's cost in all"}.get(match[2], match[2])
         return ArmName(name, "other", 0.0, f"{parse_arm(match[1]).label}, {word}")
     if name.startswith("control_"):
         copied = {"share": "shares", "source": "shares by source"}.get(name[8:], name[8:])

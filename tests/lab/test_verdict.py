@@ -1,5 +1,6 @@
 """The verdict: against fixed replay at RoD's share, its forgetting and its cost; how sure it is."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,15 @@ def test_rod_is_judged_against_fixed_replay_at_its_own_share(
 
 
 def test_a_user_is_told_in_numbers() -> None:
-    first, frontier, cost = sentences(told(PLAIN))
+    first, frontier, cost, shown = sentences(told(PLAIN))
     assert first.startswith("Against fixed 20 % (+0.0 points of replay): better in both. RoD learn")
     assert "0.05" in first and "more and forgot 0.05" in first and first.endswith("less.")
     assert frontier == "At RoD's own forgetting: not judged, every fixed share forgot more than " \
         "RoD: run fixed_26."  # fmt: skip
+    assert re.fullmatch(
+        r"The smallest difference that these held-out blocks show is 0\.003\d nats in what was "
+        r"learned and 0\.003\d in what was forgotten\.", shown,
+    )  # fmt: skip
     assert cost.endswith("no fixed share was trained for as long as RoD costs, 3.30 plain runs.")
 
 
@@ -116,6 +121,23 @@ def test_between_near_shares_the_gain_is_the_distance_from_their_line() -> None:
     expected = 1.743 + part * (1.767 - 1.743) - 1.735
     assert verdict["frontier"]["between"] == ["fixed_40", "fixed_45"]
     assert verdict["frontier"]["difference"]["value"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cost", "told_first"),
+    [
+        (3.3, "At equal cost in all, against fixed 20 %, at RoD's cost in all: RoD learned 0.3"),
+        (4.0, "At 1.21 times the cost in all, against fixed 20 %, at RoD's cost in all: RoD learn"),
+        (None, "At equal cost in all: not judged, no fixed share was trained for as long as RoD "),
+    ],
+)
+def test_fixed_replay_that_was_trained_for_longer(cost: float | None, told_first: str) -> None:
+    run, results = made_up(PLAIN | {"fixed_20_total": (0.2, 1.7, 0.1)})
+    results["arms"]["fixed_20_total"] |= {"compute_in_all": cost, "trained_tokens": 3300}
+    results["arms"]["fixed_20_total"]["design"]["of"] = "fixed_20"
+    verdict = across_seeds([verdict_of(run, results)])
+    assert verdict is not None and verdict["against"] == "fixed_20"
+    assert sentences(verdict)[2].startswith(told_first)
 
 
 def test_nine_in_ten_intervals_hold_the_true_difference() -> None:

@@ -33,6 +33,7 @@ REDUCED = (
     "pretrain.steps=300", "pretrain.batch_size=16", "pretrain.micro_batch_size=16",
     f"train.steps={STEPS}", f"train.batch_size={BATCH}", f"train.micro_batch_size={BATCH}",
     "train.lr=2.0e-3", "scoring.micro_batch_size=64", "checkpoint.every=1000",
+    "report.max_controls=0",
     f"validation.every={LOOK}", "validation.blocks=8",
     f"convergence.tolerance={TOLERANCE}", f"convergence.patience={PATIENCE}",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
+from nemo_rod.lab.controls import FOLDER, WHY, are_wanted
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import (
@@ -36,6 +37,7 @@ from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recomputed_share
 from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
+from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run import hub
 from nemo_rod.run.beforehand import lacking
@@ -44,6 +46,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
 from nemo_rod.trust import is_commit
 
+_SPREAD = 0.02  # nats: standard deviation, over blocks of 1,024 tokens, of what two arms differ by
 _ASSUMED = (
     *("checkpoint_rate", "offload_rate", "expert_imbalance", "memory_reserve"),
     *("tokenise_rate", "read_rate"),
@@ -412,6 +415,16 @@ def _notes(
                 "leaves out: it takes one pass of the model for every token of a batch; `nemo-rod "
                 "prepare` shows its pace within a minute, and can be stopped and resumed."
             )
+    spread = 1.645 * _SPREAD * (1024 / config.domain.block_size) ** 0.5
+    learned, forgot = (
+        spread / max(1, blocks[f"held_{role}"]) ** 0.5 for role in ("adaptation", "replay")
+    )
+    notes.append(
+        f"the held-out blocks, {blocks['held_adaptation']:,} new and {blocks['held_replay']:,} of "
+        f"replay, show differences of about {learned:.4f} nats in what was learned and "
+        f"{forgot:.4f} in what was forgotten (90 %, by the spread of SmolLM2's blocks); with "
+        "domain.holdout_fraction or holdout_floor they show smaller ones."
+    )
     if section(config, Tasks).capabilities:
         notes.append("evaluate is planned without the questions of tasks.")
     if config.scoring.precision is not None:
@@ -434,6 +447,9 @@ def _notes(
         for work, setup in planned
     }
     flops = {stage.name: stage.flops for stage in costs}
+    if are_wanted(config):
+        most = section(config, Report).max_controls
+        notes.append(f"{WHY.format(most=most)}; the stage {FOLDER} counts all of the last.")
     in_all = []
     for settings in trained_arms(config):
         names = [f"references_{name}" for name in settings.own_references]

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.config import Config, section
+from nemo_rod.lab.controls import FOLDER, are_wanted
 from nemo_rod.lab.merge import merge_stages
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
+from nemo_rod.lab.report.section import Report
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
@@ -123,6 +125,17 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )
             )
+    if are_wanted(config):  # at most
+        most, train = section(config, Report).max_controls, config.train
+        works.append(
+            Work(
+                name=FOLDER,
+                steps=most * train.steps,
+                batch_size=train.batch_size,
+                saved=most * ceil(train.steps / config.checkpoint.every) * checkpoint,
+                disk=most * (weights + config.checkpoint.keep * checkpoint),
+            )
+        )
     models = 1 + sum(name != "base" for name in config.arms)
     return [*works, Work(name="evaluate", read=held * models)]
 

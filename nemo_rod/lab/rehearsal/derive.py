@@ -53,7 +53,7 @@ def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
     small.checkpoint.every = max(1, small.train.steps // 2)
     small.validation.every = small.train.steps // 2 if config.validation.every else 0
     report = section(small, Report)
-    report.seeds, report.settings = [], []
+    report.seeds, report.settings, report.max_controls = [], [], 0
     return small
 
 

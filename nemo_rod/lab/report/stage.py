@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo_rod.config import section
 from nemo_rod.lab.block_text import block_texts
+from nemo_rod.lab.controls import FOLDER, are_wanted
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.completions import complete
 from nemo_rod.lab.report.model_card import write_model_cards
@@ -44,7 +45,7 @@ def report_stages(stages: Stages) -> list[Stage]:
         proof=(report / "index.html",),
         is_done=lambda: False,
         run=run,
-        needs=("evaluate",),
+        needs=("evaluate", FOLDER) if are_wanted(stages.config) else ("evaluate",),
         runs_model=False,
         extra="report",
     )

@@ -61,7 +61,7 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         values |= {"distance": best.share - share, "says": _says(difference)}
     else:
         values["missing"] = "fixed_like_rod"
-    values["frontier"] = _on_frontier(results["arms"], drawn, equal)
+    values["frontier"] = _on_frontier(results["arms"], drawn)
     values["total_cost"] = _at_total_cost(results["arms"], drawn, fixed)
     no_replay = results["arms"].get("no_replay") or {}
     values["forgotten"] = no_replay.get("val_forgetting")
@@ -84,6 +84,10 @@ def across_seeds(verdicts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | 
             for key in first["difference"]
         }
         merged["says"] = _says(merged["difference"])
+    merged["shown"] = {
+        key: None if d["low"] is None else (d["high"] - d["low"]) / 2
+        for key, d in (merged["difference"] or {}).items()
+    }
     return merged | {"advice": advice(merged), "seeds": 1 + len(others)}
 
 
@@ -105,15 +109,15 @@ def advice(verdict: Results) -> str:
         return f"Take RoD: it is better than {label}."
     if says == "worse":
         return f"Take {label}: RoD is not better here."
-    widths = [d["high"] - d["low"] for d in verdict["difference"].values() if d["low"] is not None]
+    shown = [half for half in verdict["shown"].values() if half is not None]
     if says == "trade":
         learns = verdict["difference"]["adaptation"]["value"] > 0
         more, less = ("learns more", "forgets more") if learns else ("forgets less", "learns less")
         return f"A trade: RoD {more} and {less} than {label}; take it if that is what you want."
-    if not widths:
+    if not shown:
         return "The losses of the held-out blocks were not kept: evaluate again to have intervals."
     return (
-        f"RoD and {label} cannot be told apart: differences below {max(widths) / 2:.3f} nats are "
+        f"RoD and {label} cannot be told apart: differences below {max(shown):.3f} nats are "
         "chance. Hold out more blocks, or train other seeds, to tell smaller ones."
     )
 
@@ -146,10 +150,17 @@ def sentences(verdict: Results) -> list[str]:
     if cost["difference"] is None:
         text.append(f"At equal cost in all: not judged, {cost['why']}.")
     else:
+        times = f"{cost['ratio']:.2f} times the" if abs(cost["ratio"] - 1) > 0.05 else "equal"
         text.append(
-            f"At equal cost in all, against {parse_arm(cost['against']).label}: RoD learned "
+            f"At {times} cost in all, against {parse_arm(cost['against']).label}: RoD learned "
             f"{_nats(cost['difference']['adaptation'], 'more', 'less')} and forgot "
             f"{_nats(cost['difference']['forgetting'], 'less', 'more')}."
+        )
+    if None not in (shown := [*verdict["shown"].values()]) and shown:
+        over = "seeds" if verdict["seeds"] > 1 else "held-out blocks"
+        text.append(
+            f"The smallest difference that these {over} show is {shown[0]:.4f} nats in what was "
+            f"learned and {shown[1]:.4f} in what was forgotten."
         )
     return text
 
@@ -186,30 +197,55 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[Fixed]:
     return sorted(found, key=lambda arm: arm.share)
 
 
-def _on_frontier(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]) -> dict[str, Any]:
-    """Returns the difference in adaptation at RoD's forgetting, between two near shares."""
+class Search(NamedTuple):
+    """Where RoD's forgetting lies among fixed shares, and which share would tell more."""
+
+    between: tuple[Fixed, Fixed] | None  # near neighbours that enclose it
+    share: int | None  # to train next, in percent
+    why: str  # a clause
+
+
+def search(arms: Mapping[str, Results]) -> Search:
+    """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
     rod = arms["rod"]
-    result: dict[str, Any] = {"difference": None, "between": [], "why": ""}
     level, share = rod["signed_forgetting"], rod["replay_share"]
-    if len(fixed) < 2:
-        return result | {"why": "fewer than two fixed shares were run"}
+    fixed = [arm for arm in fixed_arms(arms) if _same(arms, arm.name, "trained_tokens")]
+    if level is None or share is None or not fixed:
+        return Search(None, None, "no fixed share was run")
     pairs = itertools.pairwise(fixed)
     pair = next((p for p in pairs if p[0].forgetting >= level >= p[1].forgetting), None)
-    if pair is None:
-        more = all(arm.forgetting > level for arm in fixed)
-        end = fixed[-1] if more else fixed[0]
-        step = max(1, round(100 * end.share * 1.25 + 1)) if more else 0
-        cure = f": run fixed_{min(step, 99)}" if more else ""
-        kind = "more" if more else "less"
-        return result | {"why": f"every fixed share forgot {kind} than RoD{cure}"}
-    low, high = pair
-    if high.share - low.share > _near(max(share, (low.share + high.share) / 2)):
+    forgotten = (arms.get("no_replay") or {}).get("val_forgetting")
+    if pair is not None:
+        low, high = pair
+        if high.share - low.share <= _near(max(share, (low.share + high.share) / 2)):
+            names = " and ".join(parse_arm(arm.name).label for arm in pair)
+            return Search(pair, None, f"RoD's forgetting lies between {names}, which are near")
         part = (low.forgetting - level) / max(low.forgetting - high.forgetting, 1e-12)
-        between = low.share + (high.share - low.share) * min(max(part, 0.25), 0.75)
-        return result | {
-            "why": f"the nearest fixed shares are {100 * (high.share - low.share):.0f} points "
-            f"apart: run fixed_{max(1, round(100 * between))}"
-        }
+        next_share = low.share + (high.share - low.share) * min(max(part, 0.25), 0.75)
+        why = f"the nearest fixed shares are {100 * (high.share - low.share):.0f} points apart"
+    elif fixed[-1].forgetting > level:
+        next_share, why = 1.25 * fixed[-1].share + 0.01, "every fixed share forgot more than RoD"
+    else:
+        next_share, why = fixed[0].share / 2, "every fixed share forgot less than RoD"
+    if forgotten is not None and forgotten < FORGOTTEN:
+        return Search(None, None, f"nothing was forgotten without replay ({forgotten:.3f} nats)")
+    percent = min(round(100 * next_share), 99)
+    if percent < 1:
+        return Search(None, None, why)
+    if any(f"fixed_{percent}" == arm.name for arm in fixed):
+        return Search(None, None, f"{why}, and no percentage lies between")
+    return Search(None, percent, why)
+
+
+def _on_frontier(arms: Mapping[str, Results], drawn: Draws) -> dict[str, Any]:
+    """Returns the difference in adaptation at RoD's forgetting, between two near shares."""
+    result: dict[str, Any] = {"difference": None, "between": [], "why": ""}
+    found = search(arms)
+    if found.between is None:
+        cure = f": run fixed_{found.share}" if found.share else ""
+        return result | {"why": f"{found.why}{cure}"}
+    low, high = found.between
+    level = arms["rod"]["signed_forgetting"]
 
     def gap(value: Callable[[str, str], Any]) -> Any:
         """Returns fixed replay's adaptation loss at RoD's forgetting, less RoD's."""
@@ -232,16 +268,18 @@ def _at_total_cost(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]
     result: dict[str, Any] = {"against": None, "difference": None, "why": ""}
     if cost is None:
         return result | {"why": "RoD's cost is unknown"}
-    alike = [
-        arm for arm in fixed if same_budget(arms[arm.name]["compute_in_all"], cost, 0.05 * cost)
-    ]
-    if not alike:
+    in_all = {arm.name: arms[arm.name]["compute_in_all"] for arm in fixed}
+    alike = [arm for arm in fixed if same_budget(in_all[arm.name], cost, 0.05 * cost)]
+    # that of a text drawn several times costs less than it was planned to
+    dearer = [arm for arm in fixed if arm.name.endswith("_total") and in_all[arm.name]]
+    if not (alike := alike or dearer):
         times = f", {cost / plain:.2f} plain runs" if plain else ""
         return result | {"why": f"no fixed share was trained for as long as RoD costs{times}"}
     level = arms["rod"]["signed_forgetting"]
     best = min(alike, key=lambda arm: abs(arm.forgetting - level))
     return result | {
         "against": best.name,
+        "ratio": in_all[best.name] / cost,
         "difference": _differences(arms, drawn, best.name),
     }
 

@@ -1,0 +1,140 @@
+"""Controls: fixed replay that is trained beside RoD, to judge RoD by.
+
+    fixed_like_rod       RoD's mean share in every batch, blocks at random
+    schedule_like_rod    RoD's share step by step, blocks at random
+    fixed_<percent>      shares found by bisection, until two near ones enclose RoD's forgetting
+    fixed_<percent>_total  where a recipe names it: for as long as RoD costs in all
+
+The first two are arms that every recipe with RoD has. The shares of the last follow from held-out
+losses, so that one stage decides and trains them, one after the other, once all arms are evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from nemo_rod import parts
+from nemo_rod.commands.text import say
+from nemo_rod.config import Config, section
+from nemo_rod.files import read_json, write_json
+from nemo_rod.lab.report.section import Report
+from nemo_rod.roles import ROLES
+from nemo_rod.run.handover import HandOver, Inputs, Stage, partial
+from nemo_rod.run.stages import Stages
+from nemo_rod.run.variants import SPECIALIST, arm_settings
+from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.selection.competition import FORWARD
+from nemo_rod.selection.policies import reference_roles
+
+FOLDER, DECIDED = "controls", "decided.json"
+LIKE_ROD = ("fixed_like_rod", "schedule_like_rod")
+WHY = (
+    "RoD is judged by fixed_like_rod (its mean share), schedule_like_rod (its share by step), and "
+    "up to {most} fixed shares until two near ones enclose its forgetting, a plain run each; "
+    "report.max_controls=0 leaves all out"
+)
+
+
+def are_wanted(config: Config) -> bool:
+    """Returns whether a recipe has controls: RoD is trained there, and is to be judged."""
+    report = section(config, Report)
+    return bool(report.max_controls) and not report.smoke_test and "rod" in config.arms
+
+
+def add_controls(config: Config) -> None:
+    """Adds to a recipe's arms the controls that are like RoD, unless it has the same by a name.
+
+    Says how long the arms fixed_<percent>_total are: as much compute as RoD costs in all.
+    """
+    for name in {*config.arms, config.arm} - {None, *config.variants}:
+        if match := re.fullmatch(r"(fixed_[\d.]+)_total", str(name)):
+            variant = {"of": match[1], "compute": _plain_runs_in_all(config)}
+            config.variants = {**config.variants, match[0]: variant}
+    if not are_wanted(config):
+        return
+    known = [arm_settings(config, name) for name in config.arms]
+    alike = [dataclasses.replace(a.planned, name="") for a in known if a.kind == "trained"]
+    for name in filter(config.variants.__contains__, LIKE_ROD):
+        if dataclasses.replace(arm_settings(config, name).planned, name="") not in alike:
+            config.arms = [*config.arms, name]
+
+
+def _plain_runs_in_all(config: Config) -> float:
+    """Returns what RoD costs with its specialist and its references, in plain runs.
+
+    Every block that it draws is taken for a new one, whose reference is read once.
+    """
+    rod, specialist = (arm_settings(config, name) for name in ("rod", SPECIALIST))
+    roles = len(reference_roles(rod.planned.needs))
+    runs = rod.planned.compute(1) + FORWARD * rod.planned.multiplier * roles / len(ROLES)
+    steps = rod.train.steps * runs + (specialist.train.steps if roles == len(ROLES) else 0)
+    return steps / config.train.steps
+
+
+def control_stages(stages: Stages) -> list[Stage]:
+    """Returns the stage that trains fixed shares near RoD, after those already decided on."""
+    config, results = stages.config, stages.results
+    if not are_wanted(config):
+        return []
+    most, folder = section(config, Report).max_controls, results.path / FOLDER
+
+    def inputs() -> Inputs:
+        weights = {name: results.weights(name) for name in ("base", "rod")}
+        return {**weights, "report.max_controls": most}
+
+    def make(unfinished: Path) -> dict[str, Any]:
+        names = _decided(unfinished)
+        for name in names:  # of an interrupted attempt
+            _train(stages, name)
+        while True:
+            found = _search(stages)
+            name, why = f"fixed_{found.share}", found.why
+            if found.share is not None and len(names) == most:
+                why += f"; {most} shares were tried"
+            elif found.share is not None:
+                try:
+                    stages.jobs.arm(name)
+                except ValueError as error:  # the corpus has too little replay
+                    why += f"; {error}"
+                else:
+                    say(f"    {why}: {name} is next")
+                    names.append(name)
+                    write_json(unfinished / DECIDED, {"arms": names})
+                    _train(stages, name)
+                    continue
+            say(f"    {why}")
+            return {"arms": names, "why": why}
+
+    hand_over = HandOver(FOLDER, folder, inputs, make)
+    stage = hand_over.stage(FOLDER, "train fixed shares near RoD's forgetting", needs=("evaluate",))
+    earlier = _decided(folder) + _decided(partial(folder))
+    trained = [stages.train(name) for name in earlier if name not in config.arms]
+    return [*trained, dataclasses.replace(stage, preview=lambda: WHY.format(most=most))]
+
+
+def _decided(folder: Path) -> list[str]:
+    """Returns the names of the arms that were decided on, trained or not."""
+    file = folder / DECIDED
+    names = read_json(file, "arms")["arms"] if file.is_file() else []
+    return [str(name) for name in names if parse_arm(str(name)).kind == "fixed"]
+
+
+def _search(stages: Stages) -> Any:
+    from nemo_rod.lab.report.results import results_of
+    from nemo_rod.lab.report.run_files import read_run
+    from nemo_rod.lab.report.verdict import search
+
+    return search(results_of(read_run(stages.results.path))["arms"])
+
+
+def _train(stages: Stages, name: str) -> None:
+    """Trains and measures an arm of fixed replay, or what is left of that."""
+    stage = stages.train(name)
+    if not stage.is_done():
+        stage.run()
+    for measurement in parts.load_all("measurements"):
+        if measurement.wanted(stages.config):
+            measurement.measure(stages.jobs, ["base", name])

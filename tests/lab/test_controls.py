@@ -1,0 +1,142 @@
+"""Controls: which a recipe has, which shares are tried, and that a kill changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import made_up_run
+import numpy as np
+import pytest
+from command_line import composed
+from made_up_run import made_up_training, recipe
+
+from nemo_rod.commands.run_stages import run
+from nemo_rod.config import Config
+from nemo_rod.corpus import BlockStore
+from nemo_rod.jobs import EvaluateJob
+from nemo_rod.lab import controls
+from nemo_rod.run.variants import arm_settings
+from nemo_rod.selection import Curriculum, replay_share
+
+LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        ("recipe=toy", LIKE_ROD),
+        ("recipe=toy report.max_controls=0", []),
+        ("recipe=toy arms=[base,rod,random_random]", ["schedule_like_rod"]),  # has the other
+        ("recipe=toy_paper", []),
+        ("recipe=toy arms=[base,no_replay,fixed_32]", []),
+        ("recipe=toy_synthetic", []),  # too small to judge by
+    ],
+)
+def test_recipes_with_rod_have_controls_of_themselves(words: str, added: list[str]) -> None:
+    with_none = composed(*words.split(), "report.max_controls=0").arms
+    assert composed(*words.split()).arms == [*with_none, *added]
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ("", 320 * (1 + 2 / 3 + 1 + 2 / 3)),  # training, scoring, specialist, both references
+        ("selection.multiplier=4", 320 * (1 + 4 / 3 + 1 + 4 / 3)),
+        ("scoring.every=0", 320 * (1 + 1 + 2 / 3)),
+    ],
+)
+def test_fixed_replay_is_trained_for_as_long_as_rod_costs_in_all(words: str, steps: float) -> None:
+    config = composed("recipe=toy", "arms=[base,rod,fixed_32_total]", *words.split())
+    settings = arm_settings(config, "fixed_32_total")
+    assert (settings.train.steps, settings.of) == (round(steps), "fixed_32")
+
+
+class World:
+    """Models whose losses follow from their replay, in place of `made_up_run`'s."""
+
+    def __init__(self, forgotten: float, rod: tuple[float, float]) -> None:
+        self.forgotten, self.rod = forgotten, rod  # of no replay; of rod: loss, forgetting
+
+    def evaluate(self, job: EvaluateJob, folder: Path) -> None:
+        store = BlockStore(job.blocks, "holdout")
+        for name, model in job.models.items():
+            share = 0.0
+            if (file := Path(model).parent / "curriculum.rod").exists():
+                with Curriculum.open(file, read_only=True) as curriculum:
+                    share = replay_share(curriculum)
+            levels = {"adaptation": 1 - 0.3 * np.log(1.0001 - share), "replay": 0.0}
+            levels["replay"] = self.forgotten * np.exp(-6 * share)
+            if name == "base":
+                levels = {"adaptation": 2.0, "replay": 0.0}
+            if name == "rod":
+                levels = dict(zip(("adaptation", "replay"), self.rod, strict=True))
+            loss = [np.float32(1 + levels[s.role]) for s in store.sources]
+            result: dict[str, dict[str, Any]] = {"loss": {}, "blocks": {}}
+            for source, value in zip(store.sources, loss, strict=True):
+                result["loss"].setdefault(source.role, {})[source.name] = float(value)
+                result["blocks"].setdefault(source.role, {})[source.name] = source.count
+            np.save(folder / f"{name}.npy", np.repeat(loss, [s.count for s in store.sources]))
+            (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+def judged(run_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Config:
+    config = recipe(run_dir, "train.steps=40", "report.smoke_test=false", "report.prompts=[]")
+    monkeypatch.setattr(made_up_run, "_evaluate", world.evaluate)
+    with made_up_training():
+        run(config)
+    return config
+
+
+def outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    made = json.loads((run_dir / "controls" / "manifest.json").read_text())["outputs"]
+    return made, json.loads((run_dir / "report" / "results.json").read_text())["verdict"]
+
+
+def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(0.5, rod=(1.1, 0.04))  # as little as fixed_42, though its own share is a half
+    judged(tmp_path / "whole", world, monkeypatch)
+    made, verdict = outcome(tmp_path / "whole")
+    assert verdict["says"] != "not_judged" and verdict["against"] == "fixed_like_rod"
+    assert 1 <= len(made["arms"]) <= 3 and "which are near" in made["why"]
+    assert {*verdict["frontier"]["between"]} & {*made["arms"]}
+    assert f"{made['arms'][0]} is next" in capsys.readouterr().err
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(controls, "_train", killed)
+        judged(tmp_path / "killed", world, monkeypatch)
+    judged(tmp_path / "killed", world, monkeypatch)
+    assert outcome(tmp_path / "killed") == (made, verdict)
+    for name in made["arms"]:
+        files = (tmp_path / run_dir / "arms" / name / "curriculum.rod" for run_dir in
+                 ("whole", "killed"))  # fmt: skip
+        first, second = (file.read_bytes() for file in files)
+        assert first == second
+    run_again = tmp_path / "whole" / "controls" / "manifest.json"
+    before = run_again.stat().st_mtime_ns
+    judged(tmp_path / "whole", world, monkeypatch)
+    assert run_again.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("world", "most", "why"),
+    [
+        (World(0.0, (1.1, 0.0)), 3, "nothing was forgotten without replay (0.000 nats)"),
+        (World(0.5, (1.1, 0.9)), 3, "every fixed share forgot less than RoD"),
+        (World(0.5, (1.1, -0.1)), 1, "every fixed share forgot more than RoD; 1 shares were tried"),
+    ],
+)
+def test_no_more_shares_are_tried_than_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, most: int, why: str
+) -> None:
+    monkeypatch.setattr(made_up_run, "RECIPE", (*made_up_run.RECIPE, f"report.max_controls={most}"))
+    judged(tmp_path, world, monkeypatch)
+    made, _ = outcome(tmp_path)
+    assert (made["why"], len(made["arms"])) == (why, most % 3)
