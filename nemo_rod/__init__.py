@@ -24,7 +24,7 @@ _HOMES = {
     "validation_forgetting": "nemo_rod.selection.forgetting",
 }
 
-_BESIDE = ["RoDBatches", "install"]  # registered by hosts (`parts.py`)
+_BESIDE = ["RoDBatches", "install", "watch"]  # registered by hosts (`parts.py`)
 __all__ = ["__version__", *_BESIDE, *_HOMES]
 
 

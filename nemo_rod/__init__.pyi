@@ -6,6 +6,7 @@ from nemo_rod.corpus.pack import pack as pack
 from nemo_rod.corpus.store import BlockStore as BlockStore
 from nemo_rod.hosts.plain_torch.batches import RoDBatches as RoDBatches
 from nemo_rod.hosts.swap_in import install as install
+from nemo_rod.hosts.swap_in import watch as watch
 from nemo_rod.megatron.rod_selector import RoDSelector as RoDSelector
 from nemo_rod.selection.candidates import Candidates as Candidates
 from nemo_rod.selection.candidates import Pool as Pool

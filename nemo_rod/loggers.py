@@ -41,7 +41,7 @@ _GROUPS = {
     "validation/": "rod_by_source/",
     **{
         f"rod/{of}/": f"rod_by_source/{of}/"
-        for of in ("rho", "candidates", "chosen", "share", "mix/target", "odm")
+        for of in ("rho", "loss", "candidates", "chosen", "share", "mix/target", "odm")
     },
 }
 

@@ -43,12 +43,10 @@ from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedB
 from nemo_rod.selection.estimated_scores import EstimatedScores
 from nemo_rod.selection.policies import (
     FixedShare,
-    Joint,
     Policy,
     Score,
     TakeAll,
     Within,
-    check_policy,
     has_scores,
     needs_of,
     scored_steps,
@@ -255,17 +253,6 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
             "correct the options."
         ) from None
     return policy
-
-
-def as_policy(policy: Policy | str | None) -> Policy:
-    """Returns the policy of a job: one that is given, registered or in FILE.py:NAME, or `Joint()`.
-
-    Raises:
-        ValueError: it is no policy.
-    """
-    if policy is None:
-        return Joint()
-    return check_policy(registered_policy(policy, None) if isinstance(policy, str) else policy)
 
 
 def curriculum_header(

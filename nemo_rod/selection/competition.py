@@ -76,6 +76,10 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
             metrics |= {f"rod/rho_{role}_{quantile}": group[quantile] for quantile in QUANTILES}
         for name, group in zip(names, groups[len(ROLES) :], strict=True):
             metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in group.items()}
+    if choice.loss is not None:
+        loss_K, source_K = choice.loss[choice.chosen].astype(np.float64), source_C[choice.chosen]
+        for row, name in enumerate(names):
+            metrics[f"rod/loss/{name}"] = _mean(loss_K[source_K == row])
     metrics |= choice.metrics
     metrics |= {f"rod/candidates/{name}": n for name, n in zip(names, drawn, strict=True)}
     metrics |= {f"rod/chosen/{name}": n for name, n in zip(names, chosen, strict=True)}

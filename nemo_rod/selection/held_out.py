@@ -74,13 +74,9 @@ class Rule:
 
 
 def adaptation_loss(metrics: Mapping[str, Any], sources: Iterable[Any]) -> float | None:
-    """Returns the adaptation loss in the metrics of a step, nats per token; None without one.
-
-    Sources have `name`, `role` and `count`, their training blocks, by which they are weighted; one
-    without held-out blocks is left out.
-    """
-    losses, counts = _measured(metrics, "adaptation", sources)
-    return weighted_loss(losses, counts) if losses else None
+    """Returns the adaptation loss in the metrics of a step, nats per token; None without one."""
+    losses = _measured(metrics, "adaptation")
+    return weighted_loss(losses, weights_of(losses, "adaptation", sources)) if losses else None
 
 
 def over_sources(
@@ -92,20 +88,35 @@ def over_sources(
     first step, which are those of the base. Sources as in `adaptation_loss`.
     """
     row = {"validation/adaptation_loss": adaptation_loss(metrics, sources)}
-    now, counts = _measured(metrics, "replay", sources)
-    before, _ = _measured(start, "replay", sources)
+    now, before = _measured(metrics, "replay"), _measured(start, "replay")
     if now and now.keys() == before.keys():
-        row["validation/forgetting"] = validation_forgetting(now, before, counts)
+        weights = weights_of(now, "replay", sources)
+        row["validation/forgetting"] = validation_forgetting(now, before, weights)
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _measured(
-    metrics: Mapping[str, Any], role: str, sources: Iterable[Any]
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns the held-out losses of a role's sources, and their sizes, by name."""
-    counts = {s.name: s.count for s in sources if s.role == role}
-    losses = {name: metrics.get(f"validation/{role}/{name}/loss") for name in counts}
-    known = {name: loss for name, loss in losses.items() if loss is not None}
-    if not all(map(math.isfinite, known.values())):  # the run diverges
-        known = {}
-    return known, {name: counts[name] for name in known}
+def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
+    """Returns the held-out losses in a row of metrics, nats per token, by source of a role."""
+    prefix, suffix = f"validation/{role}/", "/loss"
+    return {
+        key.removeprefix(prefix).removesuffix(suffix): value
+        for key, value in row.items()
+        if key.startswith(prefix) and value is not None
+    }
+
+
+def weights_of(names: Iterable[str], role: str, sources: Iterable[Any]) -> dict[str, int]:
+    """Returns the weights of a role's held-out sources: their blocks to train on, by name.
+
+    If one is not trained on, as the old data of a job on new data alone, all count equally.
+    """
+    counts = {row.name: row.count for row in sources if row.role == role}
+    weights = {name: counts.get(name, -1) for name in names}
+    is_known = min(weights.values(), default=0) >= 0 and any(weights.values())
+    return weights if is_known else dict.fromkeys(weights, 1)
+
+
+def _measured(row: Mapping[str, Any], role: str) -> dict[str, float]:
+    """Returns `held_out_losses`, none of a run that diverges."""
+    losses = held_out_losses(row, role)
+    return losses if all(map(math.isfinite, losses.values())) else {}

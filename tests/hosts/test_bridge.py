@@ -69,7 +69,15 @@ SHARDED = {
 }
 NEW_LOSS = "validation/adaptation/new/text_document/loss"
 REPLAY_LOSS = "validation/replay/old/text_document/loss"
+WATCH = {"kind": "watch", "base": "base", "steps": STEPS}
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
+
+
+def new_alone(root: Path) -> dict[str, Any]:
+    """Keys of a job that trains on the new corpus, and is validated on both."""
+    new, old = (f"{root}/data/{name}/text_document" for name in ("new", "old"))
+    blends = [[[new], [1.0]], [[new, old], [1.0, 1.0]], None]
+    return {"dataset.blend": None, "dataset.split": None, "dataset.blend_per_split": blends}
 
 
 class BridgeJobs(Jobs):
@@ -89,7 +97,7 @@ def jobs(
 ) -> BridgeJobs:
     """A base that knows the old corpus, a specialist of the new one, both references; one process.
 
-    And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
+    And the job itself: stock, watched, with RoD, and with RoD where every step runs twice.
     """
     jobs = BridgeJobs(tmp_path_factory.mktemp("swap_in"), torchrun)
     jobs.run(
@@ -108,7 +116,8 @@ def jobs(
             },
         },
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
-        {"name": "take_all", "kind": "take_all", "base": "base", "steps": STEPS},
+        {**WATCH, "name": "watch"},
+        {**WATCH, "name": "of_new_alone", "corpora": ["new"], "settings": new_alone(jobs.root)},
         {"name": "rod", **ROD},
         {**MIX, "name": "mix"},
         {
@@ -148,9 +157,9 @@ def long(jobs: BridgeJobs) -> BridgeJobs:
     return jobs
 
 
-def test_taking_all_is_the_stock_job(jobs: BridgeJobs) -> None:
+def test_a_watched_job_is_the_stock_job(jobs: BridgeJobs) -> None:
     assert len(jobs.steps("stock", "loss")) == STEPS
-    jobs.assert_same_steps("take_all", "stock", "loss", "grad_norm")
+    jobs.assert_same_steps("watch", "stock", "loss", "grad_norm")
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
 
 
@@ -224,11 +233,10 @@ def held_out(row: dict[str, float]) -> dict[str, float]:
 def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: BridgeJobs) -> None:
     """Every 2 steps if so asked, else at the job's own interval, of 10, and at the end."""
     begin, rows = (
-        {name: of(name) for name in ("rod", "twice", "take_all")}
-        for of in (jobs.start, jobs.metrics)
+        {name: of(name) for name in ("rod", "twice", "watch")} for of in (jobs.start, jobs.metrics)
     )
     assert set(begin["rod"]) == {NEW_LOSS, REPLAY_LOSS}
-    assert begin["rod"] == begin["twice"] == begin["take_all"]  # of the same base
+    assert begin["rod"] == begin["twice"] == begin["watch"]  # of the same base
     measured = [row["step"] for row in rows["twice"] if held_out(row)]
     assert measured == [1, 3, 5]
     assert [row["step"] for row in rows["rod"] if held_out(row)] == [STEPS - 1]
@@ -257,6 +265,27 @@ def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
     assert rows[0]["train/lr"] > rows[-1]["train/lr"] > 0
 
 
+def test_a_watched_job_has_its_losses_in_training_by_source(jobs: BridgeJobs) -> None:
+    curriculum, rows = jobs.curriculum("watch"), jobs.metrics("watch")
+    for row, ids, loss in zip(rows, curriculum.block_ids, curriculum.loss, strict=True):
+        is_replay = ids >= HALF // MULTIPLIER
+        assert row["rod/loss/new/text_document"] == pytest.approx(loss[~is_replay].mean(), rel=1e-6)
+        assert row["rod/loss/old/text_document"] == pytest.approx(loss[is_replay].mean(), rel=1e-6)
+        assert row["train/loss"] == pytest.approx(loss.mean(), rel=1e-6)
+
+
+def test_what_is_not_trained_on_can_be_forgotten(jobs: BridgeJobs) -> None:
+    """Its sources are in the validation split alone, and count equally."""
+    last = jobs.metrics("of_new_alone")[-1]
+    forgotten = max(0.0, last[REPLAY_LOSS] - jobs.start("of_new_alone")[REPLAY_LOSS])
+    assert last["validation/forgetting"] == pytest.approx(forgotten)
+    assert last["validation/adaptation_loss"] == last[NEW_LOSS]
+    folder = jobs.root / "of_new_alone" / "rod"
+    here("report", folder)
+    results = json.loads((folder / "report" / "results.json").read_text())
+    assert results["arms"]["watched"]["val_forgetting"] == pytest.approx(forgotten)
+
+
 def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[str]) -> None:
     folder = jobs.root / "rod"
     here("report", folder)
@@ -279,11 +308,11 @@ def test_layouts(jobs: BridgeJobs, name: str) -> None:
     jobs.run(
         *LAYOUTS[name],
         {"name": f"stock_{name}", "kind": "stock", "base": "base", "steps": STEPS},
-        {"name": f"take_all_{name}", "kind": "take_all", "base": "base", "steps": STEPS},
+        {**WATCH, "name": f"watch_{name}"},
         {**ROD, "name": f"rod_{name}"},
         *([{**ROD, "name": "sharded", "settings": SHARDED}] if name == "dp2" else []),
     )
-    jobs.assert_same_steps(f"take_all_{name}", f"stock_{name}", "loss", "grad_norm")
+    jobs.assert_same_steps(f"watch_{name}", f"stock_{name}", "loss", "grad_norm")
     jobs.assert_same_choices(f"rod_{name}", "rod", "loss", "grad_norm")
     if name == "dp2":  # weights gathered by the first of the two forward passes
         jobs.assert_same_choices("sharded", "rod", "loss")

@@ -77,7 +77,7 @@ def install_lines(options: str) -> str:
     return f"import nemo_rod\nnemo_rod.install('megatron_lm', roles={ROLES}, {options})"
 
 
-TAKE_ALL = install_lines("policy=nemo_rod.TakeAll(), multiplier=1")
+WATCH = f"import nemo_rod\nnemo_rod.watch('megatron_lm', roles={ROLES})"
 JOINT = install_lines("references=['refs_new', 'refs_old']")
 
 
@@ -97,9 +97,9 @@ def jobs(
     return jobs
 
 
-def test_taking_all_is_the_stock_job(jobs: ScriptJobs) -> None:
-    jobs.run("take_all", lines=TAKE_ALL)
-    jobs.assert_same_steps("take_all", "stock")
+def test_a_watched_job_is_the_stock_job(jobs: ScriptJobs) -> None:
+    jobs.run("watch", lines=WATCH)
+    jobs.assert_same_steps("watch", "stock")
     assert jobs.steps("stock", "step") == list(range(STEPS))
 
 
@@ -112,9 +112,9 @@ def test_the_job_trains_on_the_top_of_its_pools(jobs: ScriptJobs) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(jobs: ScriptJobs, name: str) -> None:
     more = f"{FROM_BASE} {LAYOUTS[name]}"
-    for kind, lines in (("stock", ""), ("take_all", TAKE_ALL), ("rod", JOINT)):
+    for kind, lines in (("stock", ""), ("watch", WATCH), ("rod", JOINT)):
         jobs.run(f"{kind}_{name}", more=more, processes=2, lines=lines)
-    jobs.assert_same_steps(f"take_all_{name}", f"stock_{name}")
+    jobs.assert_same_steps(f"watch_{name}", f"stock_{name}")
     jobs.assert_same_choices(f"rod_{name}", "rod", "grad_norm")
 
 

@@ -20,6 +20,7 @@ from places import ROOT, WORKERS
 from tiny import STEPS, Setting, metric
 from torch.nn.functional import cross_entropy
 
+import nemo_rod
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer, write_references
@@ -419,8 +420,8 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"micro_batch_size": 0}, "batch_size is 8, expected a multiple of micro_batch_size=0 x 1"),
         ({"steps": -1}, "steps is -1, expected at least 1 optimizer step"),
         ({"scoring_micro_batch_size": 0}, "scoring_micro_batch_size is 0, expected at least 1"),
-        ({"validation_every": -1}, "validation_every is -1, expected a number of steps"),
-        ({"on_nonfinite": "exclud"}, "on_nonfinite is 'exclud', expected 'refuse' or 'exclude'"),
+        ({"validation_every": -1}, "validation_every=-1 is not valid: expected a number of steps"),
+        ({"on_nonfinite": "exclud"}, "on_nonfinite='exclud' is not valid: expected 'refuse' or"),
         ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates with"),
         ({"pools": "few"}, "the pools have 2 candidates, expected at least the 8 blocks"),
         ({"pools": "nameless"}, "has no __repr__, by which a resumed job recognises its pools"),
@@ -459,6 +460,39 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
         options[key] = given[key] if isinstance(given, dict) else given
     with pytest.raises(ValueError, match=re.escape(sentence)):
         next(iter(RoDBatches(**options)))
+
+
+def test_a_watched_loop_is_the_stock_loop(tmp_path: Path) -> None:
+    """One that reads the same blocks itself; losses are recorded by source."""
+    store, held_out = RandomBlocks(), RandomBlocks()
+    held_out.digest = "held out"
+    stock, watched = model("llama"), model("llama")
+    batches = nemo_rod.watch(
+        "plain_torch", watched, store, steps=4, batch_size=8, out=tmp_path, held_out=held_out,
+        validation_every=2,
+    )  # fmt: skip
+    pools = Candidates(num_adaptation=32, num_replay=32, batch_size=8, multiplier=1)
+    ids = [pools.pool(step).block_ids for step in range(4)]
+    own = ({"input_ids": t, "labels": t} for t in map(torch.from_numpy, map(store.tokens, ids)))
+    losses: list[list[float]] = [[], []]
+    for trained, data, noted in ((stock, own, losses[0]), (watched, batches, losses[1])):
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+        for batch in data:
+            loss = trained(**{name: tokens.long() for name, tokens in batch.items()}).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            noted.append(loss.item())
+    assert losses[0] == losses[1]
+    assert all(map(torch.equal, stock.parameters(), watched.parameters()))
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    for row, block_ids, loss in zip(rows, ids, losses[1], strict=True):
+        share = (block_ids < 32).mean()
+        mean = share * row["rod/loss/new"] + (1 - share) * row["rod/loss/old"]
+        assert mean == pytest.approx(loss, rel=1e-6)
+    assert [row["step"] for row in rows if "validation/forgetting" in row] == [1, 3]
+    with pytest.raises(ValueError, match="chooses nothing, so policy= has no effect"):
+        nemo_rod.watch("plain_torch", watched, store, policy="mix")
 
 
 class Raw(torch.optim.Optimizer):

@@ -16,8 +16,8 @@ import torch
 from places import ROOT, Later
 
 from nemo_rod.hosts.swap_in.roles import assign_roles, check_roles, check_weights, name_sources
-from nemo_rod.selection import ReferenceManifest, ReferenceWriter, TakeAll
-from nemo_rod.selection.held_out import is_due
+from nemo_rod.selection import ReferenceManifest, ReferenceWriter, SourceRow, TakeAll
+from nemo_rod.selection.held_out import is_due, over_sources
 
 jobs, job_data = Later("nemo_rod.hosts.swap_in.job"), Later("nemo_rod.hosts.swap_in.job_data")
 references = Later("nemo_rod.hosts.swap_in.job_references")
@@ -295,6 +295,15 @@ def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind: str) 
     job.built(Samples([[1, 2, 3, 4]] * 4), None, 4, facts)
     with pytest.raises(ValueError, match=r"ends after 3 samples, but its steps draw 4: give its b"):
         job.built(Samples([[1, 2, 3, 4]] * 3), None, 4, facts)
+
+
+def test_sources_that_are_not_trained_on_are_forgotten_alike() -> None:
+    names = [f"validation/replay/{name}/loss" for name in "ab"]
+    start, now = (dict(zip(names, losses, strict=True)) for losses in ((1.0, 2.0), (1.5, 2.1)))
+    new, *old = (SourceRow("new", A, 0, 9), SourceRow("a", R, 9, 3), SourceRow("b", R, 12, 1))
+    for sources, expected in (([new], 0.3), ([new, *old], 0.4), ([new, old[0]], 0.3)):
+        row = over_sources(now, start, sources)
+        assert row == pytest.approx({"validation/forgetting": expected})
 
 
 def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:

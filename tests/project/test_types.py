@@ -18,7 +18,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Megatron, about what a C
 SWAP_IN = ROOT / "recipes" / "swap_in" / "megatron_bridge"
 EXAMPLES = ROOT / "docs" / "examples" / "plain_torch"
 LOOP, AFTER = EXAMPLES / "loop.py", SWAP_IN / "after.py"
-NEED_FILES = ("BlockStore", "References", "Curriculum", "RoDSelector", "RoDBatches", "install")
+NEED_FILES = (
+    *("BlockStore", "References", "Curriculum", "RoDSelector", "RoDBatches"),
+    *("install", "watch"),
+)
 NO_VARIANT = 'No overload variant of "install" matches'
 # an example, a word of it, the same word misspelt, and the sentence about it
 MISSPELT = [

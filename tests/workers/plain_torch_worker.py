@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.hosts.plain_torch import RoDBatches, write_references
+from nemo_rod.roles import ROLES
 from nemo_rod.selection import Candidates, References
-from nemo_rod.selection.arms import as_policy
-from nemo_rod.selection.policies import reference_roles
 
 BATCH = 8
 
@@ -60,7 +59,7 @@ def train(
 ) -> None:  # fmt: skip
     """Adam as Megatron's: no decay of vectors, gradients of norm 1 at most."""
     trained = wrapped(model, kind)
-    roles = reference_roles(as_policy(policy).needs)
+    roles = ("replay",) if policy == "mix" else ROLES
     pools = Candidates(
         num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=BATCH, seed=7,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def one_run(
     refused: str | None = None,  # what must be said when the job is refused as it starts
     validation_every: int | None = None,
 ) -> None:
-    """One job: kind "stock", "take_all", "joint", "mix", or "score" for references of one role.
+    """One job: kind "stock", "watch", "joint", "mix", or "score" for references of one role.
 
     `root` has `data` and gets a folder `name` with checkpoints and `steps.jsonl`.
     """
@@ -88,18 +88,21 @@ def one_run(
                 checkpoint=root / str(base), out=out,
             )  # fmt: skip
         return
-    watch = [steps_writer(out, die_at)]
+    notes = [steps_writer(out, die_at)]
     if kind == "stock":
-        pretrain(cfg, forward_step, callbacks=watch)
+        pretrain(cfg, forward_step, callbacks=notes)
         return
-    policy = {"take_all": nemo_rod.TakeAll(), "joint": nemo_rod.Joint()}.get(kind)
-    installed = nemo_rod.install(
-        "megatron_bridge", cfg, roles=roles, references=[root / folder for folder in references],
-        policy=policy or Mix(forgetting=0.01),
-        multiplier=1 if kind == "take_all" else multiplier, validation_every=validation_every,
-    )  # fmt: skip
+    options: dict[str, Any] = {"roles": roles, "validation_every": validation_every}
+    if kind == "watch":
+        installed = nemo_rod.watch("megatron_bridge", cfg, **options)
+    else:
+        installed = nemo_rod.install(
+            "megatron_bridge", cfg, references=[root / folder for folder in references],
+            policy=nemo_rod.Joint() if kind == "joint" else Mix(forgetting=0.01),
+            multiplier=multiplier, **options,
+        )  # fmt: skip
     with installed, refusal:
-        pretrain(cfg, forward_step, callbacks=watch)
+        pretrain(cfg, forward_step, callbacks=notes)
     if refused:
         destroy_global_state()
 

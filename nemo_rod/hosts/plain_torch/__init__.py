@@ -16,3 +16,6 @@ Loops of other libraries (Trainer, Accelerate, NeMo Automodel) are in docs/examp
 from nemo_rod.hosts.plain_torch.batches import RoDBatches as RoDBatches
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer as TorchScorer
 from nemo_rod.hosts.plain_torch.write_references import write_references as write_references
+
+# as a host: what a loop calls itself, by the names that all of them have
+install, reference = RoDBatches, write_references

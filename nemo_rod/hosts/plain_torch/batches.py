@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.hosts.plain_torch.updates import Updates
@@ -28,7 +29,6 @@ from nemo_rod.selection import (
     References,
     Selector,
 )
-from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.dealing import deal
@@ -113,26 +113,23 @@ class RoDBatches:
         own = batch_size // replicas if micro_batch_size is None else micro_batch_size
         size = own if scoring_micro_batch_size is None else scoring_micro_batch_size
         self.micro_batch_size, self.scorer.micro_batch_size = own, size
-        fitting = (store.num_adaptation, store.num_replay, batch_size)
-        pools = pools or Candidates(
-            num_adaptation=fitting[0], num_replay=fitting[1], batch_size=batch_size
+        fitting = dict[str, Any](
+            num_adaptation=store.num_adaptation,
+            num_replay=store.num_replay,
+            batch_size=batch_size,
         )
-        policy = as_policy(policy)
-        is_foreign = False
-        if isinstance(pools, Candidates):
-            is_foreign = fitting != (pools.num_adaptation, pools.num_replay, pools.batch_size)
-        for refused, sentence in (
+        measures = held_out is not None and validation_every != 0
+        policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
+        pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))
+        is_foreign = isinstance(pools, Candidates) and not fitting.items() <= vars(pools).items()
+        refuse_if(
             (own < 1 or batch_size % (own * replicas),
              f"batch_size is {batch_size}, expected a multiple of micro_batch_size={own} x "
              f"{replicas} replicas: change one of the three."),
             (steps < 1, f"steps is {steps}, expected at least 1 optimizer step."),
             (size < 1, f"scoring_micro_batch_size is {size}, expected at least 1 block."),
-            (validation_every < 0,
-             f"validation_every is {validation_every}, expected a number of steps, 0 for none."),
-            (on_nonfinite not in get_args(OnNonfinite),
-             f"on_nonfinite is {on_nonfinite!r}, expected 'refuse' or 'exclude'."),
-            (is_foreign, "the pools are of other blocks or batches: expected Candidates with "
-             f"num_adaptation, num_replay and batch_size of {fitting}."),
+            (is_foreign,
+             f"the pools are of other blocks or batches: expected Candidates with {fitting}."),
             (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
              f"the {batch_size} blocks of a batch."),
             (references and any(each.store != store.digest for each in references.manifests),
@@ -141,15 +138,10 @@ class RoDBatches:
             (held_out and held_out.tokenizer_fingerprint != store.tokenizer_fingerprint,
              f"the held-out blocks in {held_out and held_out.root} are of another tokenizer than "
              f"those in {store.root}: prepare both with the model's."),
-            ("held_out" in policy.needs and not (held_out and validation_every),
-             f"{type(policy).__name__} follows held-out losses: give held_out, validation_every."),
             (held_out and held_out.digest == store.digest,
              f"the held-out blocks are those in {store.root} that are trained on: give "
              "BlockStore(..., split='holdout')."),
-        ):  # fmt: skip
-            if refused:
-                raise ValueError(sentence)
-        refuse_nameless(policy, "policy")
+        )  # fmt: skip
         refuse_nameless(pools, "pools")
         self._batches_per_step = batch_size // (own * replicas)
         self.selector = Selector(

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nemo_rod.config import MAX_LOGITS_BYTES
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.job_policy import refuse_if
 from nemo_rod.ranks import from_recorder
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.dealing import scoring_passes
@@ -104,7 +105,7 @@ class TorchScorer:
         # variables of a launcher alone may be left over
         is_alone = dist.is_torchelastic_launched() and not dist.is_initialized()
         started = int(os.environ.get("WORLD_SIZE", "1")) if is_alone else 1
-        for refused, sentence in (
+        refuse_if(
             (self.micro_batch_size < 1,
              f"micro_batch_size is {self.micro_batch_size}, expected at least 1 block."),
             (started > 1,
@@ -122,9 +123,7 @@ class TorchScorer:
             (ends and positions < tokens,
              f"{kind} has {positions} positions, but {tokens} tokens of the blocks in {store.root} "
              "are scored: prepare shorter blocks."),
-        ):  # fmt: skip
-            if refused:
-                raise ValueError(sentence)
+        )  # fmt: skip
 
     @property
     def device(self) -> torch.device:

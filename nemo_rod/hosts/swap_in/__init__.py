@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, overload
 
 from nemo_rod import parts
+from nemo_rod.hosts.job_policy import Watch
 from nemo_rod.selection.candidates import Candidates
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             on_nonfinite: treatment of a score that is not finite: "refuse", by default, or
                 "exclude" the sample.
             multiplier: candidates per trained sample (m), any number >= 1; by default
-                `MULTIPLIER`.
+                `MULTIPLIER`, and 1 for a policy that takes them all.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
                 checkpoint folder, and none if the job saves no checkpoints.
             validation_every: steps between two measurements of held-out losses by source, which are
@@ -103,6 +104,38 @@ def install(host: str, *args: Any, **options: Any) -> Any:
         >>> pretrain(cfg, forward_step)
     """
     return parts.load("hosts", host).install(*args, **options)
+
+
+def watch(host: str, *args: Any, **options: Any) -> Any:
+    """Makes a job measure what it learns and what it forgets, by source; it trains as before.
+
+    Held-out losses by source from before the first step on, F_val, and the losses by source of what
+    is trained on are recorded, shown in the job's loggers and by `nemo-rod report`. Nothing is
+    chosen, and no references are needed.
+
+    Args:
+        host: name of the host, as for `install`, or "plain_torch".
+        args: the job, as for `install`; model and store of `RoDBatches` in plain PyTorch.
+        options: `roles`, `out` and `validation_every` of `install`; in plain PyTorch, the options
+            of `RoDBatches`.
+
+    Returns:
+        What `install` returns; in plain PyTorch, `RoDBatches`.
+
+    Raises:
+        ValueError: an option is one of selection, or `install` would refuse the job.
+
+    Example:
+        >>> roles = {"/data/legal": "adaptation", "/data/old": "replay"}
+        >>> nemo_rod.watch("megatron_bridge", cfg, roles=roles)
+        >>> pretrain(cfg, forward_step)
+    """
+    if chosen := {"policy", "references", "multiplier", "on_nonfinite"} & {*options}:
+        raise ValueError(
+            f"watch(...) chooses nothing, so {min(chosen)}= has no effect there: leave it out, or "
+            "call install(...), which selects."
+        )
+    return install(host, *args, policy=Watch(), **options)  # type: ignore[call-overload]
 
 
 @overload

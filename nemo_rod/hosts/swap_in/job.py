@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from megatron.core.utils import get_model_config
 
 from nemo_rod.bounds import check_value
+from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -37,9 +38,8 @@ from nemo_rod.megatron.save_helpers import end_with_rank
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll
-from nemo_rod.selection.arms import as_policy
 from nemo_rod.selection.competition import number
-from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
+from nemo_rod.selection.curriculum.job_record import JobRecord, job_header
 from nemo_rod.selection.held_out import is_due
 from nemo_rod.selection.policies import reference_roles
 from nemo_rod.selection.references.folder import precision_name
@@ -296,30 +296,21 @@ class SelectingJob(Job):
         validation_every: int | None = None,
         **data: Any,
     ) -> None:
-        super().__init__(**data)
-        self.policy = as_policy(policy)
+        self.policy = job_policy(
+            policy, on_nonfinite, validation_every, measures=validation_every != 0
+        )
+        super().__init__(**{"multiplier": multiplier_of(self.policy)} | data)
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
-        refuse_nameless(self.policy, "policy")
         name, roles = type(self.policy).__name__, reference_roles(self.policy.needs)
-        is_count = type(validation_every) is int and validation_every >= 0
-        for refused, sentence in (
-            (validation_every is not None and not is_count,
-             f"validation_every={validation_every!r} is not valid: expected a number of steps, 0 "
-             "for no held-out losses, or None for the job's own interval."),
-            (on_nonfinite not in get_args(OnNonfinite),
-             f"on_nonfinite={on_nonfinite!r} is not valid: expected 'refuse' or 'exclude'."),
+        refuse_if(
             (roles and not references,
              f"{name} compares losses of {' and '.join(roles)} with reference losses: give their "
              "folders as 'references', or policy=TakeAll() with multiplier=1."),
-            ("held_out" in self.policy.needs and validation_every == 0,
-             f"validation_every=0 is not valid: expected >= 1, as {name} follows held-out losses."),
             (isinstance(self.policy, TakeAll) and self.multiplier > 1,
-             f"TakeAll chooses nothing, so multiplier={self.multiplier} would draw samples that "
+             f"{name} chooses nothing, so multiplier={self.multiplier} would draw samples that "
              "are never used: set multiplier=1."),
-        ):  # fmt: skip
-            if refused:
-                raise ValueError(sentence)
+        )  # fmt: skip
         if references:
             References.open(references)  # refuses missing or damaged ones before the job starts
 

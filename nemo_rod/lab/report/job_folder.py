@@ -83,7 +83,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     about = read_json(job, "steps", "scored_length") if job.exists() else {}
     steps = about.get("steps")
     before = dict(read_json(start)) if start.exists() else {}
-    name = "rod" if header.scored else "take_all"
+    name = "rod" if header.scored else "watched"
     last = int(read.step_T[-1]) + 1 if len(read) else None
     state = "done" if last is not None and last == steps else "running"
     parts = [Part(name, parse_arm(name).label, state, last, steps, read, before)]

@@ -147,6 +147,12 @@ def summarise(results: Results) -> str:
     rod = results["arms"].get("rod")
     if rod is None:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
+        if watched := results["arms"].get("watched"):
+            text = ["The job is watched, and chooses nothing."]
+            for key, what in (("adapt_loss", "held-out loss on new data"),
+                              ("val_forgetting", "forgetting F_val")):  # fmt: skip
+                if watched[key] is not None:
+                    text.append(f"Its {what} is {watched[key]:.3f} nats per token.")
     elif rod["val_forgetting"] is None:
         why = "The base model was not evaluated"
         if "base" in results["arms"]:
