@@ -177,8 +177,7 @@ def _write_checkpoints_in_this_process() -> None:
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:
         filesystem_async._results_queue = results = queue.Queue[object]()
-        # what Bridge 0.7 shuts down after a failure
-        vars(results)["_manager"] = SimpleNamespace(shutdown=lambda: None)
+        vars(results)["_manager"] = SimpleNamespace(shutdown=lambda: None)  # Bridge 0.7 ends it
     if changes.writers_are_forked(filesystem_async):
         filesystem_async.mp = SimpleNamespace(get_context=lambda method: multiprocessing.dummy)
 

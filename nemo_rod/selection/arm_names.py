@@ -1,9 +1,8 @@
 """The grammar of arms' names: their kind, their position in lists, their label.
 
 Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> rod`. Variants may
-have any other name; those of `rod_<variant>`, of ablations, `<random|rho>_<random|rho>` (for
-adaptation and replay), and of `control_<kind>` have a place in lists, and others are last, with
-their words as label.
+have any other name: `rod_<variant>`, `<random|rho>_<random|rho>` (an ablation: adaptation, replay)
+and `control_<kind>` have a place in lists, and others are last, with their words as label.
 """
 
 from __future__ import annotations

@@ -38,10 +38,6 @@ from nemo_rod.selection.permutation import derive_key, permute
 Balance = Literal["exact", "expected", "corpus", "replay"]
 
 
-def _unknown() -> Ids:
-    return np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Pool:
     """The candidate blocks of one step.
@@ -56,7 +52,7 @@ class Pool:
     step: int  # optimizer step, from 0
     block_ids: Ids  # int64 [C]
     is_replay_C: Mask  # bool [C]
-    source_C: Ids = field(default_factory=_unknown)  # index in `sources`, int64 [C]
+    source_C: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # in `sources`, [C]
     sources: Sequence[Any] = ()  # each with `name` and `role`
     seed: int = 0  # the arm's, for policies that draw at random
     steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown

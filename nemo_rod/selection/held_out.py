@@ -95,16 +95,6 @@ def over_sources(
     return {name: value for name, value in row.items() if value is not None}
 
 
-def held_out_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
-    """Returns the held-out losses in a row of metrics, nats per token, by source of a role."""
-    prefix, suffix = f"validation/{role}/", "/loss"
-    return {
-        key.removeprefix(prefix).removesuffix(suffix): value
-        for key, value in row.items()
-        if key.startswith(prefix) and value is not None
-    }
-
-
 def weights_of(names: Iterable[str], role: str, sources: Iterable[Any]) -> dict[str, int]:
     """Returns the weights of a role's held-out sources: their blocks to train on, by name.
 
@@ -117,6 +107,8 @@ def weights_of(names: Iterable[str], role: str, sources: Iterable[Any]) -> dict[
 
 
 def _measured(row: Mapping[str, Any], role: str) -> dict[str, float]:
-    """Returns `held_out_losses`, none of a run that diverges."""
-    losses = held_out_losses(row, role)
+    """Returns the held-out losses of a role's sources in a row; none of a run that diverges."""
+    head = f"validation/{role}/"
+    keys = [key for key in row if key.startswith(head) and row[key] is not None]
+    losses = {key.removeprefix(head).removesuffix("/loss"): row[key] for key in keys}
     return losses if all(map(math.isfinite, losses.values())) else {}

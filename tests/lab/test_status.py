@@ -211,8 +211,8 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     monkeypatch.setattr(run_stages, "lacking", lambda stages, config: [])
     run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
     shown = status.standing_text(Path("runs/toy")).splitlines()
-    assert shown[0].startswith("toy in runs/toy, launcher=nemo_rl: 0 of 8 stages done")
-    assert [line.split()[0] for line in shown[2:]][-3:] == ["rod", "evaluate", "report"]
+    assert shown[0].startswith("toy in runs/toy, launcher=nemo_rl: 0 of 11 stages done")
+    assert [line.split()[0] for line in shown[2:]][-3:] == ["evaluate", "controls", "report"]
     script = Path("runs/toy/launch/nemo_rl/run.sh").read_text()
     commands = [line for line in script.splitlines() if "nemo_rod.cli" in line]
     assert commands and all(line.endswith(" launcher.kind=nemo_rl") for line in commands)
@@ -230,7 +230,8 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = done.stdout.splitlines()
     assert lines[0].startswith("toy in runs/toy, launcher=local: ")
     stages = ["prepare", "base", "references_base", "no_replay", "references_specialist", "rod"]
-    assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
+    stages += ["fixed_like_rod", "schedule_like_rod", "evaluate", "controls", "report"]
+    assert [line.split()[0] for line in lines[2:]] == stages
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
     launched("fixed_50")  # launched alone, it is a part of the run all the same
     assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout

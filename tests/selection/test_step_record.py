@@ -25,6 +25,7 @@ from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 from nemo_rod.selection.curriculum.job_record import JobRecord
 from nemo_rod.selection.curriculum.journal import read_rows
+from nemo_rod.selection.schedule import Schedule
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
 HEADER = CurriculumHeader(
@@ -244,6 +245,19 @@ def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_p
     options.main(options)
     page = (tmp_path / "rod" / "report" / "index.html").read_text()
     assert "no held-out loss of adaptation was measured" in page
+
+
+def test_the_report_of_a_job_writes_the_schedule_that_judges_it(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    results = build_job_report(tmp_path)
+    file = tmp_path / "report" / "tables" / "schedule_like_rod.csv"
+    assert results is not None and f"Schedule(file='{file}')" in " ".join(results["notes"])
+    random = Schedule(file=str(file))
+    for step, record in enumerate(Curriculum.open(tmp_path / "curriculum.rod", read_only=True)):
+        pool = Pool(step, record.block_ids, HEADER.is_replay(record.block_ids))
+        chosen = record.block_ids[random.select(pool, None, HEADER.num_chosen)]
+        assert HEADER.is_replay(chosen).sum() == HEADER.is_replay(record.trained_on).sum()
+        assert step == record.step
 
 
 def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path: Path) -> None:

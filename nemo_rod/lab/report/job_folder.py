@@ -6,6 +6,8 @@ The hosts write the files of such a folder; they have the forms of a trained arm
     curriculum.rod           blocks drawn and trained on
     metrics.jsonl            metrics by step, with held-out losses
     validation_start.json    held-out losses of the base, before step 0
+
+A job that scored is judged by another one, which follows `report/tables/schedule_like_rod.csv`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import costs
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
-from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.held_out import START_FILE, weights_of
 
+_SCHEDULE = "tables/schedule_like_rod.csv"
 MARKS: set[str] = set()  # words of the form without a recipe: it is known by its folder
 _USAGE = """\
 nemo-rod report FOLDER
@@ -89,6 +92,17 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     parts = [Part(name, parse_arm(name).label, state, last, steps, read, before)]
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
     explorers = write_explorers({name: file}, files, recipe=title, texts=None)
+    control = ""
+    if header.scored and done:
+        share_T = (history := read_history(file)).share_T
+        rows_T = zip(history.step_T.tolist(), share_T.tolist(), strict=True)
+        lines = ["step,replay", *(f"{step},{share}" for step, share in rows_T)]
+        files.write(_SCHEDULE, "\n".join(lines) + "\n")
+        control = (
+            "To know whether RoD helped, run the job again with the same pools, blocks at random: "
+            f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
+            f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
+        )
     at_first = metrics_of([before | {"step": -1}])
     losses = {"base": _losses(at_first), name: _losses(read)}
     measured = {arm: loss for arm, loss in losses.items() if loss}
@@ -113,7 +127,10 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         for arm, loss in measured.items()
     }
     counts = {role: {s.name: s.count for s in header.sources if s.role == role} for role in ROLES}
-    run = Run(folder, title, arms, counts, (), [], _weights(counts, measured[name]))
+    weights = {
+        role: weights_of(names, role, header.sources) for role, names in measured[name].items()
+    }
+    run = Run(folder, title, arms, counts, (), [], weights)
     results = judged(run) | {"replicates": [], "settings": []}
     results = {"provenance": provenance_of(folder, results)} | results
     results["provenance"]["data"] = [
@@ -125,6 +142,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             f"The record begins at step {header.first_step}: costs and shares are of the steps "
             "since then."
         )
+    results["notes"] += [control] if control else []
     if not losses["base"]:
         results["notes"].append(
             f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
@@ -164,18 +182,3 @@ def _facts(
         "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
         "anneals_at": None,
     }
-
-
-def _weights(
-    blocks: dict[str, dict[str, int]], losses: dict[str, dict[str, float]]
-) -> dict[str, dict[str, int]]:
-    """Returns the weights of the held-out sources: their samples to train on, by role and name.
-
-    Sources that only the validation data has count equally.
-    """
-    weights: dict[str, dict[str, int]] = {}
-    for role, counts in blocks.items():
-        names = losses.get(role, {})
-        is_known = names and set(names) <= set(counts) and any(counts[name] for name in names)
-        weights[role] = counts if is_known else dict.fromkeys(names, 1)
-    return weights
