@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json
-from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.text import every_key
 from nemo_rod.progress import PREFIX
 
@@ -181,6 +180,8 @@ def place(events: Sequence[Mapping[str, Any]]) -> str:
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
+    from nemo_rod.lab.metrics import read_metrics  # which needs NumPy
+
     job, metrics = folder / "job.json", folder / "metrics.jsonl"
     with interpreting(job):
         steps = int(read_json(job, "config")["config"]["train"]["steps"])

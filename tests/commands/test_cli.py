@@ -219,7 +219,7 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
     assert done.returncode == 0
     lines = done.stderr.splitlines()
-    assert len(lines) == 17
+    assert len(lines) == 21  # one says why there are controls
     assert "nemo-rod prepare" in lines[0]
     assert not (tmp_path / "run").exists()
 

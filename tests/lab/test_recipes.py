@@ -261,12 +261,14 @@ def test_the_larger_model_trains_on_the_smaller_ones_blocks() -> None:
 
 
 @pytest.mark.parametrize("recipe", sorted(OPEN))
-def test_an_evening_on_one_gpu_is_enough(recipe: str) -> None:
+def test_a_night_on_one_gpu_is_enough(recipe: str) -> None:
     config, plan = as_it_is(recipe)
     assert plan.layout["processes"] == 1 and plan.memory.limit == 79 * 2**30
-    assert 2 < sum(stage.hours for stage in plan.stages) < 6
+    hours = sum(stage.hours for stage in plan.stages)
+    controls = sum(stage.hours for stage in plan.stages if stage.name == "controls")
+    assert 2 < hours - controls < hours < 10
     assert {"no_replay", "rod"} < {*config.arms}
-    assert sum(arm.startswith("fixed") for arm in config.arms) == 2
+    assert sum(arm.startswith("fixed") for arm in config.arms) == 3  # one like RoD
     gated = ("nvidia/", "bigcode/")
     paths = [str(spec.path) for spec in config.domain.specs]
     assert not any(path.startswith(gated) for path in paths)
@@ -360,7 +362,7 @@ def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
     assert re.match(
         r"2 nodes of 8 B200 for a job; [\d,.]+ GPU-hours in all; the longest chain takes", size
     )
-    assert "prepare -> base -> no_replay -> references_specialist -> rod -> evaluate" in size
+    assert "prepare -> base -> no_replay -> references_specialist -> rod -> schedule_like_rod -> evaluate" in size
     assert size.endswith("; no image") and "none submitted" in rendered
 
 

@@ -77,7 +77,7 @@ def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_pat
         check_tokenizer(base, blocks, *RECIPE)
     assert "comes with code of its own" in str(refusal.value)
     assert "set model.trust_remote_code=true" in str(refusal.value)
-    with pytest.raises(ValueError, match=r"config\.json of .* NeMo-RL would run: .* rod\.trust"):
+    with pytest.raises(ValueError, match=r"NeMo-RL would run: .* model\.trust_remote_code"):
         refuse_own_code(str(base))
     assert not ran.exists()
     check_tokenizer(base, blocks, Model(trust_remote_code=True), Domain())

@@ -106,7 +106,7 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def config_of(variant: dict[str, Any], kind: str = "local") -> Config:
     config = copy.deepcopy(toy())
-    config.variants = {"mine": variant}
+    config.variants = {**config.variants, "mine": variant}
     config.arm, config.validation.every, config.launcher.kind = "mine", 10, kind
     check(config)
     return config

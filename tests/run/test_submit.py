@@ -85,7 +85,7 @@ def test_template_makes_a_cluster_of_ones_own() -> None:
     options = ["recipe=toy", "launcher=slurm", "cluster=ours", "dry_run=true"]
     done = nemo_rod("run", "--config-dir", "my", *options)
     assert done.returncode == 0, done.stderr
-    assert "17 jobs rendered, none submitted" in done.stderr
+    assert "20 jobs rendered, none submitted" in done.stderr
     job = Path("runs/toy/launch/slurm/rod.sbatch").read_text()
     assert "#SBATCH --account=OUR_ACCOUNT" in job
     assert "#SBATCH --gpus-per-node=2" in job

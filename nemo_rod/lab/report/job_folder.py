@@ -127,9 +127,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         for arm, loss in measured.items()
     }
     counts = {role: {s.name: s.count for s in header.sources if s.role == role} for role in ROLES}
-    weights = {
-        role: weights_of(names, role, header.sources) for role, names in measured[name].items()
-    }
+    weights = {r: weights_of(measured[name].get(r, {}), r, header.sources) for r in ROLES}
     run = Run(folder, title, arms, counts, (), [], weights)
     results = judged(run) | {"replicates": [], "settings": []}
     results = {"provenance": provenance_of(folder, results)} | results
