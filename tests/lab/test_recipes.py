@@ -362,7 +362,7 @@ def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
     assert re.match(
         r"2 nodes of 8 B200 for a job; [\d,.]+ GPU-hours in all; the longest chain takes", size
     )
-    assert "prepare -> base -> no_replay -> references_specialist -> rod -> schedule_like_rod -> evaluate" in size
+    assert "references_specialist -> rod -> schedule_like_rod -> evaluate -> controls" in size
     assert size.endswith("; no image") and "none submitted" in rendered
 
 
