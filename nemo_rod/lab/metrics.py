@@ -64,7 +64,8 @@ class Metrics:
 
 def metrics_of(rows: Any) -> Metrics:
     """Returns the numbers of rows of metrics, each with its `step`."""
-    steps, columns = array("q"), dict[str, tuple[array[int], array[float]]]()
+    steps = array("q")
+    columns: dict[str, tuple[array[int], array[float]]] = {}
     for place, row in enumerate(rows):
         steps.append(row["step"])
         for key, value in row.items():
