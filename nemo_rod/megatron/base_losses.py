@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
-from nemo_rod.checkpoints.losses import TOLERANCE, block_losses, distance, load, num_bytes
+from nemo_rod.checkpoints.losses import CHUNKED, TOLERANCE, block_losses, distance, load, num_bytes
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import ModelJob
@@ -36,9 +36,6 @@ _BLOCKS = 2
 _SMALL = 4 * 2**30  # bytes of the weights in fp32, up to which a CPU compares in fp32
 _LENGTH = 256  # tokens of a block that a CPU compares
 _LIMIT = re.compile(r".*(window|chunk_size|max_position_embeddings).*")
-# Layers whose torch code, unlike their kernels, loses the state of earlier chunks of a text
-# (transformers, issue 47246)
-CHUNKS_FORGOTTEN = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
 
 
 def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> None:
@@ -147,7 +144,7 @@ def _compared_length(reference: Any, block_size: int) -> int:
         return block_size
     config = reference.config.get_text_config().to_dict()
     limits = [v for key, v in config.items() if isinstance(v, int) and _LIMIT.fullmatch(key)]
-    if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKS_FORGOTTEN}:
+    if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKED}:
         return min(block_size, int(config["chunk_size"]) // 2)
     return block_size if any(0 < n < block_size for n in limits) else min(block_size, _LENGTH)
 

@@ -442,6 +442,18 @@ def _notes(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
+    return notes + _notes_on_cost(stages, planned, costs, blocks, shape)
+
+
+def _notes_on_cost(
+    stages: Stages,
+    planned: Sequence[tuple[Work, Setup]],
+    costs: Sequence[StageCost],
+    blocks: dict[str, Any],
+    shape: Shape,
+) -> list[str]:
+    """Returns what controls and arms cost in all, or what an arm that selects would."""
+    notes, config = list[str](), stages.config
     plain = {
         work.name: cost(dataclasses.replace(work, pool_size=0), setup, shape)
         for work, setup in planned

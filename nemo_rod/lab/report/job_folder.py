@@ -21,7 +21,7 @@ import numpy as np
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.files import interpreting, read_json
-from nemo_rod.lab.history import read_history
+from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.metrics import Metrics, metrics_of, read_metrics
 from nemo_rod.lab.report.build_report import Files, judged, write_explorers, write_page
 from nemo_rod.lab.report.provenance import provenance_of
@@ -92,24 +92,15 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     parts = [Part(name, parse_arm(name).label, state, last, steps, read, before)]
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
     explorers = write_explorers({name: file}, files, recipe=title, texts=None)
-    control = ""
-    if header.scored and done:
-        share_T = (history := read_history(file)).share_T
-        rows_T = zip(history.step_T.tolist(), share_T.tolist(), strict=True)
-        lines = ["step,replay", *(f"{step},{share}" for step, share in rows_T)]
-        files.write(_SCHEDULE, "\n".join(lines) + "\n")
-        control = (
-            "To know whether RoD helped, run the job again with the same pools, blocks at random: "
-            f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
-            f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
-        )
+    history = read_history(file) if done else None
+    control = [_write_control(history, files)] if header.scored and history else []
     at_first = metrics_of([before | {"step": -1}])
     losses = {"base": _losses(at_first), name: _losses(read)}
     measured = {arm: loss for arm, loss in losses.items() if loss}
     values = (value for loss in losses.values() for of in loss.values() for value in of.values())
     if not all(map(isfinite, values)):
         measured = {}  # the job diverges, as its curves show
-    if name not in measured or not done:
+    if name not in measured or history is None:
         write_page(files, [], parts, explorers, recipe=title, folder=folder)
         return None
     length = about.get("scored_length", header.block_size) if header.scored else 0
@@ -122,7 +113,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             tasks=None,
             blocks=None,
             facts=facts[arm],
-            history=None if arm == "base" else read_history(file),
+            history=None if arm == "base" else history,
         )
         for arm, loss in measured.items()
     }
@@ -140,7 +131,7 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             f"The record begins at step {header.first_step}: costs and shares are of the steps "
             "since then."
         )
-    results["notes"] += [control] if control else []
+    results["notes"] += control
     if not losses["base"]:
         results["notes"].append(
             f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
@@ -148,6 +139,19 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         )
     write_page(files, [(run, results)], parts, explorers, recipe=title, folder=folder)
     return results
+
+
+def _write_control(history: History, files: Files) -> str:
+    """Writes RoD's share by step, and returns how a job that follows it is run."""
+    share_T = history.share_T
+    rows_T = zip(history.step_T.tolist(), share_T.tolist(), strict=True)
+    lines = ["step,replay", *(f"{step},{share}" for step, share in rows_T)]
+    files.write(_SCHEDULE, "\n".join(lines) + "\n")
+    return (
+        "To know whether RoD helped, run the job again with the same pools, blocks at random: "
+        f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
+        f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
+    )
 
 
 def _losses(read: Metrics) -> dict[str, dict[str, float]]:

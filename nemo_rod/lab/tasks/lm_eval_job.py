@@ -36,9 +36,6 @@ from nemo_rod.signals import end_with_parent
 
 METRICS = ("acc_norm", "acc")  # in order of preference
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
-# Layers whose torch code, unlike their kernels, loses the state of earlier chunks of a text
-# (transformers, issue 47246)
-_CHUNKS_FORGOTTEN = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
 _ENTRIES_PER_CALL = 8  # between two writes; each lm-eval call also describes the machine
 Capabilities = Mapping[str, Sequence[str]]
 
@@ -197,6 +194,7 @@ def refuse_forgotten_chunks(model: Any) -> None:
 
     A forward pass of a transformers model then raises ValueError instead of returning wrong scores.
     """
+    from nemo_rod.checkpoints.losses import CHUNKED
 
     def checked(layer: Any, forward: Any, states: Any, *args: Any, **options: Any) -> Any:
         if states.shape[1] > layer.chunk_size:
@@ -209,7 +207,7 @@ def refuse_forgotten_chunks(model: Any) -> None:
         return forward(states, *args, **options)
 
     for layer in model.modules():
-        if type(layer).__name__ in _CHUNKS_FORGOTTEN:
+        if type(layer).__name__ in CHUNKED:
             layer.torch_forward = functools.partial(checked, layer, layer.torch_forward)
 
 
