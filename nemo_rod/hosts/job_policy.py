@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from nemo_rod.hosts.job_record import refuse_nameless
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, TakeAll
 from nemo_rod.selection.arms import registered_policy
 from nemo_rod.selection.arrays import Floats, Nats
-from nemo_rod.selection.curriculum.job_record import refuse_nameless
 from nemo_rod.selection.policies import Joint, check_policy
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
+from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.hosts.plain_torch.updates import Updates
@@ -30,7 +31,6 @@ from nemo_rod.selection import (
     Selector,
 )
 from nemo_rod.selection.candidates import Pools
-from nemo_rod.selection.curriculum.job_record import JobRecord, job_header, refuse_nameless
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
 from nemo_rod.selection.policies import observes

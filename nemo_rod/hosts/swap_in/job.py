@@ -21,6 +21,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.bounds import check_value
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
+from nemo_rod.hosts.job_record import JobRecord, job_header
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -39,7 +40,6 @@ from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll
 from nemo_rod.selection.competition import number
-from nemo_rod.selection.curriculum.job_record import JobRecord, job_header
 from nemo_rod.selection.held_out import is_due
 from nemo_rod.selection.policies import reference_roles
 from nemo_rod.selection.references.folder import precision_name

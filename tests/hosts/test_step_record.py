@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from nemo_rod.cli import path_parser
+from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
-from nemo_rod.selection.curriculum.job_record import JobRecord
 from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.schedule import Schedule
 
