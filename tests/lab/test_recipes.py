@@ -14,13 +14,12 @@ import pytest
 from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import PEAK_TFLOPS, Config, config_folder
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.command import plan as plan_command
 from nemo_rod.lab.plan.costs import PlanResult, StageCost
 from nemo_rod.lab.plan.memory import check_memory
 from nemo_rod.lab.plan.plan_text import count, format_plan, hours
-from nemo_rod.lab.plan.speed import PROCESSORS
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import arm_settings
@@ -149,7 +148,7 @@ def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
         assert planned["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)
     assert ("max_replay" in config.arms) == (longer is not None)
     assert planned["rod"].scored_tokens == 2 * planned["rod"].trained_tokens
-    assert planned["rod"].scoring_share == pytest.approx(2 * 0.76 / (3 + 2 * 0.76))
+    assert planned["rod"].scoring_share == pytest.approx(2 * 0.84 / (3 + 2 * 0.84))
     train = config.train
     assert (train.lr, train.min_lr_ratio, train.batch_size) == (1.2e-4, 0.1, 1024)
     assert (config.seed, config.domain.block_size, config.domain.holdout_seed) == (42, 4096, 42)
@@ -277,10 +276,11 @@ def test_a_night_on_one_gpu_is_enough(recipe: str) -> None:
 def test_a_plan_by_hand(tmp_path: Path) -> None:
     plan = plan_of("legal_qwen3_5_9b", "plan.startup_seconds=0", run_dir=tmp_path)
     per_token = plan.model["forward_flops"]
-    rate = 16 * 2250e12 * 0.35
+    share = 819.2 / 2500  # Qwen3.8-27B, the only run of its family
+    rate = 16 * 2250e12 * share
     rod = stages(plan)["rod"]
     assert rod.update_seconds == pytest.approx(3 * per_token * 1024 * 4096 / rate)
-    assert rod.scoring_seconds == pytest.approx(rod.update_seconds * 2 * 0.76 / 3)
+    assert rod.scoring_seconds == pytest.approx(rod.update_seconds * 2 * 0.84 / 3)
     step = rod.update_seconds + rod.scoring_seconds
     saves = 15 * 14 * plan.model["parameters"] / 5e9  # 25 s each
     assert rod.gpu_hours == pytest.approx((2824 * step + saves) * 16 / 3600)
@@ -313,14 +313,14 @@ CLUSTERS = sorted(file.stem for file in (config_folder() / "cluster").glob("*_[1
 def test_toys_can_be_planned_on_any_cluster(cluster: str, tmp_path: Path) -> None:
     plan = plan_of("toy_synthetic", f"cluster={cluster}", "parallel=single", run_dir=tmp_path)
     gpu = str(plan.layout["gpu"])
-    assert plan.memory.fits and plan.assumptions["peak_tflops"] == PROCESSORS[gpu].fp32_tflops
+    assert plan.memory.fits and plan.assumptions["peak_tflops"] == PEAK_TFLOPS[gpu]["fp32"]
 
 
 def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
     recipe = ("recipe=legal_nemotron_nano_12b_v2", "cluster=h100_8", f"run_dir={tmp_path}")
     done = nemo_rod("plan", *recipe)
     assert done.returncode == 2
-    assert done.stderr.rstrip().endswith(" parallel=nemotron_nano_12b_v2/h100_8 fits."), done.stderr
+    assert done.stderr.rstrip().endswith(" parallel=nemotron_nano_12b_v2/h200_8 fits."), done.stderr
     listed = re.findall(r"parallel=(\S+) +(\d+) H100 +.+ GPU-hours", done.stdout)
     assert {name.rpartition("/")[2] for name, _ in listed} == {
         "h100_8",
@@ -492,7 +492,7 @@ def test_finished_steps_are_compared_with_the_plan(tmp_path: Path) -> None:
     planned = stages(plan)["no_replay"].update_seconds
     (note,) = [note for note in plan.notes if "scoring aside" in note]
     assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
-    assert f"plan.utilisation={0.35 * planned / 5:.2g} would plan that" in note
+    assert f"plan.utilisation={819.2 / 2500 * planned / 5:.2g} would plan that" in note
 
 
 def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def make_plan(config: Config) -> PlanResult:
     """
     shape, parallel, size = model_shape(config), config.parallel, config.domain.block_size
     memories, assumed = _memories(config, shape), section(config, Plan)
-    profile = processor(config, has_experts=shape.has_experts)
+    profile = processor(config, shape)
     stages, trained = Stages(config), trained_stages(config)
     blocks = corpus_blocks(stages)
     planned = []
@@ -178,6 +178,7 @@ def make_plan(config: Config) -> PlanResult:
             scoring_micro_batch_size=settings.scoring.micro_batch_size,
             startup_seconds=profile.startup_seconds,
             scoring=profile.scoring,
+            launch_seconds=profile.launch_seconds * len(shape.blocks),
             checkpoint_rate=assumed.checkpoint_rate,
             host_seconds=memory.host / assumed.offload_rate if memory else 0.0,
         )
@@ -206,6 +207,9 @@ def make_plan(config: Config) -> PlanResult:
             "utilisation": profile.utilisation,
             "backward": profile.backward,
             "scoring": profile.scoring,
+            "launch_seconds": profile.launch_seconds,
+            "measured": profile.range,  # the least and greatest share of the model's family
+            "confidence": profile.confidence,
             "source": profile.source,
             **{key: getattr(assumed, key) for key in _ASSUMED},
         },
@@ -214,7 +218,7 @@ def make_plan(config: Config) -> PlanResult:
         savings=_savings(planned, costs, shape),
         notes=[
             *_notes(stages, planned, costs, blocks, shape),
-            *_measured(stages, costs, profile.utilisation),
+            *_measured(stages, planned, shape, profile.utilisation),
         ],
     )
 
@@ -489,13 +493,18 @@ def _notes_on_cost(
     return notes
 
 
-def _measured(stages: Stages, costs: Sequence[StageCost], utilisation: float) -> list[str]:
+def _measured(
+    stages: Stages, works: Sequence[tuple[Work, Setup]], shape: Shape, utilisation: float
+) -> list[str]:
     """Returns notes that compare the measured time of finished steps with the plan."""
     notes = []
-    for planned in costs:
-        metrics = stages.results.arm(planned.name) / "metrics.jsonl"
-        if not planned.update_seconds or not metrics.is_file():
+    for work, setup in works:
+        metrics = stages.results.arm(work.name) / "metrics.jsonl"
+        if not work.steps or not metrics.is_file():
             continue
+        planned = cost(work, setup, shape)
+        # a stated utilisation is what all of a step reaches
+        computing = cost(work, dataclasses.replace(setup, launch_seconds=0.0), shape)
         rows = read_lines(metrics, "timing/train/update")
         if not rows:
             continue
@@ -506,6 +515,6 @@ def _measured(stages: Stages, costs: Sequence[StageCost], utilisation: float) ->
         notes.append(
             f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "
             f"{planned.update_seconds:.3g}. plan.utilisation="
-            f"{utilisation * planned.update_seconds / update:.2g} would plan that."
+            f"{utilisation * computing.update_seconds / update:.2g} would plan that."
         )
     return notes

@@ -67,12 +67,24 @@ class Setup:
     host_seconds: float = 0.0
     startup_seconds: float = 0.0  # from the start of a stage's processes to their first pass
     scoring: float = 1.0  # time of a scoring pass, in forward passes of training
+    launch_seconds: float = 0.0  # the least time of a micro-batch's update: launching its kernels
     checkpoint_rate: float = inf  # bytes of a checkpoint written per second
 
-    def forward_seconds(self, tokens: float, num_micro_batches: float) -> float:
-        """Returns the seconds of forward passes over the tokens of all replicas."""
+    def forward_seconds(
+        self, tokens: float, num_micro_batches: float, *, share: float = 1.0
+    ) -> float:
+        """Returns the seconds of forward passes over the tokens of all replicas.
+
+        Args:
+            tokens: those of all replicas.
+            num_micro_batches: of a replica.
+            share: of the time of training's forward pass; launching kernels takes all of it.
+        """
         rate, stages = self.parallel.world_size * self.flops_per_second, self.parallel.pipeline
-        ideal = 3.0 * self.forward_flops * tokens / rate
+        ideal = max(
+            share * 3.0 * self.forward_flops * tokens / rate,
+            num_micro_batches * self.launch_seconds / stages,
+        )
         # the pipeline's bubble, while stages fill and drain
         bubble = (stages - 1) / (self.parallel.virtual_pipeline * max(1.0, num_micro_batches))
         return ideal / (1.0 + self.backward) * (1.0 + bubble)
@@ -97,7 +109,7 @@ class Setup:
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
-        return self.scoring * self.forward_seconds(blocks * self.block_size, passes)
+        return self.forward_seconds(blocks * self.block_size, passes, share=self.scoring)
 
     def scoring_flops(self, num_blocks: float) -> float:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""

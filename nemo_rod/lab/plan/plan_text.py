@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from textwrap import indent, wrap
+from typing import Any
 
 from nemo_rod.commands.text import table
 from nemo_rod.lab.plan.costs import PlanResult
@@ -48,8 +49,9 @@ def format_plan(plan: PlanResult) -> str:
         f"{count(plan.corpus['replay_tokens'])} replay ({plan.corpus['source']})",
         f"  epochs   {plan.corpus['epochs']:.2f} of the new text in train.steps without replay",
         f"  layout   {layout['text']}",
-        f"  speed    {assumed['peak_tflops']:g} TFLOP/s x {assumed['utilisation']:g} on each "
+        f"  speed    {assumed['peak_tflops']:g} TFLOP/s x {assumed['utilisation']:.2g} on each "
         f"{unit}, backward {assumed['backward']:g} x forward",
+        *_certainty(assumed),
         "",
         indent(table(("stage", *(f">{column}" for column in header)), rows), "  "),
         "",
@@ -62,6 +64,21 @@ def format_plan(plan: PlanResult) -> str:
     for note in plan.notes:
         lines += wrap(f"  Note: {note}", 140, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def _certainty(assumed: dict[str, Any]) -> list[str]:
+    """Returns lines on how far the speed may be off; none where the user has stated it."""
+    if not assumed["confidence"]:
+        return []
+    least, most = assumed["measured"]
+    own = assumed["utilisation"]
+    others = "the only run of its family that was published"
+    if least < most:
+        others = (
+            f"by other runs of its family, {own / most:.2g} to {own / least:.2g} times the hours"
+        )
+    text = f"  sure     by {assumed['confidence']}; {others}"
+    return wrap(text, 120, subsequent_indent=" " * 11)
 
 
 def count(value: float) -> str:

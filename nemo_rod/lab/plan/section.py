@@ -21,6 +21,7 @@ class Plan:
     backward: float | None = key(None, "> 0")  # time of a backward pass, in forward passes
     startup_seconds: float | None = key(None, ">= 0")  # of a stage, before its first pass
     scoring: float | None = key(None, "> 0")  # time of a scoring pass, in training's forward ones
+    launch_seconds: float | None = key(None, ">= 0")  # least of a micro-batch, by residual block
     checkpoint_rate: float = key(5e9, "> 0")  # bytes of a checkpoint written per second, all nodes
     offload_rate: float = key(20e9, "> 0")  # bytes of its state that a host updates, per GPU and s
     expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
