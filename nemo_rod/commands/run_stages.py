@@ -93,7 +93,7 @@ def results_of(config: Config) -> list[str]:
     if made:
         name = "rod" if "rod" in made else made[-1]
         lines.append(f"model    {folder / 'arms' / name / 'hf'}, for transformers and vLLM")
-        lines.append(f"try it   nemo-rod sample {shlex.quote(str(folder))} arm={name} prompt=TEXT")
+        lines.append(f"try it   nemo-rod inspect {shlex.quote(str(folder))} arm={name} prompt=TEXT")
     return lines
 
 
@@ -251,7 +251,7 @@ def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
         log = StageLog(Path(config.run_dir), stage.name)
-        # `nemo-rod serve` builds the report, too, and takes seconds
+        # `nemo-rod status --serve` builds the report, too, and takes seconds
         with log.only_one(patience=_REPORT_SECONDS if stage.name == "report" else 0.0):
             if stage.name in config.rebuild:
                 stage.move_aside()

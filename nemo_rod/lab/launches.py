@@ -7,20 +7,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.cli import latest_config
-from nemo_rod.commands.arguments import Key
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, config_class
 from nemo_rod.lab.data_alone import read_settings, without_code
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
-
-TRUST = Key(
-    "trust_remote_code",
-    "true",
-    "runs the code that lies beside a checkpoint of the folder; a folder cannot allow it itself",
-    choices=("true", "false"),
-    read=lambda word: word == "true",
-)
 
 
 def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Config]:

@@ -1,4 +1,4 @@
-"""`nemo-rod sample`: completions of a prompt by the models of a run."""
+"""`nemo-rod inspect RUN_DIR prompt=TEXT`: completions of a prompt by the models of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_rod.checkpoints.published import load_quietly
-from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.arguments import Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
 from nemo_rod.lab.data_alone import refuse_code
-from nemo_rod.lab.launches import TRUST, read_launch
-from nemo_rod.lab.text import number_key, printable_lines, real_number
+from nemo_rod.lab.launches import read_launch
+from nemo_rod.lab.text import TRUST, number_key, printable_lines, real_number
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import explain_own_code
@@ -22,42 +22,29 @@ if TYPE_CHECKING:
     from nemo_rod.corpus.tokenizer import Tokenizer
 
 _TOKENS, _SEED = 64, 42
-_DESCRIPTION = """\
-Continues a prompt with an arm of a run, or with several side by side: base, no_replay (the
-specialist), rod. On a GPU where there is one. The same seed gives the same text."""
+KEYS = (  # of `nemo-rod inspect`
+    Key("prompt", "TEXT", "of a run folder: what its models write after this text"),
+    Key("arm", "ARM,...", "with prompt=: arms side by side, rod by default; base for the base"),
+    number_key("tokens", "N", f"with prompt=: tokens to write, {_TOKENS} by default",
+               "a whole number, 1 or more", least=1),
+    Key("temperature", "T", "with prompt=: 0, the default, takes the likeliest token",
+        expected="a number, 0 or more", read=real_number),
+    number_key("seed", "N", f"with prompt=: random seed, {_SEED} by default; the same seed gives "
+               "the same text", "a whole number"),
+    TRUST,
+)  # fmt: skip
 
 
-def declare(parser: Arguments) -> None:
-    """Declares the arguments of `nemo-rod sample`."""
-    parser.usage = (
-        "nemo-rod sample RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N] "
-        "[trust_remote_code=true]"
-    )
-    parser.description = _DESCRIPTION
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
-    parser.add_keys(
-        Key("prompt", "TEXT", "text to continue", required=True),
-        Key("arm", "ARM,...", "arms, rod by default; base for the base model"),
-        number_key("tokens", "N", f"tokens to write, {_TOKENS} by default",
-                   "a whole number, 1 or more", least=1),
-        Key("temperature", "T", "0, the default, takes the likeliest token",
-            expected="a number, 0 or more", read=real_number),
-        number_key("seed", "N", f"random seed, {_SEED} by default", "a whole number"),
-        TRUST,
-    )  # fmt: skip
-    parser.set_defaults(main=main)
-
-
-def main(options: Namespace) -> None:
-    """Prints the continuation of every arm."""
-    _, config = read_launch(options.run_dir, trusted=bool(options.trust_remote_code))
-    run = RunFolder(options.run_dir, config.recipe)
-    made = {path.parent.name for path in options.run_dir.glob("arms/*/hf")} | {"base"}
+def sample(run_dir: Path, options: Namespace) -> None:
+    """Prints the continuation of a prompt by every arm; on a GPU where there is one."""
+    _, config = read_launch(run_dir, trusted=bool(options.trust_remote_code))
+    run = RunFolder(run_dir, config.recipe)
+    made = {path.parent.name for path in run_dir.glob("arms/*/hf")} | {"base"}
     arms = (options.arm or "rod").split(",")
     for arm in arms:
         if arm not in made or not (run.checkpoint(arm) / "config.json").is_file():
             raise ValueError(
-                f"arm={arm} has no checkpoint in {options.run_dir}{did_you_mean(arm, made)}: "
+                f"arm={arm} has no checkpoint in {run_dir}{did_you_mean(arm, made)}: "
                 f"expected one of {', '.join(sorted(made))}; run `nemo-rod "
                 f"{run.command('run')}` to make it."
             )

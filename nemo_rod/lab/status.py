@@ -1,4 +1,4 @@
-"""`nemo-rod status RUN_DIR`: the state of a run.
+"""`nemo-rod status RUN_DIR`: the state of a run, its live page, and the end of its jobs.
 
 Everything is read from the run's folder; if jobs were submitted, Slurm is queried, too.
 """
@@ -10,6 +10,7 @@ import re
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json
-from nemo_rod.lab.text import every_key
+from nemo_rod.lab.text import TRUST, number_key
 from nemo_rod.progress import PREFIX
 
 if TYPE_CHECKING:
@@ -27,14 +28,19 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
-the run's folder, and queries Slurm if jobs were submitted; nothing is changed."""
+the run's folder, and queries Slurm if jobs were submitted; nothing is changed.
+
+With --serve, the report is rebuilt whenever the run has progressed, and served on 127.0.0.1: the
+page reloads itself. With --cancel, the jobs that launcher=slurm or launcher=ray submitted are
+cancelled. The results so far stay, and the same command as before resumes the run."""
 _RECENT = 20  # steps for the estimate of the time left
 # a line of nemo_rod.progress.Progress; `far` is "done/all" at its beginning, if all is known
 PROGRESS = re.compile(
     re.escape(PREFIX) + r"(?P<name>.+?)  (?P<far>(?P<done>[\d,]+)(?:/(?P<all>[\d,]+))?(?: \w+)?)"
     r"(?:  (?P<note>.*?))??(?:  (?P<left>\d+:\d\d:\d\d) left)?$"
 )
-_EVERY = 5  # seconds between two updates of --watch
+_EVERY = {"watch": 5, "serve": 30}  # seconds between two updates
+_PORT = 8008
 _BAR = 20  # characters
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, screen and scrollback, as `clear` does
 _FINE = ("done", "running", "waiting", "requeued", "to do")
@@ -53,26 +59,51 @@ class Standing:
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod status`."""
-    parser.usage = "nemo-rod status RUN_DIR [--watch [every=SECONDS]]"
+    parser.usage = (
+        "nemo-rod status RUN_DIR [--watch] [every=SECONDS]\n"
+        "       nemo-rod status RUN_DIR --serve [port=PORT] [every=N] [trust_remote_code=true]\n"
+        "       nemo-rod status RUN_DIR --cancel"
+    )
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
-    parser.add_argument("--watch", action="store_true", help="show it with bars, and update it")
-    parser.add_keys(every_key(f"with --watch, seconds between two updates, {_EVERY} by default"))
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--watch", action="store_true", help="show it with bars, and update it")
+    ways.add_argument("--serve", action="store_true", help="serve the page of a run under way")
+    ways.add_argument("--cancel", action="store_true", help="cancel the jobs of the run")
+    every = f"seconds between two updates, {_EVERY['watch']} or, with --serve, {_EVERY['serve']}"
+    expected = "a whole number of seconds, from 1 to 86400"
+    port, ports = f"of --serve, {_PORT} by default; 0 for any free port", "a number from 0 to 65535"
+    parser.add_keys(
+        number_key("every", "SECONDS", every, expected, least=1, most=86400),
+        number_key("port", "PORT", port, ports, most=65535),
+        TRUST,
+    )
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
-    """Prints the state of a run, once, or with --watch until Ctrl-C."""
-    if not options.watch:
+    """Prints the state of a run, once, or with --watch until Ctrl-C; or serves or cancels it."""
+    if options.serve:
+        from nemo_rod.lab.report.serve import serve_run
+
+        serve_run(
+            options.run_dir,
+            port=_PORT if options.port is None else options.port,
+            every=options.every or _EVERY["serve"],
+            trusted=bool(options.trust_remote_code),
+        )
+    elif options.cancel:
+        from nemo_rod.lab.cancel import cancel
+
+        cancel(options.run_dir)
+    elif not options.watch:
         print(standing_text(options.run_dir))
-        return
-    try:
-        while True:
-            text = standing_text(options.run_dir, bars=True)
-            print(f"{_CLEAR}{text}\n\n{time.strftime('%H:%M:%S')}, Ctrl-C ends", flush=True)
-            time.sleep(options.every or _EVERY)
-    except KeyboardInterrupt:
-        return
+    else:
+        with suppress(KeyboardInterrupt):
+            while True:
+                text = standing_text(options.run_dir, bars=True)
+                print(f"{_CLEAR}{text}\n\n{time.strftime('%H:%M:%S')}, Ctrl-C ends", flush=True)
+                time.sleep(options.every or _EVERY["watch"])
 
 
 def standing_text(run_dir: Path, *, bars: bool = False) -> str:

@@ -15,6 +15,14 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import read_json
 
+TRUST = Key(
+    "trust_remote_code",
+    "true",
+    "runs the code that lies beside a checkpoint of the folder; a folder cannot allow it itself",
+    choices=("true", "false"),
+    read=lambda word: word == "true",
+)
+
 
 def printable_lines(text: str) -> str:
     """Returns text as `printable` does, but keeps its line breaks and tabs."""
@@ -69,12 +77,6 @@ def number_key(
     """Returns a key with a whole number in [least, most]."""
     read = partial(whole_number, least=least, most=most)
     return Key(name, value, help, expected=expected, read=read)
-
-
-def every_key(explanation: str) -> Key:
-    """Returns the key for the time between two updates of a command, with its `explanation`."""
-    expected = "a whole number of seconds, from 1 to 86400"
-    return number_key("every", "SECONDS", explanation, expected, least=1, most=86400)
 
 
 def add_verb(

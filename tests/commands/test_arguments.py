@@ -10,9 +10,8 @@ from nemo_rod.commands.errors import errors_in_one_sentence
 from nemo_rod.signals import Stopped
 
 HELP = {
-    "status": ["RUN_DIR"],
-    "cancel": ["RUN_DIR"],
-    "inspect": ["PATH", "block=ID", "split=SPLIT", "tokenizer=NAME", "overlap=TOKENS"],
+    "status": ["RUN_DIR", "--watch", "--serve", "--cancel", "every=SECONDS", "port=PORT"],
+    "inspect": ["PATH", "block=ID", "split=SPLIT", "overlap=TOKENS", "prompt=TEXT", "arm=ARM"],
     "curriculum": ["export", "materialise", "verify", "diff", "CURRICULUM", "OUT", "STORE"],
     "curriculum export": ["CURRICULUM", "OUT", "--format", "--blocks"],
     "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--store-only", "--blocks"],

@@ -391,7 +391,7 @@ def test_files_that_cannot_be_made_are_a_sentence(tmp_path: Path, command: str, 
     assert str(run_dir) in done.stderr or "nothing" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["help", "status", "cancel", "curriculum"])
+@pytest.mark.parametrize("command", ["help", "status", "curriculum"])
 def test_help_loads_no_room_and_no_package(command: str) -> None:
     program = (
         "import contextlib, sys; from nemo_rod import cli; sys.argv[0] = 'nemo-rod'\n"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.fuzz
 
 RECIPE_CASES, PATH_CASES, SECONDS = 300, 3000, 60
 VERBS = ("run", "plan", "prepare", "pretrain", "reference", "train", "merge", "evaluate", "report")
-PATH_VERBS = ("status", "inspect", "curriculum", "merge", "reference", "cancel")
+PATH_VERBS = ("status", "inspect", "curriculum", "merge", "reference")
 PATH_KEYS = ("block", "split", "overlap", "tokenizer", "lambda")
 STATUSES = (0, 1, 2, 75)
 VALUES = (

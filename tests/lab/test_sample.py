@@ -1,4 +1,4 @@
-"""`nemo-rod sample`, on a small checkpoint in a run's folder."""
+"""`nemo-rod inspect prompt=`, on a small checkpoint in a run's folder."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(
     capsys.readouterr()
 
     def sample(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["nemo-rod", "sample", str(run_dir), *words])
+        monkeypatch.setattr("sys.argv", ["nemo-rod", "inspect", str(run_dir), *words])
         cli.main()
         return capsys.readouterr().out
 

@@ -1,16 +1,15 @@
-"""`nemo-rod serve` is local, rebuilds after progress of the run, and survives a damaged file."""
+"""`nemo-rod status --serve` is local, rebuilds after progress, and survives a damaged file."""
 
 import json
 import threading
 import time
 import urllib.request
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from command_line import composed
 
-from nemo_rod.lab.report.serve import keep_fresh, main, serve
+from nemo_rod.lab.report.serve import keep_fresh, serve, serve_run
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stage_log import StageLog
@@ -41,11 +40,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     server = serve(tmp_path, port=0, every=9)
     port = server.server_address[1]
     with pytest.raises(ValueError, match=f"port={port} cannot be had .*: choose another, or 0"):
-        main(
-            Namespace(
-                run_dir=tmp_path / "runs" / "toy", port=port, every=None, trust_remote_code=None
-            )
-        )
+        serve_run(tmp_path / "runs" / "toy", port=port, every=9, trusted=False)
     server.shutdown()
 
 
@@ -77,7 +72,7 @@ def test_it_rebuilds_only_after_progress_of_the_run(
 
 
 def test_a_report_waits_for_another_in_progress(tmp_path: Path) -> None:
-    """`serve` and the run itself write the same files."""
+    """The server and the run itself write the same files."""
     building, waiting = StageLog(tmp_path, "report"), StageLog(tmp_path, "report")
     ended: list[float] = []
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import composed, nemo_rod
 
+from nemo_rod.cli import path_parser
 from nemo_rod.commands import run_stages
 from nemo_rod.lab import status
 from nemo_rod.lab.launches import read_launch
@@ -162,7 +162,8 @@ def test_watching_shows_bars_until_it_is_ended(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(status.time, "sleep", sleep)
-    status.main(Namespace(run_dir=Path("runs/toy"), watch=True, every=7))
+    parser = path_parser("status")
+    status.main(parser.parse_args(["status", "runs/toy", "--watch", "every=7"]))
     shown = capsys.readouterr().out.split("\x1b[H\x1b[2J\x1b[3J")
     assert slept == [7, 7] and len(shown) == 3
     stages = shown[1].splitlines()[2:10]
@@ -239,5 +240,5 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert f"run_dir: {tmp_path}/runs/toy" in config.read_text()
     assert read_launch(Path("moved"))[1].run_dir == f"{tmp_path}/moved"
     Path("moved").rename("runs/toy")
-    done = nemo_rod("cancel", "runs/toy")
+    done = nemo_rod("status", "runs/toy", "--cancel")
     assert "runs/toy has no job in the queue" in done.stderr

@@ -239,9 +239,9 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     blocks = "\n".join(BLOCK.findall((ROOT / "README.md").read_text()))
     commands = re.findall(r"^nemo-rod (.*?)(?: *#.*)?$", blocks, re.MULTILINE)
     assert [words.split()[0] for words in commands] == [
-        *("run", "sample", "init", "plan", "run", "run")
+        *("run", "inspect", "init", "plan", "run", "run")
     ]
-    elsewhere = {"sample ": "runs/toy holds no launch", "run --config-dir my": "torch sees no GPU"}
+    elsewhere = {"inspect ": "runs/toy holds no launch", "run --config-dir my": "torch sees no GPU"}
     (tmp_path / "my" / "text").mkdir(parents=True)
     (tmp_path / "my" / "text" / "a.txt").write_text("some text of mine")
     cluster = tmp_path / "my" / "cluster" / "ours.yaml"

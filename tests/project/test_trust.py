@@ -155,11 +155,12 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
     rod, other = run / "arms" / "rod", run / "arms" / "no_replay"
     inspected = (run, rod, run / "blocks", run / "references" / "base", rod / "curriculum.rod")
     return {
-        "status": [[run]],
-        "cancel": [[run]],
-        "serve": [[run, "port=0"]],
-        "sample": [[run, "prompt=x", "arm=base,rod,no_replay"]],
-        "inspect": [*([path] for path in inspected), [run / "blocks", "block=0"]],
+        "status": [[run], [run, "--cancel"], [run, "--serve", "port=0"]],
+        "inspect": [
+            *([path] for path in inspected),
+            [run / "blocks", "block=0"],
+            [run, "prompt=x", "arm=base,rod,no_replay"],
+        ],
         "curriculum": [
             ["export", rod, out / "x.parquet"],
             ["export", rod, out / "x.jsonl", "--format", "authors"],
@@ -218,7 +219,7 @@ def test_consent_is_a_word_of_the_command(
     evil: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def sample(*words: str) -> None:
-        options = path_parser("sample").parse_args(["sample", str(evil), "prompt=x", *words])
+        options = path_parser("inspect").parse_args(["inspect", str(evil), "prompt=x", *words])
         options.main(options)
 
     shutil.copytree(evil / "blocks", tmp_path / "kept", dirs_exist_ok=True)

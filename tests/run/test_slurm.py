@@ -215,7 +215,7 @@ def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
 
 def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
     assert "An earlier launch of" in chain.shown["again"]
-    assert "nemo-rod cancel" in chain.shown["again"]
+    assert " --cancel`" in chain.shown["again"]
 
 
 @pytest.fixture
@@ -261,12 +261,12 @@ def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}"]
     nemo_rod("run", *options, cluster=begun.cluster)
     begun.reach("no_replay", 1, 20)
-    assert "cancelled" in nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    assert "cancelled" in nemo_rod("status", str(begun.run_dir), "--cancel", cluster=begun.cluster)
     begun.cluster.wait(120)
     assert begun.job("no_replay")["JobState"] == "CANCELLED"
     assert "no_replay  " in begun.status() and "done" not in row(begun.status(), "no_replay")
     # nothing is lost: it resumes where it was
     nemo_rod("train", *options, "arm=no_replay", cluster=begun.cluster)
     begun.reach("no_replay", 2, 21)
-    nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    nemo_rod("status", str(begun.run_dir), "--cancel", cluster=begun.cluster)
     begun.cluster.wait(120)

@@ -10,6 +10,7 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.files import flat, interpreting, open_file
+from nemo_rod.lab import sample
 from nemo_rod.lab.inspect.blocks import (
     describe_block,
     describe_overlap,
@@ -23,14 +24,16 @@ from nemo_rod.roles import ROLES
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
+_PROMPT = "nemo-rod inspect RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N]"
 _DESCRIPTION = """\
 Shows what a file or folder of nemo-rod holds: a run folder, a block store, a source, references, a
-curriculum, or a stage's folder or manifest.json. Nothing is changed; a run may be in progress."""
+curriculum, or a stage's folder or manifest.json; or what the models of a run write after a prompt.
+Nothing is changed; a run may be in progress."""
 
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod inspect`."""
-    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.usage, parser.description = f"{_USAGE}\n       {_PROMPT}", _DESCRIPTION
     parser.add_argument(
         "path", metavar="PATH", type=Path, help="one of nemo-rod's files or folders"
     )
@@ -43,12 +46,16 @@ def declare(parser: Arguments) -> None:
             "TOKENS",
             "counts windows of so many tokens that held-out blocks share with training",
         ),
+        *sample.KEYS,
     )
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
     """Prints the content of a path."""
+    if options.prompt is not None:
+        sample.sample(options.path, options)
+        return
     keys = {name: getattr(options, name) for name in ("block", "split", "tokenizer", "overlap")}
     with interpreting(options.path, besides=(ValueError,)):
         shown = inspect(options.path, **keys)

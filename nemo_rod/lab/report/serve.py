@@ -1,11 +1,10 @@
-"""`nemo-rod serve RUN_DIR`: serves the report of a run under way on this machine, up to date."""
+"""`nemo-rod status RUN_DIR --serve`: the report of a run under way, kept up to date."""
 
 from __future__ import annotations
 
 import mimetypes
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,55 +14,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import say
 from nemo_rod.files import open_file
-from nemo_rod.lab.launches import TRUST, read_launch
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.report.stage import build
-from nemo_rod.lab.text import every_key, number_key
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
-_DESCRIPTION = """\
-Rebuilds the report of a run whenever the run has progressed, and serves it on 127.0.0.1. The page
-in the browser reloads itself. Ctrl-C ends the server and leaves the run alone."""
-_PORT, _EVERY = 8008, 30
 _HOSTS = ("127.0.0.1", "localhost")
 _WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
 
 
-def declare(parser: Arguments) -> None:
-    """Declares the arguments of `nemo-rod serve`."""
-    parser.usage = "nemo-rod serve RUN_DIR [port=PORT] [every=SECONDS] [trust_remote_code=true]"
-    parser.description = _DESCRIPTION
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
-    parser.add_keys(
-        number_key(
-            "port",
-            "PORT",
-            f"port on 127.0.0.1, {_PORT} by default; 0 for any free port",
-            "a number from 0 to 65535",
-            most=65535,
-        ),
-        every_key(f"seconds between two checks of the run, {_EVERY} by default"),
-        TRUST,
-    )
-    parser.set_defaults(main=main)
+def serve_run(run_dir: Path, *, port: int, every: int, trusted: bool) -> None:
+    """Serves the report of a run, rebuilt as the run makes progress, until the process is ended.
 
-
-def main(options: Namespace) -> None:
-    """Serves the report until the process is ended.
+    Args:
+        run_dir: folder of the run, which goes on whether it is served or not.
+        port: port on 127.0.0.1; 0 for any free one.
+        every: seconds between two checks of the run.
+        trusted: whether code that lies beside a checkpoint of the folder may run.
 
     Raises:
         ValueError: the folder is not that of a run, or the port cannot be had.
     """
-    run_dir, every = options.run_dir, options.every or _EVERY
-    _, config = read_launch(run_dir, trusted=bool(options.trust_remote_code))
+    _, config = read_launch(run_dir, trusted=trusted)
     stages = Stages(config)
-    report = stages.results.path / "report"
-    port = _PORT if options.port is None else options.port
     try:
-        server = serve(report, port=port, every=every)
+        server = serve(stages.results.path / "report", port=port, every=every)
     except OSError as error:
         raise ValueError(
             f"port={port} cannot be had ({error.strerror}): choose another, or 0 for any free one."

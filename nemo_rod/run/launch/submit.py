@@ -90,7 +90,7 @@ def check_idle(config: Config) -> None:
     if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(
             f"An earlier launch of {config.run_dir} is still active (jobs {', '.join(alive)}): "
-            f"wait for it to end, or end it with `{_command('cancel', config)}`."
+            f"wait for it to end, or end it with `{_command('status', config)} --cancel`."
         )
 
 
