@@ -77,14 +77,16 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 (value[:1] == "=", f"type {key}={value.lstrip('=')}"),
                 ({*word} & {*"\u201c\u201d\u2018\u2019"},
                  "the quotes are those of print: type ' or \""),
-                (re.search(r"\s\S+=", value),
+                (re.search(r"\s[\w.+~]+=", value),
                  "words in one pair of quotes are one word: quote each by itself"),
                 (bare, f"there is a space before {''.join(bare[:1])}: write it without, or quote "
                  "the word"),
                 (value[:1] == "~", 'the shell replaces no ~ there: type "$HOME"'),
                 ({*value} & {*"[]{}"},
                  "a list is [A,B], without spaces, or '[\"A\",\"B\"]' with =, ü or the like"),
-                (not value.isascii(), f"letters such as ü need nested quotes, \"{key}='{value}'\""),
+                (not value.isascii() or "=" in value,
+                 "letters such as ü or = need nested quotes, "
+                 f"\"{key}='{value.replace(chr(34), chr(92) + chr(34))}'\""),
             )  # fmt: skip
             cure = next((f"; {text}" for holds, text in cures if holds), "")
             raise ValueError(

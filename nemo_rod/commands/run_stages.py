@@ -86,7 +86,7 @@ def results_of(config: Config) -> list[str]:
     folder, lines = Path(config.run_dir), list[str]()
     results = folder / "report" / "results.json"
     if results.is_file() and (verdict := read_json(results).get("verdict")):
-        lines.append(f"verdict  {verdict['says']}: {verdict['advice']}".rstrip(": "))
+        lines.append(f"verdict  {verdict['advice']}")
     if (page := folder / "report" / "index.html").is_file():
         lines.append(f"page     {page}")
     made = [name for name in config.arms if (folder / "arms" / name / "hf").is_dir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import platform
 import re
@@ -77,6 +78,7 @@ def main(options: Namespace) -> None:
         return
     if options.blocks is not None and not options.blocks.exists():
         raise ValueError(f"{options.blocks} does not exist: expected {_USAGE}.")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # the lines say more
     workers, all_fine = worker_python(), True
     for name, fine, result, advice in findings(options.blocks, workers, options.base):
         state = {True: "ok", None: "-", False: "NO"}[fine]

@@ -264,6 +264,7 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     key = repr((values, replaced, where))  # each is needed many times, and checking is slow
     if not replaced or key in _CHECKED:
         return _CHECKED.get(key, values)
+    check_bounds(values, f"{where.rpartition('.')[2]}.")  # they are of the recipe, not of `where`
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except (OmegaConfBaseException, ValueError) as error:  # not a mapping

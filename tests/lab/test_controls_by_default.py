@@ -51,6 +51,18 @@ def test_fixed_replay_is_trained_for_as_long_as_rod_costs_in_all(words: str, ste
     assert (settings.train.steps, settings.of) == (round(steps), "fixed_32")
 
 
+@pytest.mark.parametrize("share", [0.02, 0.98])
+def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share: float) -> None:
+    words = ("train.batch_size=32", "selection.balance=expected", "selection.multiplier=1.5")
+    settings = arm_settings(composed("recipe=toy", *words), "fixed_like_rod")
+    arm = settings.arm(num_adaptation=500, num_replay=900, seed=1, share=share)
+    pools, policy = arm.pools(), arm.policy()
+    for step in range(50):
+        pool = pools.pool(step)
+        chosen = policy.select(pool, None, arm.batch_size)
+        assert pool.is_replay_C[chosen].sum() == round(32 * share)
+
+
 class World:
     """Models whose losses follow from their replay, in place of `made_up_run`'s."""
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 from math import ceil
+from pathlib import Path
 
 import pytest
 from command_line import composed
@@ -11,7 +12,7 @@ from nemo_rod.config import Domain, Parallel
 from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
 from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
-from nemo_rod.lab.plan.work import stage_works
+from nemo_rod.lab.plan.work import corpus_blocks, stage_works
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection.dealing import scoring_passes
@@ -48,6 +49,29 @@ def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time() -> 
     assert fast.update_seconds == slow.update_seconds
     saving = cost(replace(ROD, saved=5e9), replace(SETUP, checkpoint_rate=1e9), SHAPE)
     assert saving.hours == pytest.approx(slow.hours + 5 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "blocks"),
+    [
+        ("a.jsonl", {}, 100), ("a.jsonl", {"max_tokens": 6400}, 50), ("a.jsonl.gz", {}, None),
+        ("a.jsonl", {"max_tokens": 10**9, "subsample": 0.5}, 50),
+    ],
+)  # fmt: skip
+def test_files_of_plain_text_bound_their_source(
+    tmp_path: Path, name: str, keys: dict[str, float], blocks: int | None
+) -> None:
+    (tmp_path / name).write_bytes(b"x" * 12_800)
+    source = {"kind": "jsonl", "files": [str(tmp_path / name)], **keys}
+    sources = {role: {"role": role, **source} for role in ROLES}
+    domain = Domain(tokenizer="byte", block_size=128, sources=sources)
+    config = replace(composed("recipe=toy"), domain=domain, run_dir=str(tmp_path / "run"))
+    if blocks is None:
+        with pytest.raises(ValueError, match="how large source adaptation is"):
+            corpus_blocks(Stages(config))
+        return
+    counts = corpus_blocks(Stages(config))
+    assert counts["num_adaptation"] + counts["held_adaptation"] == blocks
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8])

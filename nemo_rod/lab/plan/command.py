@@ -65,7 +65,7 @@ def plan(config: Config) -> None:
     try:
         result = make_plan(config)
     except ValueError as error:
-        raise ValueError(" ".join([*refused, str(error)])) from None
+        raise ValueError(" ".join(refused) or str(error)) from None  # may follow from the former
     if not config.dry_run:
         run_dir = Path(config.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -146,8 +146,9 @@ def check_disk(config: Config, stages: Sequence[Stage]) -> str:
     folder = next(folder for folder in (place, *place.parents) if folder.exists())
     if needed > (free := shutil.disk_usage(folder).free):
         raise OSError(
-            f"run_dir={config.run_dir} would need {format_size(needed)}, and {format_size(free)} "
-            "are free there: choose another run_dir, lower checkpoint.keep, or make room."
+            f"run_dir={config.run_dir} would need {format_size(needed)}, and "
+            f"{format_size(free) or '0 B'} are free there: choose another run_dir, lower "
+            "checkpoint.keep, or make room."
         )
     return ""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from math import ceil
+from contextlib import suppress
+from math import ceil, inf
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from nemo_rod.config import Config, section
+from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.controls import FOLDER, are_wanted
 from nemo_rod.lab.merge import merge_stages
 from nemo_rod.lab.plan.costs import Work
@@ -59,7 +62,8 @@ def corpus_blocks(stages: Stages) -> dict[str, Any]:
                     continue
                 caps = [float(spec.max_tokens)] if spec.max_tokens else []
                 caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
-                if not caps:
+                caps += [spec.subsample * _text_bytes(spec) / _bytes_per_token(config)]
+                if min(caps) == inf:
                     raise ValueError(
                         f"The plan does not know how large source {spec.name} is: set plan."
                         f"{role}_tokens to the tokens of that role, or max_tokens of the source."
@@ -69,7 +73,7 @@ def corpus_blocks(stages: Stages) -> dict[str, Any]:
         counts[f"held_{role}"] = round(blocks * domain.holdout_fraction)
         counts[f"num_{role}"] = blocks - counts[f"held_{role}"]
     are_stated = all(tokens is not None for tokens in stated.values())
-    return {**counts, "source": "stated by plan" if are_stated else "at most, by the caps"}
+    return {**counts, "source": "stated by plan" if are_stated else "at most, by caps and files"}
 
 
 def trained_stages(config: Config) -> dict[str, ArmSettings]:
@@ -138,6 +142,17 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         )
     models = 1 + sum(name != "base" for name in config.arms)
     return [*works, Work(name="evaluate", read=held * models)]
+
+
+def _text_bytes(spec: SourceSpec) -> float:
+    """Returns the size of a source's local files of plain text, if it has no others."""
+    if spec.kind not in ("text", "jsonl") or any("://" in str(file) for file in spec.files):
+        return inf
+    with suppress(ValueError, OSError, ImportError):
+        inputs = open_inputs(spec)
+        if not any(item.name.endswith((".gz", ".bz2", ".xz", ".zst")) for item in inputs):
+            return float(sum(item.size or inf for item in inputs))
+    return inf
 
 
 def _bytes_per_token(config: Config) -> float:

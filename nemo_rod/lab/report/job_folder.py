@@ -74,8 +74,9 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     """
     file, files = folder / "curriculum.rod", Files(folder / "report")
     if not file.exists():
+        found = "has no curriculum.rod" if folder.is_dir() else "does not exist"
         raise ValueError(
-            f"{folder} has no curriculum.rod: expected the folder that nemo_rod.install(..., out=) "
+            f"{folder} {found}: expected a run folder, or the one that nemo_rod.install(..., out=) "
             "or RoDBatches(..., out=) writes, by default rod/ beside the job's checkpoints."
         )
     with Curriculum.open(file, read_only=True) as curriculum:
