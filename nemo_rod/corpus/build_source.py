@@ -152,11 +152,21 @@ class _Build:
         state: Any = None
         with suppress(FileNotFoundError, ValueError):
             state = json.loads(self._file.read_text("utf-8"))
-        if not isinstance(state, dict) or state.get("key") != self.key:  # it describes other blocks
+        self._inputs, self._modified = inputs, _modified(inputs)
+        if isinstance(state, dict) and state.get("key") == self.key:
+            begun = 1 + state["documents"]["input"] if state["documents"] else 0
+            if state["modified"][:begun] != self._modified[:begun]:
+                state = None
+        else:  # it describes other blocks
+            state = None
+        if state is None:
+            for marks in folder.glob("duplicates-*.bits"):
+                marks.unlink()
             state = {"key": self.key, "documents": None, "counts": [0, 0], "rests": [[], []]}
             state |= {"tokens": 0, "taken": [0] * len(inputs)}
             state["commit"] = next((commit for i in inputs if (commit := i.commit())), None)
             state["in_place"] = [i.in_place for i in inputs if i.in_place]
+        state["modified"] = self._modified
         self._state: dict[str, Any] = state
         self.documents: dict[str, Any] | None = state["documents"]  # to resume from
         self.commit: str | None = state.get("commit")  # revision of the source
@@ -249,6 +259,14 @@ class _Build:
 
     def finish(self) -> Path:
         """Writes indices and manifests, if there are enough blocks; returns their folder."""
+        read = 1 + max((number for number, taken in enumerate(self._taken) if taken), default=-1)
+        now = _modified(self._inputs)[:read]
+        for source, before, after in zip(self._inputs, self._modified, now, strict=False):
+            if before != after:
+                raise ReadError(
+                    f"source {self._spec.name}: {source.place} was changed while it was read: run "
+                    "again, which reads the source anew"
+                )
         size, fault = self._settings.block_size, ""
         count = sum(writer.count for writer in self.writers)
         if sum(self._taken) == 0:
@@ -275,3 +293,11 @@ class _Build:
         for writer, split in zip(self.writers, ("train", "holdout"), strict=True):
             writer.finish({**more, "split": split})
         return self.writers[0].folder
+
+
+def _modified(inputs: list[Input]) -> list[int | None]:
+    """Returns when local files were modified, in ns: another text of the same size shows there."""
+    paths: list[Any] = [getattr(each, "path", None) for each in inputs]
+    is_there = [isinstance(path, Path) and path.exists() for path in paths]
+    pairs = zip(paths, is_there, strict=True)
+    return [path.stat().st_mtime_ns if there else None for path, there in pairs]

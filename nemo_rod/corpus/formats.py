@@ -33,10 +33,12 @@ MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has o
 _ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 _PACKED = "it is compressed: let its name end in .gz, .bz2, .xz or .zst"
 _ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
+_OTHER = "it is a document or database: extract its text"
 _FOREIGN = {  # (offset, bytes) of files that are not text in UTF-8 -> remedy
     (0, b"\x1f\x8b"): _PACKED, (0, b"\xfd7zXZ\0"): _PACKED, (0, b"\x28\xb5\x2f\xfd"): _PACKED,
     (4, b"1AY&SY"): _PACKED, (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
     (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
+    (0, b"%PDF-"): _OTHER, (0, b"{\\rtf"): _OTHER, (0, b"SQLite format 3\0"): _OTHER,
     (0, b"PAR1\x15"): "it is parquet: set kind: parquet",
     (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",
 }  # fmt: skip
@@ -191,7 +193,9 @@ class InputFile(Input):
             whole = iter(lambda: handle.read(1 << 20), b"")
             packed = _unpacked(handle, suffix) if suffix in _UNPACKERS else None
             try:
-                for number, chunk in enumerate(packed or whole):
+                for number, chunk in enumerate(filter(None, packed or whole)):
+                    if packed and not number:
+                        refuse_placeholder(self.path, chunk[:HEAD])
                     for (start, sign), cure in _FOREIGN.items() if not number else ():
                         if chunk.startswith(sign, start) and not (packed and cure is _PACKED):
                             raise ValueError(cure)
@@ -200,7 +204,8 @@ class InputFile(Input):
                     self._bytes = handle.tell()
                     yield chunk
             except ValueError as error:
-                raise ValueError(f"{self.path}: {error}") from error
+                here = "" if str(error).startswith(str(self.path)) else f"{self.path}: "
+                raise ValueError(f"{here}{error}") from error
 
 
 def _zstd() -> Any:

@@ -23,17 +23,29 @@ from nemo_rod.corpus.sources import SourceSpec
 
 T = TypeVar("T")
 # what a file begins with that stands for another one, or is a server's answer -> what it is
+_ANSWERS = (  # of servers in place of a file
+    rb"(error code: \d+|(error |http )?(\d{3}\b:? ?)?((repository|entry|page|file|object) )?"
+    rb"(not found|access( is)? denied|permission denied|forbidden|unauthorized|bad credentials|"
+    rb"bad request|bad gateway|moved permanently|invalid username or password|too many requests|"
+    rb"(api )?rate limit exceeded[^\n]*|internal server error|service (temporarily )?unavailable|"
+    rb"gateway time-?out|no healthy upstream|upstream connect error[^\n]*|access to \w+ \S+ is "
+    rb"restricted[^\n]*))"
+)
 _PLACEHOLDERS = (
-    (rb"version https://(git-lfs|hawser)\.github\.com/", "a pointer of Git LFS: run git lfs pull"),
-    (rb"(\.\./)*(\.git)?/annex/objects/", "a pointer of git-annex: run git annex get on it"),
-    (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title)\b", "an HTML page"),
-    (rb"(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|ListBucketResult)\b",
+    (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/",
+     "a pointer of Git LFS: run git lfs pull"),
+    (rb"(\.\.[/\\])*(\.git)?[/\\]annex[/\\]objects[/\\]",
+     "a pointer of git-annex: run git annex get on it"),
+    (rb"# xet version \d", "a pointer of Xet: fetch the file again, with the installed hf_xet"),
+    (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title|meta http-equiv)\b",
+     "an HTML page"),
+    (rb"(?i)<(body|center|h1|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\s*<", "an HTML page"),
+    (rb"(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|(ListBucket|Enumeration)Results?\b)",
      "a storage's answer in XML: fetch the file again"),
-    (rb"outs:\r?\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
-    (rb'(?i)(\{"(error|message|detail)": ?")?(error |http )?(\d{3}:? )?'
-     rb"((repository|entry|page|file) )?(not found|access denied|forbidden|unauthorized|"
-     rb"invalid username or password|bad gateway|too many requests|internal server error|"
-     rb'service unavailable|gateway time-?out)\.?("\})?\s*\Z',
+    (rb"((md5|frozen|desc|meta|wdir)\b[^\n]*\n|deps:\s*\n([- ] [^\n]*\n)+)*"
+     rb"outs:\s*\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
+    (rb'(?i)(\{\s*"(error|message|detail)": ?")?' + _ANSWERS + rb'\.?("[^{]*\})?\s*\Z|\{\s*"error"'
+     rb':\s*"[^"]*"(,\s*"(status|code|message)":\s*("[^"]*"|\d+))*\s*\}\s*\Z',
      "a server's error: fetch the file again"),
 )  # fmt: skip
 _HTML = (".html", ".htm", ".xhtml")

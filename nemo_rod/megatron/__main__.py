@@ -15,15 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import (
-    STORE,
-    EvaluateJob,
-    ExportJob,
-    Job,
-    ReferenceJob,
-    TrainJob,
-    shared_job,
-)
+from nemo_rod.jobs import STORE, EvaluateJob, ExportJob, Job, ReferenceJob, TrainJob, shared_job
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.signals import (
     STOP_SIGNALS,

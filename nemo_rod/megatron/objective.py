@@ -50,16 +50,16 @@ def refuse_other_losses(model: list) -> list:
     Raises:
         ValueError: a rank has such a loss or part; raised on every rank, about the first one.
     """
-    all_or_none(lambda: _refuse(model))
+
+    def check() -> None:
+        for loss, cure in (pair for chunk in model for pair in _other_losses(chunk)):
+            raise ValueError(
+                f"The model would also be trained by {loss}, which is not part of the loss that "
+                f"selection and its references use: {cure}."
+            )
+
+    all_or_none(check)
     return model
-
-
-def _refuse(model: list) -> None:
-    for loss, cure in (pair for chunk in model for pair in _other_losses(chunk)):
-        raise ValueError(
-            f"The model would also be trained by {loss}, which is not part of the loss that "
-            f"selection and its references use: {cure}."
-        )
 
 
 def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Domain, Model
+from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.files import digest_files, interpreting, read_json
 from nemo_rod.run.renamed_tokens import check_renamed
 from nemo_rod.trust import explain_own_code, name_and_revision
@@ -85,9 +86,12 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
         described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
     vocab_size = described.get_text_config().vocab_size  # a multimodal model's text part
     if vocab_size < store.vocab_size:
+        cure = "remove from its files the tokens that were added later, and prepare the blocks anew"
+        if model.hf is None:
+            cure = "set vocab_size of the architecture to at least that"
         raise ValueError(
             f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "
-            f"has {store.vocab_size}: set vocab_size of the architecture to at least that."
+            f"has {store.vocab_size}: {cure}."
         )
 
 
@@ -109,6 +113,8 @@ def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> 
     for file in sorted(files, key=lambda file: (file.is_file(), file)):
         if not file.is_file():
             raise ValueError(f"{file} is missing: {_FETCH}")
+        with file.open("rb") as head:
+            refuse_placeholder(file, head.read(HEAD))
         with interpreting(file, cure=_FETCH), safe_open(file, framework="pt") as tensors:
             for name in filter(_EMBEDDING.search, tensors.keys()):
                 if not tensors.get_slice(name)[eod : eod + 1].any():

@@ -19,12 +19,7 @@ from nemo_rod.run import hub
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.run.processes.pythons import (
-    can_be_found,
-    num_gpus,
-    python_with_megatron,
-    sees_gpu,
-)
+from nemo_rod.run.processes.pythons import can_be_found, num_gpus, python_with_megatron, sees_gpu
 
 # extra of nemo-rod that a stage needs -> the modules that it imports
 NEEDS = {

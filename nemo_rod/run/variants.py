@@ -22,14 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import (
-    Config,
-    Optimisation,
-    Scoring,
-    Selection,
-    Variant,
-    blamed_key,
-)
+from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant, blamed_key
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 from nemo_rod.selection.policies import reference_roles

@@ -6,6 +6,9 @@ import io
 import json
 import lzma
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +209,9 @@ def test_padding_between_members_is_no_end(
         ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16 or UTF-32: convert it"),
         ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16 "),
         ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
+        ("a.txt", b"%PDF-1.7\n1 0 obj", "a.txt: it is a document or database: extract"),
+        ("a.txt", b"{\\rtf1\\ansi Hello}", "a.txt: it is a document or database: extract"),
+        ("a.db", b"SQLite format 3\0\x10", "a.db: it is a document or database: extract"),
         ("a.json", b"PAR1\x15\4\x15", "a.json: it is parquet: set kind: parquet"),
     ],
 )  # fmt: skip
@@ -216,6 +222,33 @@ def test_what_is_no_json_lines_file_says_what_to_do(
     refuse(web(tmp_path / name), f"source web: {tmp_path / name}", sentence)
 
 
+PACKED = zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE)
+CURES = [  # the file, its filter, the command in its refusal, and what is read after that
+    (b'{\n"text": "one"}', None, r"jq -c \. FILE", ["one"]),
+    (b'[{"text": "one"}, {"text": "two"}]', None, r"jq -c '\.\[\]' FILE", ["one", "two"]),
+    (ONE + b'{"text": "two", "dup": 1}\n', "dup == null", r"jq -c 'select[^']*' FILE", ["one"]),
+    (PACKED, None, "zstd -d -D FILE", ["one"]),
+]
+
+
+@pytest.mark.parametrize(("data", "condition", "command", "expected"), CURES)
+def test_commands_that_refusals_name_cure(
+    data: bytes, condition: str | None, command: str, expected: list[str], tmp_path: Path
+) -> None:
+    file, cured = tmp_path / f"a.jsonl{'.zst' * (data is PACKED)}", tmp_path / "cured.jsonl"
+    file.write_bytes(data)
+    (tmp_path / "dictionary").write_bytes(DICTIONARY.as_bytes())
+    with pytest.raises(ValueError) as refusal:
+        list(read_documents(web(file, filter=condition)))
+    (said,) = re.findall(command, str(refusal.value))[:1]
+    if shutil.which(said.split()[0]) is None:
+        pytest.skip(f"{said.split()[0]} is not installed")
+    words = said.replace("FILE", "dictionary <FILE" if data is PACKED else "FILE")
+    line = f"{words.replace('FILE', file.name)} >{cured.name}"
+    subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
+    assert list(read_documents(web(cured))) == expected
+
+
 PLACEHOLDERS = {
     b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n": "pointer of Git LFS: r",
     b"/annex/objects/MD5E-s5--5d41402abc4b2a76b9719d911017c592.txt\n": "pointer of git-annex: run",
@@ -224,15 +257,29 @@ PLACEHOLDERS = {
     b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">': "an HTML page, as servers",
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>': "answer in XML: fetch",
     b"<Error>\n <Code>AccessDenied</Code></Error>": "a storage's answer in XML: fetch the file",
-    b'{"error": "Repository not found"}': "a server's error: fetch the file again",
+    b'{"error": "Repository not found"}': "a server's error: fetch the",
     b"outs:\n- md5: a1b2\n  size: 3\n": "a pointer of DVC: run dvc pull",
-    b"404: Not Found": "a server's error: fetch the file again",
-    b"Entry not found\n": "a server's error: fetch the file again",
+    b"404: Not Found": "a server's error: fetch the",
+    b"Entry not found\n": "a server's error: fetch the",
+    b"version http://git-media.io/v/2\noid sha256:0\nsize 9\n": "a pointer of Git LFS: run git lf",
+    b"..\\.git\\annex\\objects\\x\\y": "a pointer of git-annex: run git annex get",
+    b"# xet version 0\nfilesize = 400\nhash = 'a'\n": "a pointer of Xet: fetch the file again",
+    b"md5: a1\nfrozen: true\ndeps:\n- path: a\nouts:\n- md5: b2\n": "a pointer of DVC: run",
+    b'<?xml version="1.0"?><EnumerationResults ServiceEndpoint="x">': "a storage's answer in XML",
+    b'<meta http-equiv="refresh" content="0; url=login">': "an HTML page, as servers answer",
+    b"<center>\n<h1>503 Service Temporarily Unavailable</h1></center>": "an HTML page, as servers",
+    b"<h1>Not Found</h1><p>It was not found on this server.</p>": "an HTML page, as servers",
+    b'{\n "message": "Not Found",\n "documentation_url": "https://x"\n}': "a server's error: fetch",
+    b'{"error": "We cannot find this page.", "code": 404}': "a server's error: fetch the",
+    b'{"message":"API rate limit exceeded for 1.2.3.4."}': "a server's error: fetch the",
+    b"upstream connect error or disconnect/reset before headers": "a server's error: fetch the",
+    b"Access to model a/b is restricted. You must log in.": "a server's error: fetch the",
+    b"error code: 1020": "a server's error: fetch the",
 }
 
 
 @pytest.mark.parametrize(
-    "kind", ["text", "jsonl", "jsonl.gz", "parquet", "megatron", "huggingface"]
+    "kind", ["text", "jsonl", "jsonl.gz", "text.xz", "parquet", "megatron", "huggingface"]
 )
 @pytest.mark.parametrize("data", PLACEHOLDERS)
 def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: bytes) -> None:
@@ -241,7 +288,7 @@ def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: by
     file = folder / ".".join(
         ["a", {"megatron": "bin", "huggingface": "jsonl"}.get(kind, kind), *packed]
     )
-    file.write_bytes(data)
+    file.write_bytes(lzma.compress(data) if packed == ["xz"] else data)
     (folder / "a.idx").write_bytes(data)
     if kind == "huggingface":
         pytest.importorskip("datasets")
@@ -259,6 +306,9 @@ def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: by
         ("a.xml", "<?xml version='1.0'?><Errors><Error>a log</Error></Errors>"),
         ("a.txt", "Not found. Who would write this, and go on?"),
         ("a.txt", "/annex is a folder"),
+        ("a.txt", "2023"),
+        ("README.md", "<h1>A library</h1>\n404 Not Found is what it never says."),
+        ("a.json", '{"error": "of a parser", "text": "what it was"}'),
     ],
 )
 def test_texts_like_placeholders_are_read(tmp_path: Path, name: str, data: str) -> None:

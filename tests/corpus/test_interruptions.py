@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from corpus_cases import make_corpus, run, tree
+from corpus_cases import make_corpus, run, source, texts, tree, write
 from mishaps import largest_file
 
-from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus import SourceSpec, build_source, encode
 
 # The beginning of both programs: `attempt` runs `prepare` in a child that kills itself at its n-th
 # call of some functions of the file system, and returns the child's exit status.
@@ -232,3 +233,31 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     ):
         run(tmp_path / "full", whole[0], checkpoint_seconds=0)
     check_resumed(tmp_path / "full", whole)
+
+
+def test_a_file_that_changes_in_the_middle_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if its size stays: what was read of it before is not kept."""
+    monkeypatch.setattr(encode, "BATCH_BYTES", 1000)
+    file = write(tmp_path / "a.jsonl", texts(200, 1))
+    spec, options = source("web", [file]), {"checkpoint_seconds": 0.0}
+    good = file.read_bytes()
+    file.write_bytes(good[:-2] + b"x\n")  # the last line is cut off
+    with pytest.raises(ValueError, match="not a line of JSON"):
+        run(tmp_path / "blocks", [spec], **options)
+    assert list((tmp_path / "blocks").rglob("state.json"))
+    file.write_bytes(good.replace(b"a", b"b"))
+    run(tmp_path / "blocks", [spec], **options)
+    run(tmp_path / "anew", [spec], **options)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "anew")
+
+    real = build_source.batches
+
+    def touched(documents: Any) -> Any:
+        yield from real(documents)
+        os.utime(file, ns=(1, 1))
+
+    monkeypatch.setattr(build_source, "batches", touched)
+    with pytest.raises(ValueError, match=r"a\.jsonl was changed while it was read: run again"):
+        run(tmp_path / "during", [spec], **options)

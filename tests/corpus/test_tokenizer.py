@@ -224,6 +224,11 @@ LIKE_PUBLISHED = [
     ("Yi", {"pieces": ""}, "LlamaTokenizer", "llama", {"legacy": True}, None),
     ("Gemma", {"pieces": ""}, "GemmaTokenizer", "gemma", {}, None),
     ("BERT", {"words": True}, "BertTokenizer", "bert", {"do_lower_case": True}, None),
+    ("mT5", {"pieces": ""}, "T5Tokenizer", "t5", {"extra_ids": 0}, None),
+    ("NLLB", {"pieces": "Prepend"}, "NllbTokenizerFast", "m2m_100", {}, None),
+    ("Falcon", {"split": r"\p{N}"}, "PreTrainedTokenizerFast", "falcon", {}, None),
+    ("CodeLlama", {"pieces": "Prepend"}, "CodeLlamaTokenizerFast", "llama", {}, None),
+    ("Gemma over bytes", {}, "GemmaTokenizerFast", "gemma", {}, None),
     ("BERT, by default", {"words": False}, "BertTokenizer", "bert", {}, None),
     ("BERT, other case", {"words": True}, "BertTokenizer", "bert", {"do_lower_case": False},
      "contradicts itself: tokenizer_config.json has do_lower_case=false"),
@@ -309,6 +314,51 @@ def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # of tiktoken
     with pytest.raises(ValueError, match=r"comes as tokenizer\.model alone, which"):
         HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        (
+            "tokenizer.json",
+            LFS,
+            "tokenizer.json is not the data, but a pointer of Git LFS: run git",
+        ),
+        ("tokenizer.json", b"<html>404</html>", "tokenizer.json is not the data, but an HTML page"),
+        ("tokenizer.model", LFS, "tokenizer.model is not the data, but a pointer of Git LFS: run"),
+        (
+            "tokenizer_config.json",
+            b"Too Many Requests",
+            "but a server's error: fetch the file again",
+        ),
+    ],
+)
+def test_what_stands_for_a_file_of_a_tokenizer_is_refused(
+    trained: Path, name: str, data: bytes, sentence: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained, tmp_path / "own")
+    if name == "tokenizer.model":
+        (folder / "tokenizer.json").unlink()
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        HuggingFaceTokenizer(str(folder), trust_remote_code=True)
+
+
+def test_an_end_that_no_file_gives_an_id_is_none(trained: Path, tmp_path: Path) -> None:
+    """transformers would append it to the vocabulary, as an id that the base never met."""
+    folder = shutil.copytree(trained, tmp_path / "own")
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"eos_token": "<|new|>"}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has no EOS token in its files to end documents with"):
+        load_tokenizer(str(folder))
+    size = load_tokenizer(str(trained)).vocab_size
+    config["added_tokens_decoder"] = {str(size): {"content": "<|new|>", "special": True}}
+    file.write_text(json.dumps(config))
+    assert load_tokenizer(str(folder)).eod_id == size
 
 
 def test_first_documents_are_compared_with_the_file(trained: Path, tmp_path: Path) -> None:

@@ -107,12 +107,20 @@ def test_an_end_that_the_base_never_met_is_said(
     assert "set domain.eod" in warning
 
 
+FETCH = "fetch or copy the whole checkpoint again"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda one, _: one.unlink(), r"model-1\.safetensors is missing: "),
-        (lambda one, _: one.write_text("version https"), r"1\.safetensors is damaged .*: "),
-        (lambda _, index: index.write_text("{}"), r"index\.json is damaged .*'weight_map'.*: "),
+        (lambda one, _: one.unlink(), rf"model-1\.safetensors is missing: {FETCH}"),
+        (lambda one, _: one.write_text("version https"), rf"1\.safetensors is damaged .*: {FETCH}"),
+        (
+            lambda one, _: one.write_text(LFS),
+            r"1\.safetensors is not the data, but a pointer of Git",
+        ),
+        (lambda _, index: index.write_text("{}"), rf"json is damaged .*'weight_map'.*: {FETCH}"),
     ],
 )
 def test_a_base_without_all_its_weights_is_refused(
@@ -130,7 +138,7 @@ def test_a_base_without_all_its_weights_is_refused(
     options = (blocks, Model(hf=str(base)), Domain(tokenizer="byte"))
     check_base(base, *options)
     change(base / "model-1.safetensors", index)
-    with pytest.raises(ValueError, match=f"{sentence}fetch or copy the whole checkpoint again"):
+    with pytest.raises(ValueError, match=sentence):
         check_base(base, *options)
     save_file({"a": torch.ones(2)}, base / "model.safetensors")  # read before the index
     (base / "model-1.safetensors").unlink(missing_ok=True)

@@ -23,10 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nemo_rod.corpus.adapters.hub_files import file_of
+from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
+from nemo_rod.files import read_json
 from nemo_rod.trust import UntrustedCodeError, explain_own_code, name_and_revision
 
-_FILE, _PIECES = "tokenizer.json", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 # Text in which tokenizers with one vocabulary differ, beside `PROBES`.
 _MADE = (
     " a  b   c\n\n\n\td\r\ne\u00a0f\u3000g ",
@@ -76,7 +79,7 @@ class HuggingFaceTokenizer:
         end = eos_id if eod is None else eod
         if end is None:
             raise ValueError(
-                f"tokenizer {name!r} has no EOS token to end documents with: "
+                f"tokenizer {name!r} has no EOS token in its files to end documents with: "
                 "set domain.eod to the id of the token that does"
             )
         # Not the number of entries: there may be ids without one.
@@ -148,8 +151,22 @@ def _load(name: str, trust_remote_code: bool) -> _Loaded:
             return _Loaded(*pickle.loads(alone.stdout))
     tokenizer, source, replaced = own_tokenizer(name, trust_remote_code)
     backend = tokenizer.backend_tokenizer
-    splits = backend.encode_special_tokens
-    return _Loaded(backend, splits, tokenizer.eos_token_id, source, replaced)
+    eos_id = tokenizer.eos_token_id
+    if eos_id is not None and source is not None and source.name == _FILE:
+        from tokenizers import Tokenizer
+
+        tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).values()
+        added = {*(token.get("content") for token in tokens), *_json(name, "added_tokens.json")}
+        own_id = Tokenizer.from_file(str(source)).token_to_id(tokenizer.eos_token)
+        if own_id is None and tokenizer.eos_token not in added:
+            eos_id = None  # transformers has appended it to the vocabulary: the base never met it
+    return _Loaded(backend, backend.encode_special_tokens, eos_id, source, replaced)
+
+
+def _json(name: str, file: str) -> dict[str, Any]:
+    """Returns what a file of a tokenizer says; {} if there is none."""
+    path = file_of(name, file, fetch=True)
+    return read_json(path) if path else {}
 
 
 def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None, str]:
@@ -173,6 +190,9 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     own = functools.partial(file_of, name, fetch=True)
     file = own(_FILE)
     pieces = None if file else next(filter(None, map(own, _PIECES)), None)
+    for each in filter(None, (file, pieces, own(_CONFIG))):
+        with each.open("rb") as head:
+            refuse_placeholder(each, head.read(HEAD))
     if pieces is not None:
         _sentencepiece(name, pieces)  # refuses more clearly than transformers
     with_class: Any = None
@@ -249,9 +269,7 @@ def _contradiction(name: str, file: Path) -> str:
         for each in inner if isinstance(inner, list) or isinstance(value, dict) else ():
             yield from parts(each)
 
-    config_file = file_of(name, "tokenizer_config.json", fetch=True)
-    config = json.loads(config_file.read_text("utf-8")) if config_file else {}
-    whole = json.loads(file.read_text("utf-8"))
+    config, whole = _json(name, _CONFIG), _json(name, _FILE)
     pipeline = [*parts([whole.get("normalizer"), whole.get("pre_tokenizer")])]
     for key, of in _SETTINGS.items():
         found = [setting for part in pipeline if (setting := of(part)) is not None]
@@ -328,17 +346,12 @@ def _sentencepiece(name: str, file: Path) -> Any:
         ) from None
 
 
-def _place(name: str) -> tuple[str, dict[str, Any]]:
-    repository, revision = name_and_revision(os.path.expanduser(name))
-    return repository, {} if revision is None else {"revision": revision}
-
-
 def _from(name: str, kind: Any, **options: Any) -> Any:
     """Loads a tokenizer as a class of transformers."""
-    repository, pin = _place(name)
+    repository, revision = name_and_revision(os.path.expanduser(name))
     try:
         with explain_own_code(f"tokenizer {name!r}"):
-            return kind.from_pretrained(repository, **pin, **options)
+            return kind.from_pretrained(repository, revision=revision or "main", **options)
     except UntrustedCodeError:
         raise
     except Exception as error:  # the library passes on any error of its many loaders

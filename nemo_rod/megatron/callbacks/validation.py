@@ -14,13 +14,7 @@ from nemo_rod.files import write_json
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.ranks import from_recorder, is_recorder
 from nemo_rod.selection.curriculum.journal import read_rows
-from nemo_rod.selection.held_out import (
-    START_FILE,
-    Rule,
-    adaptation_loss,
-    is_due,
-    source_losses,
-)
+from nemo_rod.selection.held_out import START_FILE, Rule, adaptation_loss, is_due, source_losses
 
 
 @dataclass(eq=False)
