@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,9 @@ def block(table: pa.Table, row: int) -> pa.Table:
 BLOCKS = {
     "a part is missing": (lambda n, t: None if n == 1 else t, "lacks part_00001.parquet"),
     "no part": (lambda n, t: None, "has no part_00000.parquet"),
+    "a part under another name": (lambda n, t: t, "part_00001_old.parquet is none of the parts"),
+    "a part of two numbers": (lambda n, t: t, "part_1.parquet is none of the parts"),
+    "negative id": (lambda n, t: one(t, "token_ids", [-1] * 64), "has token ids from -1 to 255"),
     "another table": (lambda n, t: t.drop_columns("split"), "has no column 'split'"),
     "foreign hash": (lambda n, t: one(t, "content_hash", "ab" * 32) if n == 2 else t,
                      "blocks: row 348, of origin"),
@@ -301,6 +305,8 @@ BLOCKS = {
 def test_bad_blocks_are_refused(theirs: Theirs, case: str, tmp_path: Path) -> None:
     change, sentence = BLOCKS[case]
     folder = copied(theirs[0], tmp_path / "blocks", change)
+    if named := re.match(r"part_\d+\w*\.parquet(?= is none)", sentence):
+        shutil.copyfile(folder / "part_00001.parquet", folder / named[0])
     words = ("blocks", folder, tmp_path / "store", "tokenizer=byte")
     refused(sentence, *words)
     if "repeated=keep" in sentence or "twice" in case or "both splits" in case:
@@ -343,6 +349,32 @@ def test_bad_traces_are_refused(theirs: Theirs, ours: Path, case: str, tmp_path:
     rows = change([row for step in steps for row in trace_rows(theirs[1], step, K)])
     write_lines(tmp_path / "trace" / "exp_001" / "selected_samples.jsonl", rows)
     refused(sentence, "curriculum", tmp_path / "trace", tmp_path / "c", f"blocks={ours}")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("e_1/.cache/s.jsonl", ""),
+        ("e_1/t.jsonl", "s.jsonl and t.jsonl beside it both begin with step 1: a launch has one"),
+        ("e_2/s.jsonl.gz", "e_2/s.jsonl.gz is compressed: unpack it"),
+    ],
+)
+def test_files_beside_a_launch(
+    theirs: Theirs, ours: Path, name: str, sentence: str, tmp_path: Path
+) -> None:
+    first, other = (
+        [r for n in (1, 2) for r in trace_rows(theirs[1], n, K, seed)] for seed in (0, 1)
+    )
+    write_lines(tmp_path / "t" / "e_1" / "s.jsonl", first)
+    with (tmp_path / "t" / "e_1" / "s.jsonl").open("a") as file:
+        file.write("\n\n")
+    write_lines(tmp_path / "t" / name, other)
+    words = ("curriculum", tmp_path / "t", tmp_path / "c.rod", f"blocks={ours}")
+    if sentence:
+        return refused(sentence, *words)
+    here("import", *words)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        assert [score for r in curriculum for score in r.score] == [row["rho"] for row in first]
 
 
 def cache_rows(rows: list[dict], tag: int) -> list[dict]:
@@ -399,6 +431,7 @@ CACHES = {
                  "row 1: origin_tag is None, expected a whole number"),
     "short hash": (lambda rows: [rows[0], rows[1] | {"content_hash": "ab"}],
                    "row 2: content_hash is 'ab', expected 64 hexadecimal digits"),
+    "negative": (lambda rows: [rows[0] | {"ref_loss": -2.0}], "has the loss -2.0"),
     "other size": (lambda rows: [rows[0] | {"n_response_tokens": 4095}], "over 4095 targets"),
     "other role": (lambda rows: [row | {"origin_tag": 1} for row in rows], "no loss of the adapt"),
     "none": (lambda rows: [], "has no refloss_train_"),

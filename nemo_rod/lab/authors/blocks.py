@@ -227,19 +227,27 @@ def import_blocks(
 
 def _parts(folder: Path) -> list[Path]:
     """Returns the parts of a folder, in order; refuses one with a gap."""
-    parts = sorted(folder.glob("part_*.parquet"))
-    numbers = [int(found[1]) for p in parts if (found := re.fullmatch(r"part_(\d+)", p.stem))]
+    parts: dict[int, Path] = {}
+    for part in sorted(folder.glob("part_*.parquet")):
+        found = re.fullmatch(r"part_(\d+)", part.stem, re.ASCII)
+        if not found or int(found[1]) in parts:
+            raise ValueError(
+                f"{part} is none of the parts that the authors' code wrote, or another copy of "
+                "one: leave one file for each part"
+            )
+        parts[int(found[1])] = part
+    numbers = sorted(parts)
     if not numbers:
         raise ValueError(
             f"{folder} has no part_00000.parquet: name the folder of blocks that the authors' "
             "code wrote"
         )
-    if missing := sorted({*range(max(numbers) + 1)} - {*numbers}):
+    if missing := sorted({*range(numbers[-1] + 1)} - {*numbers}):
         raise ValueError(
-            f"{folder} lacks part_{missing[0]:05d}.parquet, but has part_{max(numbers):05d}"
+            f"{folder} lacks part_{missing[0]:05d}.parquet, but has part_{numbers[-1]:05d}"
             ".parquet: copy the folder again"
         )
-    return parts
+    return [parts[number] for number in numbers]
 
 
 def _survey(folder: Path, parts: list[Path], *, may_repeat: bool) -> int:
@@ -322,7 +330,10 @@ def _read(part: Path) -> Iterator[_Rows]:
             )
         tokens = ids.to_numpy()
         if tokens.min() < 0 or tokens.max() >= 1 << 31:
-            raise ValueError(f"{part} has the token id {tokens.min()} or {tokens.max()}")
+            raise ValueError(
+                f"{part} has token ids from {tokens.min()} to {tokens.max()}, expected those of a "
+                "tokenizer, from 0 on: copy it again"
+            )
         tokens = tokens.astype(np.int32).reshape(len(lists), -1)
         hashes = as_bytes(columns["content_hash"].to_pylist())
         facts = (columns[name].to_pylist() for name in ("origin", "origin_tag", "split"))

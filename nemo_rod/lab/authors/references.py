@@ -102,8 +102,9 @@ def _read(
             )
         losses = columns["ref_loss"].to_numpy()[mine].astype(np.float32)
         hashes = as_bytes(columns["content_hash"].to_pylist())[mine]
-        if not np.isfinite(losses).all():
-            place = int(np.argmin(np.isfinite(losses)))
+        is_loss = np.isfinite(losses) & (losses >= 0)
+        if not is_loss.all():
+            place = int(np.argmin(is_loss))
             raise ValueError(
                 f"{file} has the loss {losses[place]} of block {hashes[place].tobytes().hex()}: "
                 "score that block again"

@@ -182,12 +182,17 @@ def _steps(trace: Path, note: Callable[[str], object], before: int) -> NDArray[A
         if path.is_symlink() and path.is_dir():  # rglob passes it by
             raise ValueError(f"{path} is a link to a folder: put that folder in its place")
     run, last = np.empty(0, _ROW), 0
-    files = [trace] if trace.is_file() else trace.rglob("*.jsonl")
-    for file in sorted(files, key=_number):
+    begins = dict[tuple[Path, int], Path]()
+    for file in sorted(_files(trace), key=_number):
         launch = _launch(file)
         if len(launch):
-            last = max(last, int(launch["step"][-1]))
-            run = np.concatenate([run[run["step"] < launch["step"][0]], launch])
+            last, first = max(last, int(launch["step"][-1])), int(launch["step"][0])
+            if (beside := begins.setdefault((file.parent, first), file)) != file:
+                raise ValueError(
+                    f"{beside} and {file.name} beside it both begin with step {first}: a launch "
+                    "has one file, and a folder of its own; leave out the one that does not count"
+                )
+            run = np.concatenate([run[run["step"] < first], launch])
     if not len(run):
         raise ValueError(
             f"{trace} has no row of a selection trace: runs without selection write none; name "
@@ -217,6 +222,16 @@ def _steps(trace: Path, note: Callable[[str], object], before: int) -> NDArray[A
     return run.reshape(len(steps), -1)
 
 
+def _files(trace: Path) -> list[Path]:
+    """Returns the files of a trace; hidden ones and their folders are left out."""
+    if trace.is_file():
+        return [trace]
+    below = [f for f in trace.rglob("*") if "/." not in f"/{f.relative_to(trace).as_posix()}"]
+    if packed := [file for file in below if re.search(r"\.jsonl\.(gz|bz2|xz|zst|zip)$", file.name)]:
+        raise ValueError(f"{packed[0]} is compressed: unpack it, as it is part of the trace")
+    return [file for file in below if file.suffix == ".jsonl" and file.is_file()]
+
+
 def _number(file: Path) -> list[Any]:
     """Returns the key that sorts paths by the numbers in them: exp_9 before exp_10."""
     words = re.split(r"([0-9]+)", str(file))
@@ -232,13 +247,16 @@ def _launch(file: Path) -> NDArray[Any]:
         for number, line in enumerate(iter(partial(lines.readline, MOST_BYTES), b""), start=1):
             if len(line) == MOST_BYTES:
                 raise ValueError(f"{file}, row {number}, has no end of line: copy it again")
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     break
                 raise ValueError(
-                    f"{file}, row {number}, is no JSON ({error}): name the folder of a trace"
+                    f"{file}, row {number}, is no JSON ({error}): name the folder of a trace, or "
+                    "remove that row, if a kill cut it"
                 ) from None
             rows.append(_typed(row, f"{file}, row {number}"))
             if len(rows) == _CHUNK:
