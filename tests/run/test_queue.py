@@ -3,6 +3,7 @@
 The stub programs keep the queue in a file: number, state and log of each job.
 """
 
+import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -14,7 +15,7 @@ from test_render import CLUSTER
 from nemo_rod.commands import run_stages
 from nemo_rod.lab import cancel, launches, status
 from nemo_rod.run.checks import check
-from nemo_rod.run.launch import slurm
+from nemo_rod.run.launch import queue, slurm
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stages import Stages
@@ -211,3 +212,12 @@ def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -
     (folder / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \("):
         show_status()
+
+
+def test_filters_in_the_environment_hide_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_STATES", "SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SLURM_TIME_FORMAT"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/conf")
+    lines = queue.ask("env")
+    assert "SLURM_CONF=/conf" in lines
+    assert not [line for line in lines if re.match("SQUEUE|SCANCEL|SLURM_TIME", line)]

@@ -47,7 +47,7 @@ def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sbatch.chmod(0o755)
     left = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "9", "SLURM_NTASKS": "2"}
     left |= {"SLURM_TIMELIMIT": "9", "SBATCH_TIMELIMIT": "9", "SBATCH_GRES": "gpu:1"}
-    left |= {"SBATCH_ACCOUNT": "x", "SLURM_EXPORT_ENV": "NONE"}
+    left |= {"SBATCH_ACCOUNT": "x", "SLURM_EXPORT_ENV": "NONE", "SCANCEL_STATE": "RUNNING"}
     kept = {"SLURM_CONF": "/conf", "SLURM_JWT": "token", "PATH": f"{sbatch.parent}:/usr/bin:/bin"}
     kept |= {"SBATCH_CLUSTERS": "a", "SBATCH_QOS": "long"}  # the cluster's qos is null
     script = Path(config.run_dir) / "launch" / "slurm" / "submit.sh"

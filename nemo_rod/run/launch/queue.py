@@ -122,9 +122,14 @@ def _squeue(run_dir: Path, *options: str) -> list[str]:
 
 
 def ask(*command: str) -> list[str] | str:
-    """Returns the output lines of a program of Slurm's, or the reason for its failure."""
+    """Returns the output lines of a program of Slurm's, or the reason for its failure.
+
+    Filters and formats that its user has in the environment would hide jobs, or spare them.
+    """
+    own = re.compile("S(QUEUE|CANCEL|ACCT)_|SLURM_TIME_FORMAT")
+    environment = {name: value for name, value in os.environ.items() if not own.match(name)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     except FileNotFoundError:
         return f"{command[0]} is not on this machine"
     except subprocess.TimeoutExpired:

@@ -17,7 +17,16 @@ from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 from nemo_rod.trust import REFERENCE
 
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # sbatch takes one of them
 _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
+    "cpus-per-gpu": "sbatch refuses it beside the cores of a stage: remove it, and set "
+    "cluster.cpu_cores",
+    "dependency": "a stage comes after those that it needs: remove it",
+    "chdir": "the jobs work in the folder that they are submitted from: remove it, and go there",
+    **dict.fromkeys(
+        ("wait", "wrap", "test-only"),
+        "submit.sh submits a script of its own and reads the number of its job: remove it",
+    ),
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
     "signal": "it warns a stage of its time limit: remove it, and set launcher.grace_seconds",
     **dict.fromkeys(
@@ -139,24 +148,7 @@ def _check_cluster(config: Config) -> None:
             f"{launcher.grace_seconds}, so every job would be stopped at its start: raise the "
             "former, or lower the latter."
         )
-    for key in ("sbatch", "cpu_sbatch"):
-        for name, value in getattr(cluster, key).items():
-            if len(name) == 1:
-                raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
-            if key == "sbatch" and name in ("account", "partition", "qos", "time"):
-                raise ValueError(
-                    f"cluster.sbatch.{name} is set, beside cluster.{name}: remove it, and set the "
-                    "latter; cluster.cpu_sbatch is for the stages without GPUs."
-                )
-            if name in _OWN_OPTIONS:
-                raise ValueError(f"cluster.{key}.{name} is set, but {_OWN_OPTIONS[name]}.")
-            if isinstance(value, bool | dict | list):
-                raise ValueError(
-                    f"cluster.{key}.{name}={value} is not valid: expected a text, a number, or "
-                    "null for an option without a value."
-                )
-            if key == "sbatch" and name in ("gres", "gpus-per-node", "tres-per-node"):
-                _check_gpus(config, name, str(value))
+    _check_options(config)
     if (image := cluster.image) is not None:
         file, in_apptainer = Path(image), cluster.container == "apptainer"
         # otherwise it is a registry's address
@@ -181,12 +173,39 @@ def _check_cluster(config: Config) -> None:
     launcher_of(config).check_cluster(config)
 
 
+def _check_options(config: Config) -> None:
+    """Refuses options of sbatch that are set twice, or that a chain of jobs cannot have."""
+    cluster = config.cluster
+    for key in ("sbatch", "cpu_sbatch"):
+        if len(given := [name for name in _MEMORY if name in getattr(cluster, key)]) > 1:
+            raise ValueError(
+                f"cluster.{key} has {' and '.join(given)}, of which sbatch takes one: leave one."
+            )
+        for name, value in getattr(cluster, key).items():
+            if len(name) == 1:
+                raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
+            if key == "sbatch" and name in ("account", "partition", "qos", "time"):
+                raise ValueError(
+                    f"cluster.sbatch.{name} is set, beside cluster.{name}: remove it, and set the "
+                    "latter; cluster.cpu_sbatch is for the stages without GPUs."
+                )
+            if name in _OWN_OPTIONS:
+                raise ValueError(f"cluster.{key}.{name} is set, but {_OWN_OPTIONS[name]}.")
+            if isinstance(value, bool | dict | list):
+                raise ValueError(
+                    f"cluster.{key}.{name}={value} is not valid: expected a text, a number, or "
+                    "null for an option without a value."
+                )
+            if key == "sbatch" and name in ("gres", "gpus-per-node", "tres-per-node"):
+                _check_gpus(config, name, str(value))
+
+
 def _check_gpus(config: Config, option: str, value: str) -> None:
     """Refuses an option of sbatch that asks for other GPUs than the cluster's own keys."""
     cluster, counts = config.cluster, []
     for item in value.split(","):
         words = re.split("[:=/]", item.removeprefix("gres:").removeprefix("gres/").split("(")[0])
-        if option == "gpus-per-node" or words[0] == "gpu":
+        if option == "gpus-per-node" or words[0] in ("gpu", "mps", "shard"):
             counts.append(int(words[-1]) if words[-1].isdigit() else 1)
     asked = {cluster.gpus_per_node, min(config.parallel.world_size, cluster.gpus_per_node)}
     if counts and (option != cluster.gpu_option or sum(counts) not in asked):

@@ -5,7 +5,7 @@ folder={folder}
 cd {cwd} # where the jobs work
 # Those of an allocation around this shell would reach the jobs, whose srun refuses or obeys them;
 # and sbatch prefers SBATCH_* to the directives of the jobs.
-for name in "${!SLURM_@}" "${!SBATCH_@}"; do
+for name in "${!SLURM_@}" "${!SBATCH_@}" "${!SCANCEL_@}"; do
   [[ $name =~ ^(SLURM_CONF.*|SLURM_JWT|S[A-Z]+_CLUSTERS{kept})$ ]] && continue
   [[ $name != SBATCH_* ]] || echo "submit.sh: $name is not used, set the cluster's keys" >&2
   unset "$name"
