@@ -1,6 +1,6 @@
 """Losses of blocks by transformers' own class of a checkpoint.
 
-Shape suffixes: C = blocks, S = tokens of a block.
+Shape suffixes: C = blocks, S = tokens of a block, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ def num_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64]:
     """Returns the mean loss of the next-token targets of every block, nats, `[C]`."""
-    means = []
+    means: list[float] = []
     for start in range(0, len(tokens_CS), _BLOCKS_PER_PASS):
         tokens = tokens_CS[start : start + _BLOCKS_PER_PASS].astype(np.int64)
         ids = torch.from_numpy(tokens).to(getattr(model, "device", "cpu"))
         with torch.no_grad():
-            logits = model(input_ids=ids).logits[:, :-1].double()
-        losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids[:, 1:], reduction="none"
-        )
-        means.append(losses.mean(1).cpu().numpy())
-    return np.concatenate(means)
+            logits = model(input_ids=ids).logits[:, :-1]
+            for logits_SV, targets_S in zip(logits, ids[:, 1:], strict=True):
+                # block by block: of a large vocabulary, these are gigabytes
+                means.append(
+                    torch.nn.functional.cross_entropy(logits_SV.double(), targets_S).item()
+                )
+    return np.array(means)

@@ -128,8 +128,8 @@ def _of_bridge(
             f"{_cure(hf, job.config.model, is_built=False)}"
         ) from error
     del scorer, chunks
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
     parallel_state.destroy_model_parallel()
     return losses

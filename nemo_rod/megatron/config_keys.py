@@ -40,7 +40,7 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
         changed = copy.deepcopy(config)
         _change(changed, place, key, other)
         described = _described(changed)
-        chooses = isinstance(value, bool | str) or "rope" in "".join(place)
+        chooses = isinstance(value, bool | str | None) or "rope" in "".join(place)
         is_ignored = described == whole and whole is not None
         if is_ignored or (chooses and not is_built) or (whole is None and described is not None):
             found.append(".".join((*place, key)))
@@ -87,27 +87,25 @@ def _settings(config: Any) -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
             if key in ("rope_parameters", "rope_scaling"):
                 known = default if isinstance(default, dict) else {}
                 for name, each in (value or {}).items():
-                    if each != known.get(name) and not _is_moot(name, each, value):
+                    if each != known.get(name) and not _is_moot(name, each, value, known):
                         yield (*place, key), name, each, _other(each)
-            elif (
-                value != default and not isinstance(value, dict) and not _are_alike(value, default)
-            ):
+            elif value != default and not isinstance(value, dict):
+                if isinstance(value, list) and isinstance(default, list):
+                    layers = min(len(value), len(default))
+                    if layers > 1 and value[:layers] == default[:layers]:
+                        continue  # one entry a layer, of fewer or more layers
                 yield place, key, value, default if default is not None else _other(value)
 
 
-def _are_alike(value: Any, default: Any) -> bool:
-    """Returns whether two lists, one entry a layer, differ by the number of layers alone."""
-    lists = isinstance(value, list) and isinstance(default, list)
-    return lists and {*map(str, value)} == {*map(str, default)}
-
-
-def _is_moot(name: str, value: Any, rope: dict[str, Any]) -> bool:
+def _is_moot(name: str, value: Any, rope: dict[str, Any], default: dict[str, Any]) -> bool:
     """Returns whether Megatron's own rotation has this value in any case."""
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if isinstance(value, dict) or name == "rope_theta" or kind == "default":
+    if isinstance(value, dict) or name == "rope_theta":
         return True
+    if kind == "default":
+        return default.get("rope_type", kind) == kind
     rule = inspect.signature(RotaryEmbedding._apply_scaling).parameters
     return kind == "llama3" and name in rule and value == rule[name].default
 

@@ -104,6 +104,7 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
     """
     functions.check("scoring", "trainer")
     bridge, provider = model_provider(hf, job.parallel, job.config.model, block_size=block_size)
+    provider.perform_initialization = False  # no gradient is clipped, and drawing takes seconds
     provider.finalize()
     if not parallel_state.is_initialized():
         provider.initialize_model_parallel(seed=job.config.seed)

@@ -90,8 +90,17 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {**EXPERTS, "num_key_value_heads": 4}, EQUAL),
     ("olmoe", {**EXPERTS, "num_key_value_heads": 4, "clip_qkv": 0.5}, "clip_qkv"),
     ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}, EQUAL),
+    (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, **rope(rope_type="default")},
+        "rope_parameters.rope_type of",
+    ),
+    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.0}, EQUAL),
+    ("gemma3_text", {"layer_types": ["full_attention"] * 4}, "takes no account of layer_types of"),
+    ("nemotron", {"hidden_act": "gelu"}, "takes no account of hidden_act of"),
     ("nemotron", {"hidden_act": "relu2"}, EQUAL),
     ("deepseek_v3", ROUTED, EQUAL),
+    ("deepseek_v3", {**ROUTED, "q_lora_rank": None}, "q_lora_rank, "),
     ("deepseek_v3", {**ROUTED, **rope(**YARN, mscale=1.0, mscale_all_dim=1.0)}, EQUAL),
 ]
 
