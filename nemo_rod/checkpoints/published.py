@@ -28,13 +28,13 @@ NOT_COMPUTED = re.compile(
 # Of a checkpoint, besides its weights: what other programs read with them, and its terms.
 _BESIDE = re.compile(
     r"(generation_|preprocessor_|processor_|tokenizer_|video_preprocessor_)?config\.json|tokenizer\.json"
-    r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.txt"
-    r"|[\w.-]+\.(model|jinja|tiktoken)|(configuration|modeling|tokenization|processing)_\w+\.py"
-    r"|(?i:license|notice|use_policy)[\w.-]*"
+    r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.(txt|bpe)"
+    r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken|py)"
+    r"|[\w. -]*(?i:licen[cs]e|notice|copying|use_policy)[\w. -]*"
 )
 _TEMPLATES = "additional_chat_templates"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' name -> torch's
-_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")(?:{"|".join(_DTYPES.values())})(")')
+_DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(")')
 
 
 def published_names(folder: Path) -> dict[str, str]:
@@ -79,9 +79,9 @@ def copy_beside(base: Path, made: Path) -> None:
     dtype = _DTYPES.get(max(sizes, key=sizes.__getitem__))
     config = made / "config.json"
     if dtype is not None and config.is_file():
-        text = config.read_bytes().decode()
-        if (changed := _DTYPE.sub(rf"\g<1>{dtype}\g<2>", text)) != text:
-            config.write_bytes(changed.encode())
+        text = config.read_bytes()
+        if (changed := _DTYPE.sub(rb"\g<1>%s\g<2>" % dtype.encode(), text)) != text:
+            config.write_bytes(changed)
 
 
 def save_published(model: Any, folder: Path) -> None:

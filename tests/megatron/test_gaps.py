@@ -14,15 +14,21 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from nemo_rod.checkpoints.published import copy_beside
 from nemo_rod.files import read_json, write_json
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
 HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.weight"
+KEPT = (
+    *("tokenizer.json", "tokenizer.model.v3", "vocab.bpe", "chat_template.jinja", "LICENSE.txt"),
+    *("MODEL_LICENCE", "Tongyi Qianwen LICENSE AGREEMENT", "THIRD_PARTY_NOTICES.txt", "COPYING"),
+    *("modeling_own.py", "layers.py", "__init__.py"),
+)
 # of the base; what is kept, and with fp32 weights the type that the configuration names
 BESIDE = {
     "config.json": b'{"rope_theta":1e4,\n  "torch_dtype":  "bfloat16"}',
-    "tokenizer.json": b"\xc3\xa9\r\n", "chat_template.jinja": b"{{ x }}", "LICENSE.txt": b"terms",
+    **dict.fromkeys(KEPT, b"\xc3\xa9\r\n{{ x }}"),
     "model.safetensors": b"other weights", "model.safetensors.index.json": b"{}",
     "README.md": b"its card", "manifest.json": b"{}", "consolidated.pth": b"more weights",
 }  # fmt: skip
@@ -66,10 +72,31 @@ def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path: Pat
         with safe_open(tmp_path / "hf" / file, "pt") as tensors:
             assert tensors.metadata() == {"format": "pt"}
     beside = {f.name: f.read_bytes() for f in (tmp_path / "hf").iterdir() if f.name in BESIDE}
-    kept = {name: BESIDE[name] for name in ("tokenizer.json", "chat_template.jinja", "LICENSE.txt")}
+    kept = {name: BESIDE[name] for name in KEPT}
     config = BESIDE["config.json"].replace(b"bfloat16", b"float32")
     del beside["model.safetensors.index.json"]
     assert beside == {**kept, "config.json": config}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (b'{"dtype": "torch.bfloat16"}', b'{"dtype": "float32"}'),
+        (b'{"dtype":"float64",\r\n "a":"\xe9"}', b'{"dtype":"float32",\r\n "a":"\xe9"}'),
+        (b'{"text": {"torch_dtype": "float16"}}', b'{"text": {"torch_dtype": "float32"}}'),
+        *[(same, same) for same in (b'{"dtype": "auto"}', b'{"dtype": null}', b'{"x_dtype": "a"}')],
+    ],
+)  # fmt: skip
+def test_the_configuration_names_the_type_of_the_weights(
+    config: bytes, expected: bytes, tmp_path: Path
+) -> None:
+    base, made = tmp_path / "base", tmp_path / "made"
+    base.mkdir()
+    made.mkdir()
+    (base / "config.json").write_bytes(config)
+    safetensors.torch.save_file({"a": torch.zeros(2)}, made / "model.safetensors")
+    copy_beside(base, made)
+    assert (made / "config.json").read_bytes() == expected
 
 
 @pytest.mark.usefixtures("alone")
