@@ -11,6 +11,7 @@ Names and forms are those of a trained arm of a recipe. `nemo-rod report FOLDER`
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import replace
@@ -156,7 +157,7 @@ class JobRecord:
                 f"have it, copy that record's files to {folder} before the job starts."
             )
         if start.exists():
-            self.start = dict(read_json(start))
+            self.start = _losses(start)
         facts = {"steps": steps, "held_out": held_out or recorded}
         write_json(job, facts | {"scored_length": scored_length or header.block_size})
         if not path.exists():
@@ -210,8 +211,20 @@ def _start_of(folder: Path | None, held_out: str) -> dict[str, float] | None:
     files = [folder / name for name in (START_FILE, "job.json")] if folder else []
     if not files or not all(file.is_file() for file in files):
         return None
-    start, job = map(read_json, files)
-    return start if held_out and job.get("held_out") == held_out else None
+    job = read_json(files[1])
+    return _losses(files[0]) if held_out and job.get("held_out") == held_out else None
+
+
+def _losses(file: Path) -> dict[str, float]:
+    """Reads held-out losses of the base; NaN is one that the base really had."""
+    losses = read_json(file)
+    for name, loss in losses.items():
+        if type(loss) not in (int, float) or loss < 0 or loss == math.inf:
+            raise ValueError(
+                f"{file} has {name}={loss!r}, expected a loss in nats per token: restore it from a "
+                "copy, or remove it, and F val is not stated."
+            )
+    return losses
 
 
 def _say(sentence: str) -> None:

@@ -90,14 +90,17 @@ def materialise(
         "part_tokens": part_tokens,
     }
     _claim(out, made_of)
-    if (out / _MANIFEST).exists():
-        return
     writer = WRITERS[format](out, header.block_size)
     steps = max(1, part_tokens // (header.num_chosen * header.block_size))
     starts = range(0, len(curriculum), steps)
+    parts = [out / writer.pattern.format(number) for number in range(len(starts))]
+    if (out / _MANIFEST).exists():
+        if all(part.exists() for part in parts):
+            return
+        write_json(out / _INPUTS, made_of)  # a part was removed: the folder is no longer whole
+        (out / _MANIFEST).unlink()
     begun = False
-    for number, start in enumerate(starts):
-        path = out / writer.pattern.format(number)
+    for path, start in zip(parts, starts, strict=True):
         stop = min(start + steps, len(curriculum))
         if begun := begun or not path.exists():  # parts after a missing one are written again
             rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
@@ -111,6 +114,8 @@ def materialise(
 
 def _claim(out: Path, made_of: dict[str, Any]) -> None:
     """Takes a folder for a curriculum, or continues in one; refuses any other content."""
+    if file := next((path for path in (out, *out.parents) if path.is_file()), None):
+        raise ValueError(f"{file} is a file: choose a new folder, or remove it")
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     for name in (_MANIFEST, _INPUTS):
         if name in names:

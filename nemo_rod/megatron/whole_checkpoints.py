@@ -48,7 +48,8 @@ def name_the_last_whole(checkpoints: Path) -> None:
         OSError: the trackers cannot be written, or a folder cannot be removed.
     """
     tracker, latest_state = checkpoints / TRACKER, checkpoints / _LATEST_STATE
-    named = tracker.read_text() if tracker.exists() else ""
+    said = tracker.read_bytes() if tracker.exists() else b""  # a person's may end in a line break
+    named = said.strip(b" \r\n\0").removeprefix(b"iter_").lstrip(b"0").decode("ascii", "replace")
     whole = {}
     for path in sorted(checkpoints.glob("iter_*")):
         number = path.name.removeprefix("iter_")
@@ -56,6 +57,7 @@ def name_the_last_whole(checkpoints: Path) -> None:
             continue
         try:
             is_whole = yaml.safe_load((path / _CONFIG).read_bytes()).keys() >= _SECTIONS
+            is_whole &= (path / _STATE).is_file()
         except (OSError, AttributeError, yaml.YAMLError):  # absent, or cut by an earlier version
             is_whole = False
         if is_whole:
@@ -73,7 +75,7 @@ def name_the_last_whole(checkpoints: Path) -> None:
             shutil.rmtree(abandoned)
         later.rename(abandoned)
     state = (whole[iteration] / _STATE).read_bytes()
-    if named == iteration and latest_state.exists() and latest_state.read_bytes() == state:
+    if said == iteration.encode() and latest_state.exists() and latest_state.read_bytes() == state:
         return
     print(f"{PREFIX}{checkpoints}: resuming from step {iteration}, the last whole one", flush=True)
     write_whole(latest_state, state)

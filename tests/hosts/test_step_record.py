@@ -25,6 +25,7 @@ from nemo_rod.hosts.job_record import JobRecord
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 from nemo_rod.selection.curriculum.journal import read_rows
+from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.selection.schedule import Schedule
 
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
@@ -289,3 +290,12 @@ def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(ValueError, match=r"job\.json lacks the key 'held_out'"):
         run(tmp_path, 1)
+
+
+@pytest.mark.parametrize("value", ['"2.0"', "null", "true", "-2.0", "1e999"])
+def test_what_is_no_loss_of_the_base_is_refused_before_a_step(tmp_path: Path, value: str) -> None:
+    run(tmp_path / "a", *range(6))
+    (tmp_path / "a" / START_FILE).write_text(f'{{"validation/replay/old/loss": {value}}}')
+    for folder, more in (("b", {"former": tmp_path / "a"}), ("a", {})):
+        with pytest.raises(ValueError, match="expected a loss in nats per token: restore it"):
+            begun(tmp_path / folder, 6, **more)

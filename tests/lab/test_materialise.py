@@ -128,6 +128,18 @@ def test_an_interrupted_call_is_continued(
         assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_part_that_was_removed_is_written_again(run: Path, format: str, tmp_path: Path) -> None:
+    store = BlockStore(run / "blocks")
+    curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
+    options = {"format": format, "part_tokens": 2 * K * S}
+    materialise.materialise(curriculum, store, tmp_path / "out", **options)
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    next((tmp_path / "out").glob("*-00001.parquet")).unlink()
+    materialise.materialise(curriculum, store, tmp_path / "out", **options)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == whole
+
+
 def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
     rod, plain, out, mine = run / "arms/rod", run / "arms/plain", tmp_path / "out", tmp_path / "me"
     mine.mkdir()
@@ -135,7 +147,10 @@ def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
     here("curriculum", "materialise", rod, "--format", "megatron", out)
     blocks = ("--blocks", tmp_path / "blocks")
     prepare(blocks[1], sources()[:2], tokenizer=load_tokenizer("byte"), block_size=S)
+    (file := tmp_path / "file").touch()
     for arm, folder, format, more, words in (
+        (rod, file, "parquet", (), "file is a file: choose a new folder, or remove it"),
+        (rod, file / "in", "parquet", (), "file is a file: choose a new folder, or remove it"),
         (rod, mine, "megatron", (), r"notes\.txt"),
         (rod, out, "parquet", (), "format=megatron, but now it is parquet"),
         (plain, out, "megatron", (), "config=rod, but now it is plain"),

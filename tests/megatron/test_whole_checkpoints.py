@@ -64,6 +64,27 @@ def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (b"4\n", 4), (b" 4 \r\n", 4), (b"0000004", 4), (b"iter_0000004", 4), (b"4\0\0\0", 4),
+        *((said, 8) for said in (b"", b"\0\0\0", b"\xff\xfe", b"6", b"-1", b"release", b"8" * 999)),
+    ],
+)  # fmt: skip
+def test_a_tracker_that_a_person_or_a_crash_wrote(
+    tmp_path: Path, said: bytes, expected: int
+) -> None:
+    folder = checkpoints(tmp_path / "checkpoints", 4, 8)
+    (folder / TRACKER).write_bytes(said)
+    whole.name_the_last_whole(folder)
+    now = ((folder / TRACKER).read_text(), (folder / STATE).read_text())
+    assert now == (str(expected), f"state {expected}")
+    (folder / f"iter_{expected:07d}" / "train_state.pt").unlink()
+    whole.name_the_last_whole(folder)
+    left = {4: "", 8: "4"}[expected]
+    assert ((folder / TRACKER).read_text() if left else "") == left
+
+
 def iterations(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 

@@ -247,7 +247,7 @@ def _run(small: Config) -> list[Row]:
         if state == FAILED and not note:
             note = f"its job ended without a record of the reason: see {folder}/logs/slurm"
         starts = [event["time"] for event in events if event["event"] == "began"]
-        seconds = last["time"] - starts[-1] if starts else None
+        seconds = max(0.0, last["time"] - starts[-1]) if starts else None  # clocks are set back
         rows.append(Row(name=stage.name, state=state, note=note, seconds=seconds))
     if reason:  # before the first stage
         rows.insert(0, Row(name="stages", state=FAILED, note=reason))
