@@ -137,16 +137,11 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     while (left := [*_processes_of(folder)]) and time.monotonic() < end:
         time.sleep(0.5)
     assert not left, "processes are left:\n" + "\n".join(left)
-    kept = re.compile(
-        "pymp-|torchinductor_|pytorch-errorfile-"
-    )  # of this process, or its libraries
-    files = [
-        str(file.relative_to(folder))
-        for path in folder.iterdir()
-        for file in [path, *path.rglob("*")]
-        if not kept.match(path.name) and not file.is_dir()
-    ]
-    assert not files, f"files are left in TMPDIR: {files[:20]}"
+    # of this process, or its libraries; wandb's, of a server that a test has killed
+    kept = re.compile(r"pymp-|torchinductor_|pytorch-errorfile-|tmp\w+wandb-(media|artifacts)$")
+    paths = [path for path in folder.iterdir() if not kept.match(path.name)]
+    files = [str(file.relative_to(folder)) for path in paths for file in [path, *path.rglob("*")]]
+    assert not files, f"files or folders are left in TMPDIR: {files[:20]}"
 
 
 def _processes_of(folder: Path) -> Iterator[str]:

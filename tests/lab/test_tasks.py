@@ -313,24 +313,25 @@ def test_lm_eval_knows_the_papers_tasks() -> None:
 @pytest.mark.slow
 @NEEDS_LM_EVAL
 def test_every_arm_gets_the_same_questions_through_the_command_line(tmp_path: Path) -> None:
+    """lm-eval reads a trained arm and a merged one as the base."""
+    names = ("base", "no_replay", "merge_0.5")
     kept = ("dialect", "chain_0", "chain_1")
     sources = [f"domain.sources.{name}.max_bytes=30000" for name in kept]
     sources += [f"~domain.sources.chain_{i}" for i in range(2, 9)]
     run = (
-        "recipe=toy_synthetic", f"run_dir={tmp_path}", "arms=[base,no_replay]", "parallel=single",
-        "pretrain.steps=2", "train.steps=2", *sources,
+        "recipe=toy_synthetic", f"run_dir={tmp_path}", f"arms=[{','.join(names)}]",
+        "parallel=single", "pretrain.steps=2", "train.steps=2", *sources,
     )  # fmt: skip
-    for stage in ("prepare", "pretrain", "train"):
+    for stage in ("prepare", "pretrain", "train", "merge"):
         assert nemo_rod(stage, *run).returncode == 0
     evaluate = ("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
     done = nemo_rod(*evaluate)
     assert done.returncode == 0 and "tasks of no_replay" in done.stderr, done.stderr[-2000:]
     tasks = {
-        name: json.loads((tmp_path / "arms" / name / "tasks.json").read_text())
-        for name in ("base", "no_replay")
+        name: json.loads((tmp_path / "arms" / name / "tasks.json").read_text()) for name in names
     }
-    assert tasks["base"]["configuration"] == tasks["no_replay"]["configuration"]
-    assert set(tasks["base"]["capabilities"]) == {"chain_0", "chain_1"}
+    assert len({json.dumps(result["configuration"]) for result in tasks.values()}) == 1
+    assert all({*result["capabilities"]} == {"chain_0", "chain_1"} for result in tasks.values())
     assert nemo_rod("report", *run).returncode == 0
     results = json.loads((tmp_path / "report" / "results.json").read_text())["arms"]["no_replay"]
     lost = [
