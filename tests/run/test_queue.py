@@ -82,11 +82,11 @@ def launch(launcher: str = "slurm", run_dir: str = "run") -> None:
 
 
 def cancelled(run_dir: str = "run") -> None:
-    cancel.main(Namespace(run_dir=Path(run_dir)))
+    cancel.cancel(Path(run_dir))
 
 
 def show_status() -> None:
-    status.main(Namespace(run_dir=Path("run"), watch=False))
+    status.main(Namespace(run_dir=Path("run"), serve=False, cancel=False, watch=False))
 
 
 @pytest.mark.parametrize(("second", "name"), [("slurm", ""), ("ray", ""), ("slurm", ";east")])
