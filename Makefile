@@ -110,8 +110,9 @@ nemo-rl-project: ## write the folder of a pull request to NeMo-RL's research/: N
 	@test "$(NEMO_RL)" -a "$(NEMO_ROD_URL)" || { echo "NEMO_RL= is a checkout, and NEMO_ROD_URL= where this one can be cloned" >&2; exit 1; }
 	bash docs/examples/nemo_rl_research/make.sh "$(NEMO_RL)" "$(NEMO_ROD_URL)"
 
-docs: $(READY) ## write the page of every configuration key: runs/docs/configuration.md
+docs: $(READY) ## write the page of every key, runs/docs/configuration.md, and the pages' tables from raw numbers
 	@$(BIN)/python tests/helpers/config_page.py
+	@$(BIN)/python benchmarks/_tables.py
 
 # uv asks the index for the digests of every file of a pin, and downloads none of them.
 hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests of their files

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -321,10 +322,41 @@ def test_every_step_of_the_method_has_its_function() -> None:
             body = function.body  # type: ignore[attr-defined]
 
 
+def test_tables_are_made_from_raw_numbers(tmp_path: Path) -> None:
+    """A number that is typed is found; a table without raw numbers says that it has none."""
+    program = ROOT / "benchmarks" / "_tables.py"
+    pages = [ROOT / "README.md", *(ROOT / "docs" / "research").glob("*.md")]
+
+    def check(root: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, root / "benchmarks" / "_tables.py", "--check"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = check(ROOT)
+    assert (done.returncode, done.stdout) == (0, "every table is that of its raw numbers\n")
+    for page in pages:
+        if page.name == "laws.md":  # all of its tables are in the next test
+            continue
+        above = r"(?:<!-- ([^\n]*) -->\n\n)?"
+        for mark, table in re.findall(rf"{above}((?:^\|.*\n)+)", page.read_text(), re.MULTILINE):
+            is_measured = re.search(r"\| [*+-]*\d+\.\d", "".join(table.splitlines()[2:]))
+            known = ("made by make docs", "no raw numbers were kept: to be measured again")
+            assert not is_measured or mark.endswith(known), f"{name(page)}: {table[:200]}"
+    shutil.copytree(ROOT / "docs" / "research", tmp_path / "docs" / "research")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(program, tmp_path / "benchmarks")
+    typed = tmp_path / "docs" / "research" / "controls.md"
+    typed.write_text(typed.read_text().replace("1.748 (", "1.738 ("))
+    done = check(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "changed: docs/research/controls.md\n")
+
+
 def test_tables_of_german_laws_are_those_of_their_raw_numbers():
     page = (ROOT / "docs" / "research" / "laws.md").read_text().splitlines()
     made = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "laws_table.py"],
+        [sys.executable, ROOT / "benchmarks" / "_laws_table.py"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     rows = [line for line in made.stdout.splitlines() if line.startswith("|")]

@@ -3,7 +3,7 @@
 Differences have one sign: + nats is better. Intervals hold 90 % of 2,000 paired bootstraps over the
 held-out blocks of every source, the same draws for all arms and seeds.
 
-    python benchmarks/laws_table.py
+    python benchmarks/_laws_table.py
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For a model of 135 M parameters, launching a kernel takes longer than running it
 compiled and every arm trains in this one process. Blocks, choices, references and losses are those
 of `nemo_rod`: the store of `nemo-rod prepare`, `RoDBatches`, `TorchScorer`.
 
-    python benchmarks/laws.py RUN --out results [--english STORE] [--seeds 42 43 44] [--until FILE]
+    python benchmarks/_laws.py RUN --out results [--english STORE] [--seeds 42 43 44] [--until FILE]
 
 RUN has `blocks/` and `model/`. `results.json` in the output has a row for every arm and
 `losses.npz` the loss of every held-out block, `<arm>/<seed>` and `<arm>/<seed>/english`, in the

@@ -1,0 +1,283 @@
+"""Makes the tables of README and docs/research from the raw numbers beside the pages.
+
+    python benchmarks/_tables.py [--check]
+
+A line `<!-- table NAME: made by make docs -->` stands above a table whose body is written here; its
+head is the page's. `make docs` writes them all; with --check, a page that would change is named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESEARCH = ROOT / "docs" / "research"
+MARK = re.compile(r"<!-- table (\w+): made by make docs -->\n\n((?:\|.*\n)+)")
+Arms = dict[str, dict[str, Any]]
+Row = Sequence[str]
+
+
+def read(name: str) -> Any:
+    return json.loads((RESEARCH / f"{name}.json").read_text())
+
+
+def controls() -> list[Arms]:
+    """131 k parameters; three seeds of everything, the base included."""
+    return [read(f"controls/seed_{seed}")["arms"] for seed in (1, 2, 3)]
+
+
+def spread(values: Iterable[float], form: str) -> str:
+    """The mean, and the range where it shows."""
+    values = list(values)
+    ends = [format(value, form) for value in (min(values), max(values))]
+    mean = format(sum(values) / len(values), form)
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+
+
+def of(runs: list[Arms], name: str, key: str, form: str) -> str:
+    return spread([run[name][key] for run in runs], form)
+
+
+def better(runs: list[Arms], name: str) -> str:
+    """How much better than the chord of fixed replay, nats; raw numbers have the other sign."""
+    return spread([-run[name]["gap"] for run in runs], "+.3f")
+
+
+def readme() -> list[Row]:
+    runs, rows = controls(), list[Row]()
+    rod = [run["rod"] for run in runs]
+    labels = {"no_replay": "no replay", "fixed_32": "fixed replay, 32 %", "rod": "RoD"}
+    costs = {"rod": "1.67, and once 1.67 for its references"}
+    for name, label in labels.items():
+        mean = {k: sum(run[name][k] for run in runs) / 3 for k in rod[0] if k in KEYS}
+        share = f"{100 * mean['replay_share']:.0f} %" + ", chosen" * (name == "rod")
+        losses = (f"{mean[key]:.3f}" for key in ("adapt_loss", "val_forgetting"))
+        rows.append([label, *losses, share, costs.get(name, "1")])
+    chord = sum(arm["adapt_loss"] - arm["gap"] for arm in rod) / 3
+    forgotten = sum(arm["val_forgetting"] for arm in rod) / 3
+    rows.append(["fixed replay at RoD's forgetting, interpolated", f"{chord:.3f}",
+                 f"{forgotten:.3f}", "", "1"])  # fmt: skip
+    return rows
+
+
+KEYS = ("adapt_loss", "val_forgetting", "replay_share")
+
+
+def controls_arms() -> list[Row]:
+    runs, rows = controls(), list[Row]()
+    for name in ("no_replay", "fixed_20", "fixed_32", "fixed_50", "fixed_70", "rod", "rod_offline",
+                 "rod_mixture"):  # fmt: skip
+        share = sum(run[name]["replay_share"] for run in runs) / 3
+        gap = better(runs, name) if name.startswith("rod") else ""
+        losses = (of(runs, name, key, ".3f") for key in ("adapt_loss", "val_forgetting"))
+        rows.append([f"`{name}`", *losses, f"{share:.3f}" if share else "0", gap])
+    return rows
+
+
+def sizes() -> list[Row]:
+    rows = list[Row]()
+    sets: tuple[tuple[str, list[Arms]], ...] = (
+        ("40 k", [run["arms"] for run in read("sizes/40k_seeds")]),
+        ("131 k", controls()),
+        ("500 k", [read("sizes/500k")["arms"]]),
+        ("1.7 M", [read("sizes/2m")["arms"]]),
+    )
+    for label, runs in sets:
+
+        def mean(name: str, key: str, runs: list[Arms] = runs) -> str:
+            return f"{sum(run[name][key] for run in runs) / len(runs):.3f}"
+
+        pairs = [
+            ", ".join(mean(name, key) for key in ("adapt_loss", "val_forgetting"))
+            for name in ("no_replay", "fixed_32", "rod")
+        ]
+        gaps = [
+            better(runs, name) if all(name in run for run in runs) else ""
+            for name in ("rod", "rod_quarter", "rod_averages")
+        ]
+        rows.append([label, *pairs, mean("rod", "replay_share"), *gaps])
+    return rows
+
+
+def generated() -> list[Row]:
+    runs = [read(f"generated/seed_{seed}") for seed in (42, 7, 8)]
+    rows = list[Row]()
+    for name in ("no_replay", "fixed_20", "fixed_32", "fixed_50", "rod", "rod_averages"):
+        cells = []
+        for half in ("real", "generated"):
+            arms = [run[half] for run in runs]
+            mean = sum(arm[name]["adapt_loss"] for arm in arms) / 3
+            cells += [f"{mean:.3f}", of(arms, name, "val_forgetting", ".3f")]
+        rows.append([f"`{name}`", *cells])
+    return rows
+
+
+def budgets() -> list[Row]:
+    names = ("rod", "rod_averages", "rod_every_8_compute_matched", "rod_quarter_compute_matched",
+             "rod_compute_matched")  # fmt: skip
+    return [
+        [f"{steps:,}", *(better([read(f"budgets/{steps}")["arms"]], n) for n in names)]
+        for steps in (160, 320, 640, 1280)
+    ]
+
+
+def ideas() -> list[Row]:
+    labels = {
+        "rod": ("`rod`", "1.67"), "adaptation_exact": ("new text scored, replay estimated", "1.33"),
+        "replay_exact": ("replay scored, new text estimated", "1.33"),
+        "rod_averages": ("`rod_averages`", "1.00"),
+        "clusters": ("averages by content instead of source", "1.00"),
+    }  # fmt: skip
+    runs, rows = controls(), list[Row]()
+    for name, (label, work) in labels.items():
+        kept = [f"{100 * run[name]['gap'] / run['rod']['gap']:.0f}" for run in runs]
+        share = f"{kept[0] if name == 'rod' else ', '.join(kept)} %"
+        rows.append([label, *(f"{-run[name]['gap']:.4f}" for run in runs), share, work])
+    return rows
+
+
+def transfers(runs: list[Arms], labels: dict[str, str]) -> list[Row]:
+    rows = []
+    for name, label in labels.items():
+        arms, own = [run[name] for run in runs], [run["rod"] for run in runs]
+        mean = {key: sum(arm[key] for arm in arms) / len(arms) for key in KEYS}
+        cells = [f"{mean['adapt_loss']:.3f}, {mean['val_forgetting']:.3f}"]
+        cells.append(f"{mean['replay_share']:.3f}")
+        kept = [100 * arm["gap"] / rod["gap"] for arm, rod in zip(arms, own, strict=True)]
+        ends = dict.fromkeys(f"{value:.0f}" for value in (min(kept), max(kept)))
+        if arms[0]["extrapolated"]:
+            cells += ["beyond the chord", "not judged"]
+        else:
+            cells += [better(runs, name), "" if name == "rod" else f"{' to '.join(ends)} %"]
+        rows.append([label, *cells])
+    return rows
+
+
+def transfers_131k() -> list[Row]:
+    return transfers([run["arms"] for run in read("sizes/transfers")], {
+        "rod": "`rod`, its own", "curriculum_40k": "on the curriculum of 40 k",
+        "reference_40k": "with the specialist of 40 k as reference",
+        "rod_averages": "`rod_averages`, which costs as little",
+    })  # fmt: skip
+
+
+def transfers_500k() -> list[Row]:
+    return transfers([read("sizes/500k")["arms"]], {
+        "rod": "`rod`, its own",
+        "curriculum_131k": "on the curriculum of 131 k (1 to 3.8)",
+        "curriculum_40k": "on the curriculum of 40 k (1 to 12.5)",
+        "reference_131k": "with the specialist of 131 k as reference",
+        "reference_40k": "with the specialist of 40 k as reference",
+        "rod_averages": "`rod_averages`",
+    })  # fmt: skip
+
+
+def transfers_2m() -> list[Row]:
+    return transfers([read("sizes/2m")["arms"]], {
+        "rod": "`rod`, its own",
+        "curriculum_500k": "on the curriculum of 500 k (1 to 3.4)",
+        "curriculum_131k": "on the curriculum of 131 k (1 to 13)",
+        "reference_500k": "with the specialist of 500 k as reference",
+        "reference_131k": "with the specialist of 131 k as reference",
+        "rod_averages": "`rod_averages`",
+    })  # fmt: skip
+
+
+def known_texts() -> list[Row]:
+    texts = read("smollm2/known_texts")
+    labels = {
+        "man_de": "German manual pages", "help_de": "German help of LibreOffice",
+        "man_en": "English manual pages", "licences": "licences", "gcide": "English dictionary",
+        "help_en": "English help of LibreOffice", "git": "documentation of git",
+        "perl": "documentation of Perl", "c": "C headers", "sayings": "sayings",
+        "python": "sources of Python",
+    }  # fmt: skip
+    rows = []
+    for name, label in labels.items():
+        text = texts[name]
+        label += f" ({text['steps']} steps)" if text["steps"] < 100 else ""
+        serves = "new domain" if text["role"] == "adaptation" else "yes" if text["known"] else "no"
+        rows.append([label, f"{text['loss']:.3f}", f"{text['gain']:.3f}", serves])
+    return rows
+
+
+def real_english() -> list[Row]:
+    losses = read("smollm2/real_english")
+    labels = {
+        "gcide": "English dictionary", "python": "sources of Python", "sayings": "sayings",
+        "c": "C headers", "perl": "documentation of Perl", "licences": "licences",
+        "git": "documentation of git", "man_en": "English manual pages",
+        "help_en": "English help of LibreOffice",
+    }  # fmt: skip
+    arms = ("no_replay", "fixed_20", "fixed_50", "rod")
+    rise = {arm: {n: losses[arm][n] - losses["base"][n] for n in labels} for arm in arms}
+    rows = [[label, *(f"{rise[arm][n]:.3f}" for arm in arms)] for n, label in labels.items()]
+    means = (sum(rise[arm].values()) / len(labels) for arm in arms)
+    return [*rows, ["mean", *(f"{mean:.3f}" for mean in means)]]
+
+
+def smollm2() -> list[Row]:
+    runs = [read(f"smollm2/seed_{seed}")["arms"] for seed in (42, 43, 44)]
+    rows = list[Row]()
+    for name in ("base", "no_replay", "fixed_20", "fixed_50", "merge_0.4", "merge_0.8", "rod",
+                 "rod_compute_matched", "rod_averages"):  # fmt: skip
+        arms = [run[name] for run in runs if name in run]
+
+        def each(values: Iterable[float | None], bold: bool = name == "rod") -> str:
+            cells = [f"{v:z.3f}" for v in values if v is not None]
+            return f"**{', '.join(cells)}**" if bold else ", ".join(cells)
+
+        loss = each(arm["adapt_loss"] for arm in arms)
+        own = each(arm["forgetting_by_source"]["own"] for arm in arms)
+        share = each((arm["replay_share"] for arm in arms), bold=False)
+        compute = f"{arms[0]['compute']:.0f}"
+        if name == "base":
+            loss, own, compute = f"{arms[0]['adapt_loss']:.3f}", "0", ""
+        rows.append([
+            f"**`{name}`**" if name == "rod" else f"`{name}`", loss, own,
+            "0" if name == "no_replay" else share, compute,
+        ])  # fmt: skip
+    return rows
+
+
+TABLES: dict[str, Callable[[], list[Row]]] = {
+    "readme": readme, "controls": controls_arms, "sizes": sizes, "generated": generated,
+    "budgets": budgets, "ideas": ideas, "transfers_131k": transfers_131k,
+    "transfers_500k": transfers_500k, "transfers_2m": transfers_2m, "known_texts": known_texts,
+    "real_english": real_english, "smollm2": smollm2,
+}  # fmt: skip
+
+
+def made(text: str) -> str:
+    """A page with its tables made again."""
+
+    def table(match: re.Match[str]) -> str:
+        head = match[2].splitlines()[:2]
+        rows = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in TABLES[match[1]]()]
+        lines = "\n".join([*head, *rows]).replace("|  |", "| |")
+        return f"{match[0].partition(chr(10))[0]}\n\n{lines}\n"
+
+    return MARK.sub(table, text)
+
+
+def main() -> None:
+    """Writes the pages, or names those that would change."""
+    changed = []
+    for page in (ROOT / "README.md", *sorted(RESEARCH.glob("*.md"))):
+        text = page.read_text()
+        if (new := made(text)) != text:
+            changed.append(page.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv:
+                page.write_text(new)
+    print("changed:" if changed else "every table is that of its raw numbers", *changed)
+    if changed and "--check" in sys.argv:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
