@@ -3,7 +3,7 @@
     [project.entry-points."nemo_rod.policies"]      # in the pyproject.toml of any package
     newest = "my_package.policies:Newest"
 
-`hosts/`, `lab/` and `cpu/` register theirs in the same way, in nemo_rod's own pyproject.toml, and
+The rooms beside the house register theirs in the same way, in nemo_rod's own pyproject.toml, and
 the house works without them. Every kind has one protocol for ours and for others; docs/extending.md
 has examples. A part is imported on demand.
 """
@@ -35,6 +35,8 @@ HOUSE: dict[str, dict[str, str]] = {
     },
     # (loss_C, reference_C) -> score_C, float32 in nats per token
     "scores": {"reducible_loss": "nemo_rod.selection.policies:reducible_loss"},
+    # (Config, name) -> dict | None: the variant that an arm's name means
+    "arms": {},
     # (SourceSpec) -> list[corpus.formats.Input]
     "readers": {
         "text": "nemo_rod.corpus.formats:read_text",
@@ -44,6 +46,8 @@ HOUSE: dict[str, dict[str, str]] = {
         "megatron": "nemo_rod.corpus.adapters.indexed_datasets:read_indexed",
         "synthetic": "nemo_rod.corpus.adapters.synthetic:read_generators",
     },
+    # (weight, provider) -> megatron.rod_selector.Term: what a loss has beside the next token
+    "terms": {},
     # subclasses of run.launch.local.Local
     "launchers": {
         "local": "nemo_rod.run.launch.local:Local",

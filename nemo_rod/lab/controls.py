@@ -24,7 +24,7 @@ from nemo_rod.lab.report.section import Report
 from nemo_rod.roles import ROLES
 from nemo_rod.run.handover import HandOver, Inputs, Stage, partial
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST, arm_settings
+from nemo_rod.run.variants import SPECIALIST, arm_settings, merged_from
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.policies import reference_roles
@@ -45,14 +45,7 @@ def are_wanted(config: Config) -> bool:
 
 
 def add_controls(config: Config) -> None:
-    """Adds to a recipe's arms the controls that are like RoD, unless it has the same by a name.
-
-    Says how long the arms fixed_<percent>_total are: as much compute as RoD costs in all.
-    """
-    for name in {*config.arms, config.arm} - {None, *config.variants}:
-        if match := re.fullmatch(r"(fixed_[\d.]+)_total", str(name)):
-            variant = {"of": match[1], "compute": _plain_runs_in_all(config)}
-            config.variants = {**config.variants, match[0]: variant}
+    """Adds to a recipe's arms the controls that are like RoD, unless it has the same by a name."""
     if not are_wanted(config):
         return
     known = [arm_settings(config, name) for name in config.arms]
@@ -60,6 +53,22 @@ def add_controls(config: Config) -> None:
     for name in filter(config.variants.__contains__, LIKE_ROD):
         if dataclasses.replace(arm_settings(config, name).planned, name="") not in alike:
             config.arms = [*config.arms, name]
+
+
+def name_arms(config: Config) -> None:
+    """Adds the variants that the names of a recipe's arms mean to parts (`nemo_rod.arms`)."""
+    named = dict.fromkeys(filter(None, [*config.arms, config.arm]))
+    for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
+        meant = (make(config, name) for make in parts.load_all("arms"))
+        if name not in config.variants and (variant := next(filter(None, meant), None)):
+            config.variants = {**config.variants, name: variant}
+
+
+def as_long_as_rod(config: Config, name: str) -> dict[str, Any] | None:
+    """Returns the variant fixed_<percent>_total, as much compute as RoD costs in all, or None."""
+    if match := re.fullmatch(r"(fixed_[\d.]+)_total", name):
+        return {"of": match[1], "compute": _plain_runs_in_all(config)}
+    return None
 
 
 def _plain_runs_in_all(config: Config) -> float:

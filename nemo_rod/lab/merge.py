@@ -12,7 +12,8 @@ from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST
+from nemo_rod.run.variants import SPECIALIST, merged_from
+from nemo_rod.selection.arm_names import parse_arm
 
 MARKS = {"lambda"}  # keys that identify the form with two folders
 
@@ -55,22 +56,25 @@ def merge_stages(stages: Stages) -> list[Stage]:
 
 
 def _stage(stages: Stages, name: str) -> Stage:
-    """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
-    weight, results = float(name.removeprefix("merge_")), stages.results
+    """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4).
+
+    Instead of the specialist, a name may have another arm, such as fixed_8_merge_0.8.
+    """
+    weight, arm, results = parse_arm(name).value, merged_from(name), stages.results
 
     def inputs() -> Inputs:
         return {
             "base": results.weights("base"),
-            "specialist": results.weights(SPECIALIST),
+            "specialist": results.weights(arm),
             "lambda": weight,
         }
 
     def make(folder: Path) -> dict[str, Any]:
-        base, specialist = map(results.checkpoint, ("base", SPECIALIST))
+        base, specialist = map(results.checkpoint, ("base", arm))
         if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
             merge_checkpoints(base, specialist, folder / "hf", weight)
         description = {
-            **read_json(results.arm(SPECIALIST) / "arm.json", "steps"),
+            **read_json(results.arm(arm) / "arm.json", "steps"),
             "name": name,
             "kind": "merged",
             "lambda": weight,
@@ -81,8 +85,8 @@ def _stage(stages: Stages, name: str) -> Stage:
 
     return HandOver(name, results.arm(name), inputs, make).stage(
         f"merge arm={name}",
-        f"merge base and specialist at {weight:g}",
-        needs=("base", SPECIALIST),
+        f"merge base and {'specialist' if arm == SPECIALIST else arm} at {weight:g}",
+        needs=("base", arm),
         runs_model=False,
         extra="eval",
     )

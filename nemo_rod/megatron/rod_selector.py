@@ -10,9 +10,9 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from megatron.core.utils import get_model_config
@@ -24,8 +24,21 @@ from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import Choice, Selector
+from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.dealing import deal
+
+
+class Term(Protocol):
+    """What is added to the loss of the next token, by a registered name (`train.terms`)."""
+
+    passes: float  # forward passes over every replay block, by a model beside that in training
+
+    def around(self, schedule: Callable, is_replay: Mask) -> Callable:
+        """Returns a forward-backward function with the term.
+
+        `is_replay` has the blocks of this replica, bool [blocks], in the order of micro-batches.
+        """
 
 
 @dataclass(eq=False)
@@ -47,6 +60,7 @@ class RoDSelector:
     scoring_step: Callable[[Callable], ForwardStep] | None = None
     # returns a context in which the trainer keeps state that scoring changes
     around_scoring: Callable[[], AbstractContextManager] = nullcontext
+    terms: list[Term] = field(default_factory=list)  # added to the loss
     # called with every choice before it is trained on
     on_choice: Callable[[Choice], object] = lambda choice: None
     # called when a step has ended, with its choice and its duration in seconds
@@ -160,7 +174,10 @@ class ChosenStep:
             self._choice = rod.choose(self._step, model, groups, micro_batch_size, forward_step)
         ids, replica = self._choice.block_ids, groups.dp
         shares = deal(ids, micro_batch_size=micro_batch_size, replicas=replica.size())
-        read = batches_of(rod.store)(shares[replica.rank()], micro_batch_size, checked=True)
+        own = shares[replica.rank()]
+        for term in rod.terms:
+            schedule = term.around(schedule, own >= rod.store.num_adaptation)
+        read = batches_of(rod.store)(own, micro_batch_size, checked=True)
         batches = for_each(read, len(model))
         options["data_iterator"] = batches if len(batches) > 1 else batches[0]
         if self._choice.is_pending:

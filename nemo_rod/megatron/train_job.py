@@ -17,7 +17,7 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from nemo_rod import loggers
+from nemo_rod import loggers, parts
 from nemo_rod.config import PEAK_TFLOPS
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
@@ -102,6 +102,8 @@ def train(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )
     recompute(provider, job.config.train.recompute)
+    for name, weight in job.config.train.terms.items():
+        selector.terms.append(parts.load("terms", name, key="train.terms")(weight, provider))
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header), exporter]
     config = bridge_config(job, provider, store, identity)

@@ -278,6 +278,10 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
             f"{name}.optimizer_offload=true needs {name}.precision_aware_optimizer=true, as "
             "Megatron updates nothing else on the host: set both, or neither."
         )
+    for term, weight in value.terms.items():
+        parts.load("terms", term, key=f"{name}.terms")
+        if weight <= 0:
+            raise ValueError(f"{name}.terms.{term}={weight} is not valid: expected > 0.")
     rounds = value.batch_size // share
     if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from nemo_rod import parts
 from nemo_rod.config import Cluster, Config, Optimisation
 from nemo_rod.files import digest, read_lines, share, write_json
 from nemo_rod.jobs import Job, ModelJob, TrainJob, write_job
@@ -158,6 +159,10 @@ class ModelJobs:
         rows = read_lines(folder / "metrics.jsonl")
         steps, block_size = len(rows), self.config.domain.block_size
         scored_tokens = arm.scored_blocks * block_size
+        for name in settings.train.terms:  # those whose other model reads the replay blocks, too
+            with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
+                read = parts.load("terms", name).passes * replay_share(curriculum)
+            scored_tokens += read * arm.batch_size * block_size
         description = {
             **dataclasses.asdict(arm),
             "kind": "trained",
@@ -184,7 +189,7 @@ def schedule_inputs(optimisation: Optimisation) -> dict[str, Any]:
     set are left out, as if they did not exist.
     """
     values = dataclasses.asdict(optimisation)
-    kept = {key: value for key, value in values.items() if value is not None}
+    kept = {key: value for key, value in values.items() if value not in (None, {})}
     return {key: value for key, value in kept.items() if key not in _MACHINE_KEYS}
 
 

@@ -173,8 +173,8 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
 def trained_arms(config: Config) -> list[ArmSettings]:
     """Returns every arm that the recipe trains, each after the one whose curriculum it follows.
 
-    Besides the trained ones of `config.arms`, these are those that they follow, and the specialist
-    where its losses or its weights are needed; it comes last unless it is one of the others.
+    Besides the trained ones of `config.arms`, these are those that they follow, or that are merged,
+    and the specialist where its losses are needed.
     """
     listed = [arm_settings(config, name) for name in config.arms]
     trained: dict[str, ArmSettings] = {}
@@ -187,10 +187,17 @@ def trained_arms(config: Config) -> list[ArmSettings]:
     for arm in listed:
         if arm.kind == "trained":
             add(arm)
-    is_merged = any(arm.kind == "merged" for arm in listed)
-    if is_merged or any("specialist" in arm.own_references for arm in trained.values()):
-        add(arm_settings(config, SPECIALIST))
+    needed = [merged_from(arm.name) for arm in listed if arm.kind == "merged"]
+    if any("specialist" in arm.own_references for arm in trained.values()):
+        needed.append(SPECIALIST)
+    for name in needed:
+        add(arm_settings(config, name))
     return list(trained.values())
+
+
+def merged_from(name: str) -> str:
+    """Returns the trained arm that a merged one combines with the base."""
+    return name.rpartition("merge_")[0].removesuffix("_") or SPECIALIST
 
 
 def scored_lengths(config: Config) -> list[int]:

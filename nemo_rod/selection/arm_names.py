@@ -1,8 +1,9 @@
 """The grammar of arms' names: their kind, their position in lists, their label.
 
-Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> rod`. Variants may
-have any other name: `rod_<variant>`, `<random|rho>_<random|rho>` (an ablation: adaptation, replay)
-and `control_<kind>` have a place in lists, and others are last, with their words as label.
+Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> rod`; one other than
+no_replay is merged with the base as `<arm>_merge_<lambda>`. Variants may have any other name:
+`rod_<variant>`, `<random|rho>_<random|rho>` (an ablation: adaptation, replay) and `control_<kind>`
+have a place in lists, and others are last, with their words as label.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ def parse_arm(name: str) -> ArmName:
     if name in _WHOLE:
         kind, label = _WHOLE[name]
         return ArmName(name, kind, 0.0, label)
-    if match := re.fullmatch(r"fixed_([1-9]\d?(?:\.\d+)?)|merge_(0(?:\.\d+)?|1(?:\.0+)?)", name):
-        value, is_fixed = float(match[1] or match[2]), match[1] is not None
-        label = f"fixed {value:g} %" if is_fixed else f"merge {value:g}"
-        return ArmName(name, "fixed" if is_fixed else "merge", value, label)
+    if match := re.fullmatch(r"fixed_([1-9]\d?(?:\.\d+)?)", name):
+        return ArmName(name, "fixed", float(match[1]), f"fixed {float(match[1]):g} %")
+    if match := re.fullmatch(
+        r"(?:(?!base_)((?:(?!merge_).)+)_)?merge_(0(?:\.\d+)?|1(?:\.0+)?)", name
+    ):
+        label = f"{parse_arm(match[1]).label}, merge" if match[1] else "merge"
+        return ArmName(name, "merge", float(match[2]), f"{label} {float(match[2]):g}")
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
         return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")

@@ -136,6 +136,25 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     fake.steps[arm] = write_curriculum(curriculum, arm, steps, width, seed)
 
 
+def write_stops(fake: FakeRun, arm: str) -> None:
+    """Adds validations on the straight way from the base to an arm's end, in thirds."""
+    end = json.loads(fake.file(arm).read_text())["loss"]
+    begin = {"adaptation": BASE_ADAPTATION, "replay": BASE}
+
+    def at(part: float) -> dict[str, float]:
+        return {
+            f"validation/{role}/{source}/loss": loss + part * (end[role][source] - loss)
+            for role, by_source in begin.items()
+            for source, loss in by_source.items()
+        }
+
+    edit(fake.file(arm, "validation_start.json"), **at(0.0))
+    rows: list[dict[str, Any]] = [{"step": t, "timing/train/total": 1.0} for t in range(STEPS)]
+    for third in (1, 2, 3):
+        rows[third * STEPS // 3 - 1] |= at(third / 3)
+    fake.file(arm, "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
 def create(
     path: Path, sources: Iterable[SourceRow], width: int, num_chosen: int,
     *, scored: bool = True, seed: int = 0,
@@ -678,6 +697,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "german_qwen3_5_4b", arms=few)
     add_variants(run, VARIANTS | {"rod_quarter": CHEAPER["rod_quarter"]})
     write_tasks(run)
+    for arm in ("no_replay", "fixed_10", "rod"):
+        write_stops(run, arm)
     second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
     other = write_run(tmp_path / "other", arms=few, seed=9)
     before = [sorted(shown.folder.rglob("*")) for shown in (second, other)]
@@ -715,6 +736,12 @@ def test_everything_at_once(tmp_path: Path) -> None:
         for name, each in results["comparisons"].items()
         if each["gap"] is not None and not each["extrapolated"]
     }
+    assert [stop["step"] for stop in results["early_stops"]["fixed_10"]] == [0, 7, 15, 23]
+    for key in ("adapt_loss", "val_forgetting", "signed_forgetting"):
+        stops = [stop[key] for stop in results["early_stops"]["fixed_10"]]
+        assert stops[3] == pytest.approx(arms["fixed_10"][key])
+        assert np.diff(stops) == pytest.approx([(stops[3] - stops[0]) / 3] * 3)
+    assert results["verdict"]["early_stops"].keys() == {"no_replay", "fixed_10"}
     assert gaps and "gap_1" not in read["seeds"]["rod"]  # the second seed has none
 
 

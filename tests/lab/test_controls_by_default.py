@@ -1,7 +1,9 @@
 """Controls: which a recipe has, which shares are tried, and that a kill changes nothing."""
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import made_up_run
@@ -15,6 +17,8 @@ from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.lab import controls
+from nemo_rod.lab.plan.work import stage_works
+from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 
@@ -61,6 +65,49 @@ def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share: float) -
         pool = pools.pool(step)
         chosen = policy.select(pool, None, arm.batch_size)
         assert pool.is_replay_C[chosen].sum() == round(32 * share)
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "changed"),
+    [
+        ("lower_lr_3", "no_replay", {"lr": 3e-4 / 3}),
+        ("fixed_20_lower_lr_2", "fixed_20", {"lr": 3e-4 / 2}),
+        ("l2_base_1e-3", "no_replay", {"terms": {"l2_base": 1e-3}}),
+        ("fixed_8_kl_base_0.5", "fixed_8", {"terms": {"kl_base": 0.5}}),
+    ],
+)
+def test_names_of_parts_are_arms(name: str, of: str, changed: dict[str, Any]) -> None:
+    config = composed("recipe=toy", f"arms=[base,rod,{name}_merge_0.8,{name}]")
+    settings = arm_settings(config, name)
+    assert settings.of == of
+    assert settings.train == dataclasses.replace(config.train, **changed)
+    merged = next(s for s in Stages(config).all() if s.name == f"{name}_merge_0.8")
+    assert merged.needs == ("base", name)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("arms=[lower_lr_0]", "The arm lower_lr_0 changes nothing: expected a number above 0"),
+        ("arms=[kl_base_1]", "The arm kl_base_1 has no replay, on .* fixed_10_kl_base_1"),
+        ("arms=[fixed_8_kl_base_1] parallel=pp2", "parallel.pipeline=2 does not work with kl_base"),
+        ("arms=[no_replay] +train.terms.l2=1", "train.terms=l2 names none of the terms"),
+        ("arms=[no_replay] +train.terms.l2_base=0", "train.terms.l2_base=0.0 is not valid: exp"),
+        ("arms=[l2_base_1] launcher.kind=nemo_rl", "l2_base_1 has train.terms={'l2_base': 1.0}, "),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(words: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        composed("recipe=toy", *words.split())
+
+
+def test_a_plan_counts_the_blocks_that_the_base_reads_again() -> None:
+    config = composed("recipe=toy", "arms=[fixed_8,fixed_8_kl_base_1]")
+    counts = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)
+    shape = SimpleNamespace(parameters=1)
+    works = {w.name: w.read for w in stage_works(Stages(config), shape, counts)}  # type: ignore
+    assert works["fixed_8"] == 0
+    assert works["fixed_8_kl_base_1"] == round(0.08 * config.train.steps * 32)
 
 
 class World:
@@ -121,9 +168,17 @@ def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_not
     def killed(*_: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(controls, "_train", killed)
-        judged(tmp_path / "killed", world, monkeypatch)
+    draw = made_up_run._Random
+    for where, name, kill in (
+        (controls, "_train", killed),  # a share is decided on
+        (made_up_run, "_Random", lambda step: killed() if step == 20 else draw(step)),
+        (world, "evaluate", killed),  # it is trained, and not measured
+    ):
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(where, name, kill)
+            judged(tmp_path / "killed", world, monkeypatch)
+        begun = tmp_path / "killed" / "arms" / f"{made['arms'][0]}.partial" / "curriculum.rod"
+        assert begun.exists() == (name == "_Random")
     judged(tmp_path / "killed", world, monkeypatch)
     assert outcome(tmp_path / "killed") == (made, verdict)
     for name in made["arms"]:

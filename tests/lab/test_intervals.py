@@ -42,6 +42,21 @@ def run(tmp_path: Path) -> Run:
     return read_run(fake.folder)
 
 
+def test_the_report_keeps_the_loss_of_every_held_out_block(run: Run) -> None:
+    results = build_report(run.folder)
+    file = run.folder / "report" / results["block_losses"]
+    with np.load(file) as kept:
+        for name, arm in run.arms.items():
+            for role, by_source in arm.block_losses.items():
+                for source, losses in by_source.items():
+                    assert (kept[f"{name}/7/{role}/{source}"] == losses.astype(np.float32)).all()
+        assert len(kept.files) == len(run.arms) * 6
+    before, page = file.read_bytes(), (file.parent / "index.html").read_text()
+    assert f'href="{file.name}"' in page
+    build_report(run.folder)
+    assert file.read_bytes() == before
+
+
 def test_every_draw_is_evaluated_as_the_results_are(run: Run) -> None:
     draws, on_chord = 40, ["no_replay", "fixed_32"]
     rng, values = np.random.default_rng(SEED), dict[str, list[dict[str, float]]]()

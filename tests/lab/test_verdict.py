@@ -1,14 +1,16 @@
 """The verdict: against fixed replay at RoD's share, its forgetting and its cost; how sure it is."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from nemo_rod.lab.report.run_files import Arm, Run
-from nemo_rod.lab.report.verdict import across_seeds, advice, sentences, verdict_of
+from nemo_rod.lab.report.verdict import across_seeds, advice, search, sentences, verdict_of
 from nemo_rod.selection.arm_names import parse_arm
 
 BLOCKS, SD = 200, 0.3
@@ -43,7 +45,7 @@ def made_up(
             "compute": 1.0, "compute_in_all": cost, "design": design,
         }  # fmt: skip
     counts = {"adaptation": {"s": 10}, "replay": {"s": 10}}
-    return Run(Path("run"), "mine", arms, counts, (), []), {"arms": results}
+    return Run(Path("run"), "mine", arms, counts, (), []), {"arms": results, "early_stops": {}}
 
 
 def told(outcomes: dict[str, Outcome], **options: Any) -> dict[str, Any]:
@@ -104,6 +106,28 @@ CURVE: dict[str, Outcome] = {
 }
 
 
+RAW = ROOT / "docs" / "research"
+
+
+@pytest.mark.parametrize(
+    "file", [*sorted(RAW.glob("controls/*.json")), *sorted(RAW.glob("budgets/*.json"))],
+    ids=lambda file: f"{file.parent.name} {file.stem}",
+)  # fmt: skip
+def test_a_measured_fixed_share_is_not_said_to_beat_its_neighbours(file: Path) -> None:
+    """Each lies below the line between them, by as much as RoD was once praised for."""
+    measured = json.loads(file.read_text())["arms"]
+    plain = {name: arm for name, arm in measured.items() if re.fullmatch(r"no_.*|fixed_\d+", name)}
+    assert len(plain) >= 4
+    for left_out in set(plain) - {"no_replay"}:
+        arms = {name if name != left_out else "rod": arm for name, arm in plain.items()}
+        for name, arm in arms.items():
+            level = {"signed_forgetting": arm["val_forgetting"], "trained_tokens": 1}
+            arms[name] = {**arm, **level, "design": {"of": name, **FIXED}}
+        found = search(arms)
+        assert found.between is None
+        assert re.search("points apart|every fixed share forgot", found.why)
+
+
 @pytest.mark.parametrize("left_out", [name for name in CURVE if name not in ("no_replay",)])
 def test_fixed_replay_is_never_said_to_beat_fixed_replay(left_out: str) -> None:
     """Of far neighbours nothing is said, because the frontier sags between them."""
@@ -140,6 +164,51 @@ def test_fixed_replay_that_was_trained_for_longer(cost: float | None, told_first
     assert sentences(verdict)[2].startswith(told_first)
 
 
+def test_what_one_would_do_instead_is_compared_and_is_no_fixed_replay() -> None:
+    """A lower rate at RoD's very share does not stand for fixed replay there."""
+    others: dict[str, Outcome] = {
+        "fixed_20_lower_lr_3": (0.2, 2.3, 0.02), "fixed_20_merge_0.8": (0.2, 2.15, 0.08),
+        "no_replay_l2_base_1": (0.0, 2.3, 0.2),
+    }  # fmt: skip
+    run, results = made_up({**PLAIN, **others})
+    for name in others:
+        design = {"of": name.partition("_lower")[0], **FIXED, "train": {"lr": 1e-4}}
+        results["arms"][name]["design"] = None if "merge" in name else design
+    results["arms"]["no_replay_l2_base_1"]["design"]["of"] = "no_replay"
+    verdict = across_seeds([verdict_of(run, results)] * 2)
+    assert verdict is not None and verdict["against"] == "fixed_20"
+    assert verdict["alternatives"].keys() == others.keys()
+    text = sentences(verdict)
+    assert text[3].startswith("Against fixed 20 lower lr 3: a trade. RoD learned 0.25")
+    assert text[4].startswith("Against fixed 20 %, merge 0.8: better in both. RoD learned 0.1")
+    assert text[5].startswith("Against no replay l2 base 1: better in both. RoD learned 0.2")
+    assert verdict["frontier"]["between"] == []
+
+
+def test_an_early_stop_is_compared_where_it_had_forgotten_as_much() -> None:
+    run, results = made_up(PLAIN)
+    stops = {
+        name: [
+            {"step": step, "adapt_loss": loss, "signed_forgetting": forgotten}
+            for step, loss, forgotten in rows
+        ]
+        for name, rows in {
+            "no_replay": [(10.0, 2.4, 0.02), (20.0, 2.2, 0.06), (40.0, 2.0, 0.5)],
+            "fixed_20": [(10.0, 2.5, 0.01), (40.0, 2.1, 0.04)],  # never forgot as much
+            "rod": [(10.0, 2.5, 0.01), (40.0, 2.05, 0.05)],
+        }.items()
+    }
+    verdict = across_seeds([verdict_of(run, {**results, "early_stops": stops})])
+    assert verdict is not None and [*verdict["early_stops"]] == ["no_replay"]
+    assert verdict["early_stops"]["no_replay"] == pytest.approx(
+        {"value": 2.25 - 2.05, "low": None, "high": None, "step": 17.5, "steps": 40}
+    )
+    assert sentences(verdict)[3] == (
+        "Against no replay stopped early, where it had forgotten as much (step 18 of 40, its rate "
+        "not yet lowered): RoD learned 0.2000 nats more, on the first held-out blocks."
+    )
+
+
 def test_nine_in_ten_intervals_hold_the_true_difference() -> None:
     inside = 0
     for seed in range(200):
@@ -147,6 +216,15 @@ def test_nine_in_ten_intervals_hold_the_true_difference() -> None:
         interval = difference["adaptation"]
         inside += interval["low"] <= 0.05 <= interval["high"]
     assert 0.87 <= inside / 200 <= 0.93
+
+
+def test_too_few_blocks_are_said_to_be_too_few() -> None:
+    verdict = told(PLAIN, noise=0.3, num_blocks=8)
+    assert verdict["says"] == "not_judged"
+    assert re.fullmatch(
+        r"RoD and fixed 20 % cannot be told apart: differences below 0\.3\d\d nats are chance\. "
+        r"Hold out more blocks, or train other seeds, to tell smaller ones\.", verdict["advice"],
+    )  # fmt: skip
 
 
 def test_over_seeds_the_interval_is_students() -> None:

@@ -28,7 +28,8 @@ HOUSE = (
     *("bounds", "corpus", "selection", "loggers", "ranks"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
-NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
+# They import the house; nothing in it imports them.
+NEIGHBOURS = ("alternatives", "cpu", "hosts", "lab")
 # The data's rooms know nobody but these.
 ALONE = {
     "corpus": {"bounds", "files", "parts", "roles", "trust"},

@@ -67,6 +67,7 @@ class NemoRL(Local):
              "choose another policy"),
             (arm.scores and scoring.precision is not None,
              f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
+            (bool(arm.train.terms), f"has train.terms={arm.train.terms}", "take it out"),
             (arm.variant.converge, "ends when it has converged", "give it a number of steps"),
         ):  # fmt: skip
             if unsupported:

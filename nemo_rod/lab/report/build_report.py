@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nemo_rod.files import interpreting, read_json, remove, write_json, write_whole
 from nemo_rod.lab.report.explorer import Texts, explore
@@ -23,9 +27,10 @@ from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 from nemo_rod.lab.report.verdict import across_seeds, verdict_of
 from nemo_rod.selection.arm_names import parse_arm
 
+BLOCK_LOSSES = "held_out_losses.npz"
 Completed = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 _OWN = re.compile(
-    r"(tables/[\w-]+\.(csv|md)|figures/[\w-]+\.(svg|png|vl\.json)|curriculum[\w.-]*\.html)"
+    r"(held_out_losses\.npz|tables/[\w-]+\.(csv|md)|figures/[\w-]+\.(svg|png|vl\.json)|curriculum[\w.-]*\.html)"
 )
 
 
@@ -69,7 +74,8 @@ def build_report(
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
-    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.vl.json` with, where vl-convert is
+    Writes `results.json`, `held_out_losses.npz` with the loss of every held-out block by arm, seed
+    and source, `tables/*.csv` and `.md`, `figures/*.vl.json` with, where vl-convert is
     installed, `.svg` and `.png`, `index.html`, and a `curriculum*.html` for each curriculum with
     scores; for a run without an evaluated arm, only pages. Figures without data are left out.
 
@@ -102,12 +108,14 @@ def build_report(
         return None
     results = judged(run) | {"replicates": []}
     results = {"provenance": provenance_of(run_dir, results)} | results
+    runs = [run]
     folders = {Path(folder).resolve(): Path(folder) for folder in [run_dir, *replicates]}
     for folder in [*folders.values()][1:]:  # each once, under whatever path, and not the run itself
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
             other = read_run(folder, shared_dir=run_dir)
+            runs.append(other)
             results["replicates"].append(judged(other))
     every = [results, *results["replicates"]]
     results["verdict"] = across_seeds([each["verdict"] for each in every])
@@ -118,9 +126,32 @@ def build_report(
         results["notes"].append(f"Completions are not available: {error}")
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
+    if block_losses := packed_losses(runs):
+        files.write(BLOCK_LOSSES, block_losses)
+    results["block_losses"] = BLOCK_LOSSES if block_losses else None
     shown = [(run, results), *others]
     write_page(files, shown, parts, explorers, recipe=name, folder=run_dir)
     return results
+
+
+def packed_losses(runs: Sequence[Run]) -> bytes:
+    """Returns an `.npz` of every held-out block's loss, or b"" where none was kept.
+
+    Its arrays are `<arm>/<seed>/<role>/<source>`, nats a token, float32 [blocks]; the base has one
+    seed, as all have. The same losses give the same bytes.
+    """
+    packed, written = io.BytesIO(), set[str]()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, arm in (item for run in runs for item in run.arms.items()):
+            for role, by_source in arm.block_losses.items():
+                for source, losses in by_source.items():
+                    file, array = f"{name}/{arm.seed}/{role}/{source}.npy", io.BytesIO()
+                    if file not in written:  # a replicate may share its base
+                        np.save(array, losses.astype(np.float32))
+                        kind = zipfile.ZIP_DEFLATED
+                        archive.writestr(zipfile.ZipInfo(file), array.getvalue(), kind)
+                        written.add(file)
+    return packed.getvalue() if written else b""
 
 
 def write_page(

@@ -77,6 +77,7 @@ def render_page(
         "page.html",
         recipe=recipe,
         is_evaluated=results is not None,
+        block_losses=(results or {}).get("block_losses"),
         tables=tables,
         pictures=shown,
         has_curves=any(name.startswith("curve-") for name in pictures),

@@ -14,6 +14,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     epochs_by_source           blocks trained on / training blocks, of both roles
     profile                    fits over sources, see `profiles_of`
     intervals                  90 % of the results with other held-out blocks, see `intervals.py`
+    early_stops                results on the first held-out blocks after parts of the steps
     compute_in_all             compute with that of the specialist, of the passes over references,
                                and of the arms whose share or curriculum an arm has
 
@@ -83,7 +84,8 @@ def results_of(run: Run) -> dict[str, Any]:
     for name, arm in run.arms.items():
         keys = ("scored_tokens", "batch_size", "block_size", "steps")
         scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
-        if scored and batch_size and block_size and steps:
+        has_terms = (arm.facts.get("train") or {}).get("terms")  # which read blocks, too
+        if scored and batch_size and block_size and steps and not has_terms:
             costs[name] = {
                 "updates": steps,
                 "scored_tokens": scored,
@@ -114,6 +116,11 @@ def results_of(run: Run) -> dict[str, Any]:
         "weights": run.weights,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
         "disagreements": run.disagreements,
+        "early_stops": {
+            name: arm.early_stops
+            for name, arm in run.arms.items()
+            if arm.early_stops and arm.name.kind in (*CHORD_KINDS, "rod")
+        },
         "notes": notes,
     }
 

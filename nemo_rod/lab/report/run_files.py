@@ -27,10 +27,12 @@ from nemo_rod.bounds import has_type
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.metrics import Metrics, read_metrics
+from nemo_rod.lab.report.early_stops import Stops, stops_of
 from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection import arms
 from nemo_rod.selection.arm_names import ArmName, parse_arm
+from nemo_rod.selection.held_out import START_FILE
 
 Losses = npt.NDArray[np.float64]
 
@@ -67,6 +69,7 @@ class Arm:
     history: History | None  # None for arms that do not train
     # held-out loss of every block by role and source; empty if not kept
     block_losses: dict[str, dict[str, Losses]] = field(default_factory=dict)
+    early_stops: Stops = field(default_factory=list)  # its validations; see `early_stops.py`
 
     @property
     def design(self) -> dict[str, Any] | None:
@@ -75,7 +78,9 @@ class Arm:
             return None
         keys = ("steps", "budget", *arms.DESIGN, "references")
         train = self.facts.get("train") or {}
-        schedule = {key: value for key, value in train.items() if key not in _LENGTHS}
+        schedule = {
+            key: value for key, value in train.items() if key not in _LENGTHS and value != {}
+        }
         return {**{key: self.facts.get(key) for key in keys}, "train": schedule}
 
     @property
@@ -201,7 +206,7 @@ def _read_arm(
                 f"{file} has {role} source {source!r}, but blocks/{role}/ has no manifest of it; "
                 "evaluate the arm on this run's blocks"
             )
-    arm_file, tasks_file = folder / "arm.json", folder / "tasks.json"
+    arm_file, tasks_file, start = (folder / file for file in ("arm.json", "tasks.json", START_FILE))
     name = parse_arm(folder.name)
     facts: dict[str, Any] = FREE if name.kind == "base" else {}
     if name.kind != "base" or arm_file.is_file():
@@ -239,6 +244,7 @@ def _read_arm(
         },
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
         block_losses=_read_block_losses(folder, evaluation),
+        early_stops=stops_of(metrics, read_json(start) if start.is_file() else {}, block_counts),
     )
 
 

@@ -27,7 +27,8 @@ class Report:
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side
 
     def complete(self, config: Config) -> None:
-        """Adds the controls to a recipe's arms, before they are checked."""
-        from nemo_rod.lab.controls import add_controls
+        """Finds out what the names of arms mean, and adds controls, before they are checked."""
+        from nemo_rod.lab.controls import add_controls, name_arms
 
+        name_arms(config)
         add_controls(config)

@@ -3,6 +3,8 @@
     (a) against fixed replay at RoD's own share, blocks at random: both losses
     (b) against fixed replay at RoD's own forgetting, between near shares alone
     (c) against fixed replay that cost as much as RoD in all, specialist and passes included
+    (d) against what else one would do: other learning rates, terms of a loss, merges with the base,
+        and no replay, or the smallest fixed share, stopped where it had forgotten as much
 
 Every difference is in nats per token, and above zero where RoD is better. Its interval, of 90 %, is
 over the held-out blocks, or over seeds where several runs have the difference. Forgetting has its
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_rod.commands.text import table
+from nemo_rod.lab.report.early_stops import at_forgetting
 from nemo_rod.lab.report.intervals import PERCENTILES, Draws, draws_of
 from nemo_rod.lab.report.results import Results, same_budget
 from nemo_rod.lab.report.run_files import Losses, Run
@@ -30,6 +33,12 @@ NEAR = 0.25  # difference of two shares that are near, as a part of RoD's
 NEAREST = 0.02  # difference that always is: a block or two of a batch
 FORGOTTEN = 0.01  # nats; with less, replay has nothing to prevent
 LOGARITHMIC = 0.01  # least forgetting that is interpolated in its logarithm
+_TOLD = {
+    "better": "better in both",
+    "worse": "worse in both",
+    "trade": "a trade",
+    "not_judged": "no difference that these blocks can show",
+}
 # of Student's t, two-sided 90 %, by degrees of freedom; 1.645 beyond
 _T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
@@ -63,6 +72,10 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         values["missing"] = "fixed_like_rod"
     values["frontier"] = _on_frontier(results["arms"], drawn)
     values["total_cost"] = _at_total_cost(results["arms"], drawn, fixed)
+    values["alternatives"] = {
+        name: _differences(results["arms"], drawn, name) for name in _alternatives(results["arms"])
+    }
+    values["early_stops"] = _stopped_early(results, fixed)
     no_replay = results["arms"].get("no_replay") or {}
     values["forgotten"] = no_replay.get("val_forgetting")
     return values
@@ -79,11 +92,12 @@ def across_seeds(verdicts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | 
     others = [v for v in verdicts[1:] if v is not None and v["against"] == first["against"]]
     merged = dict(first)
     if first["difference"] and others:
-        merged["difference"] = {
-            key: _over_seeds([v["difference"][key]["value"] for v in (first, *others)])
-            for key in first["difference"]
-        }
+        merged["difference"] = _over_seeds([v["difference"] for v in (first, *others)])
         merged["says"] = _says(merged["difference"])
+        for name in first["alternatives"]:
+            known = [v["alternatives"].get(name) for v in (first, *others)]
+            if None not in known:
+                merged["alternatives"] = {**merged["alternatives"], name: _over_seeds(known)}
     merged["shown"] = {
         key: None if d["low"] is None else (d["high"] - d["low"]) / 2
         for key, d in (merged["difference"] or {}).items()
@@ -127,8 +141,7 @@ def sentences(verdict: Results) -> list[str]:
     text = []
     if (difference := verdict["difference"]) is not None:
         label, distance = parse_arm(verdict["against"]).label, verdict["distance"]
-        told = {"better": "better in both", "worse": "worse in both", "trade": "a trade"}
-        says = told.get(verdict["says"], "no difference that these blocks can show")
+        says = _TOLD[verdict["says"]]
         one = [key for key, value in difference.items() if not _sign(value)]
         if verdict["says"] in ("better", "worse") and one:
             says = f"{verdict['says']}, and alike in {one[0]}"
@@ -155,6 +168,18 @@ def sentences(verdict: Results) -> list[str]:
             f"At {times} cost in all, against {parse_arm(cost['against']).label}: RoD learned "
             f"{_nats(cost['difference']['adaptation'], 'more', 'less')} and forgot "
             f"{_nats(cost['difference']['forgetting'], 'less', 'more')}."
+        )
+    for name, difference in verdict["alternatives"].items():
+        text.append(
+            f"Against {parse_arm(name).label}: {_TOLD[_says(difference)]}. RoD learned "
+            f"{_nats(difference['adaptation'], 'more', 'less')} and forgot "
+            f"{_nats(difference['forgetting'], 'less', 'more')}."
+        )
+    for name, stop in verdict["early_stops"].items():
+        text.append(
+            f"Against {parse_arm(name).label} stopped early, where it had forgotten as much (step "
+            f"{stop['step']:.0f} of {stop['steps']:.0f}, its rate not yet lowered): RoD learned "
+            f"{_nats(stop, 'more', 'less')}, on the first held-out blocks."
         )
     if None not in (shown := [*verdict["shown"].values()]) and shown:
         over = "seeds" if verdict["seeds"] > 1 else "held-out blocks"
@@ -184,17 +209,34 @@ def text_of(results: Results) -> str:
 
 
 def fixed_arms(arms: Mapping[str, Results]) -> list[Fixed]:
-    """Returns the arms of fixed replay by ascending share, no replay included."""
-    found = []
+    """Returns the arms of fixed replay by ascending share, no replay included.
+
+    One that is trained otherwise than RoD, such as at a lower rate, is none of them.
+    """
+    found, alternatives = [], _alternatives(arms)
     for name, arm in arms.items():
         design = arm["design"] or {}
         is_random = design.get("adaptation") == design.get("replay") == "random"
         is_fixed = parse_arm(design.get("of") or name).kind in ("no_replay", "fixed")
         is_fixed |= design.get("share") is not None and is_random
         values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
-        if is_fixed and None not in values:
+        if is_fixed and None not in values and name not in alternatives:
             found.append(Fixed(name, *values))
     return sorted(found, key=lambda arm: arm.share)
+
+
+def _alternatives(arms: Mapping[str, Results]) -> list[str]:
+    """Returns the arms without RoD's choice that are trained otherwise, or merged with the base."""
+    like_rod = (arms["rod"]["design"] or {}).get("train")
+    found = []
+    for name, arm in arms.items():
+        design = arm["design"] or {}
+        is_fixed = parse_arm(design.get("of") or name).kind in ("no_replay", "fixed")
+        is_other = is_fixed and design.get("train") != like_rod
+        is_measured = None not in (arm["adapt_loss"], arm["signed_forgetting"])
+        if is_measured and (is_other or parse_arm(name).kind == "merge"):
+            found.append(name)
+    return found
 
 
 class Search(NamedTuple):
@@ -284,6 +326,18 @@ def _at_total_cost(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]
     }
 
 
+def _stopped_early(results: Results, fixed: list[Fixed]) -> dict[str, Any]:
+    """Returns the differences from no replay and the smallest fixed share at RoD's forgetting."""
+    stops, found = results["early_stops"], dict[str, Any]()
+    for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():
+        rod, last = stops["rod"][-1], stops[name][-1]
+        if (stop := at_forgetting(stops[name], rod["signed_forgetting"])) is not None:
+            value = stop["adapt_loss"] - rod["adapt_loss"]
+            steps = {"step": stop["step"], "steps": last["step"]}
+            found[name] = {"value": value, "low": None, "high": None, **steps}
+    return found
+
+
 def _differences(arms: Mapping[str, Results], drawn: Draws, other: str) -> dict[str, Any]:
     """Returns how much more RoD learned, and how much less it forgot, than another arm."""
     rod, them, differences = arms["rod"], arms[other], {}
@@ -312,11 +366,16 @@ def _interval(drawn: Draws, measure: Callable[[Callable[[str, str], Losses]], An
     return {"low": float(low), "high": float(high)}
 
 
-def _over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    n, mean = len(values), math.fsum(values) / len(values)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
-    return {"value": mean, "low": mean - half, "high": mean + half}
+def _over_seeds(differences: Sequence[Results]) -> dict[str, Any]:
+    """Returns the mean of every difference over two or more seeds, with its interval."""
+    n, merged = len(differences), {}
+    for key in differences[0]:
+        values = [difference[key]["value"] for difference in differences]
+        mean = math.fsum(values) / n
+        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
+        merged[key] = {"value": mean, "low": mean - half, "high": mean + half}
+    return merged
 
 
 def _says(difference: Results) -> str:

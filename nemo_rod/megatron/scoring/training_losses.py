@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,11 @@ class TrainingLosses:
         """Runs the trainer's forward step and collects its block losses."""
         output, loss_function = self._forward_step(*args, **kwargs)
 
-        def capture_losses(output: torch.Tensor, **options: Any) -> Any:
-            mask = loss_function.args[0]
+        def capture_losses(mask: torch.Tensor, output: torch.Tensor, **options: Any) -> Any:
             self._sums.append(loss_sums(mask, output.detach(), cp=self._groups.cp))
             return loss_function(output, **options)
 
-        return output, capture_losses
+        return output, partial(capture_losses, loss_function.args[0])
 
     def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
         """Gathers the losses of a batch's K blocks, dealt to replicas in turn. Collective.

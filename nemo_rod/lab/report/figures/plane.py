@@ -19,6 +19,7 @@ from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, Shown, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
+from nemo_rod.run.variants import merged_from
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 from nemo_rod.selection.arms import SWEPT, Arm
 
@@ -74,6 +75,31 @@ def frontier(shown: Sequence[Shown]) -> Picture | None:
     if results["intervals"]:
         text += "Thin crosses are 90 % intervals over the held-out blocks, not over seeds. "
     return _picture(planes, "Adaptation against forgetting", text + _beside(results), 10)
+
+
+def early_stops(shown: Sequence[Shown]) -> Picture | None:
+    """Draws what arms had learned and forgotten after parts of their steps, beside whole runs."""
+    results = shown[0][1]
+    whole = [name for name in results["chord"] if name in results["arms"]]
+    arms = {n: results["arms"][n] for n in (*whole, "rod") if n in results["arms"]}
+    texts: dict[str, str] = {}
+    fixed = sorted(whole, key=lambda name: parse_arm(name).value)[:2]
+    paths = []
+    for name in fixed:
+        stops = [s for s in results["early_stops"].get(name, []) if s["val_forgetting"] > 0]
+        design = {"design": {"of": name}}  # by which it has the colour of its arm
+        path = {f"{name}_after_{stop['step']:.0f}": stop | design for stop in stops}
+        arms |= path
+        texts |= {stop: "" for stop in path}
+        paths.append([*path])
+    return _picture(
+        [Plane({**results, "arms": arms}, [*arms], texts=texts, paths=paths)] if texts else [],
+        "Early stops",
+        "Lines lead through the models that no replay, and the smallest fixed share, were on their "
+        "way: what stopping early would have given without a run. These are measured on the first "
+        "held-out blocks of each source, and before the learning rate has fallen.",
+        20,
+    )
 
 
 def components(shown: Sequence[Shown]) -> Picture | None:
@@ -167,7 +193,9 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
     points = points_of(arms, frontier_arms(arms), "val_forgetting")
     near = {name: point for name, point in points.items() if _is_near(results, name)}
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
-    merges = sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value)
+    merges: dict[str, list[str]] = {}
+    for name in sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value):
+        merges.setdefault(merged_from(name), []).append(name)
     # arms labelled in the second view have no label here, except two that connect the views
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
     others = results.get("replicates", [])
@@ -177,7 +205,7 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
 
     everything = Plane(
         results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
-        paths=[merges], replicates=[] if zooms else others, show_gap=not zooms,
+        paths=[*merges.values()], replicates=[] if zooms else others, show_gap=not zooms,
     )  # fmt: skip
     around = heading("around the fixed-replay chord")
     zoomed = Plane(results, list(near), heading=around, replicates=others, show_gap=True)

@@ -1,0 +1,136 @@
+"""What one would do instead of RoD: the terms of a loss against plain PyTorch, in layouts.
+
+The oracle trains transformers' model in one process, with torch's own AdamW, on the blocks that the
+run has recorded, and with autograd's gradient of the whole loss.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from places import WORKERS
+
+torch = pytest.importorskip("torch")
+
+from architectures import tensors  # noqa: E402
+from test_resume import assert_same_run  # noqa: E402
+from tiny import ARCHITECTURE, BATCH, LAYOUTS, Torchrun, configured, metric, sources  # noqa: E402
+
+from nemo_rod.checkpoints.losses import load  # noqa: E402
+from nemo_rod.config import Optimisation  # noqa: E402
+from nemo_rod.corpus import BlockStore, load_tokenizer, prepare  # noqa: E402
+from nemo_rod.jobs import TrainJob, write_job  # noqa: E402
+from nemo_rod.selection import Curriculum  # noqa: E402
+from nemo_rod.selection.arms import make_arm  # noqa: E402
+
+STEPS, LR = 6, 1e-3
+JOBS: dict[str, tuple[str, dict[str, float]]] = {
+    "l2_dp2_distopt": ("dp2_distopt", {"l2_base": 5.0}),
+    "kl_dp2": ("dp2", {"kl_base": 2.0}),
+    "kl_tp2": ("tp2", {"kl_base": 2.0}),
+    "both_tp2_sp": ("tp2_sp", {"kl_base": 1.0, "l2_base": 1.0}),
+}
+F = torch.nn.functional
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Path:
+    """The folder of all jobs, trained one after the other on two processes."""
+    from nemo_rod.run.base_model import initialise_base
+
+    root = tmp_path_factory.mktemp("alternatives")
+    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,
+            holdout_fraction=0.1)  # fmt: skip
+    initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+    torchrun(2, WORKERS / "jobs_worker.py", *(write(root, name) for name in JOBS), timeout=600)
+    return root
+
+
+def write(root: Path, name: str) -> Path:
+    store, (layout, terms) = BlockStore(root / "blocks"), JOBS[name]
+    common = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay,
+              "batch_size": BATCH, "seed": 7}  # fmt: skip
+    arm = make_arm("fixed_40", **common)
+    if name == "kl_dp2":  # a policy that is told the losses of training, without the term
+        more = {"multiplier": 2, "balance": "expected", "kappa": 1.0, "policy_name": "odm"}
+        arm = make_arm("rod", **common, **more)
+    config = configured(
+        parallel=LAYOUTS[layout], seed=7, scoring__micro_batch_size=4,
+        train=Optimisation(
+            steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=LR, warmup_fraction=0.1,
+            terms=terms,
+        ),
+        checkpoint__every=STEPS // 2, validation__every=0,
+    )  # fmt: skip
+    job = TrainJob(
+        name=name, config=config, blocks=str(root / "blocks"), out=str(root / name),
+        start=str(root / "init"), arm=arm,
+    )  # fmt: skip
+    (root / name).mkdir(exist_ok=True)
+    write_job(job, root / f"{name}.json")
+    return root / f"{name}.json"
+
+
+def by_hand(root: Path, run: Path, terms: dict[str, float]) -> dict[str, torch.Tensor]:
+    """The weights after the steps of a run, by plain arithmetic."""
+    model, base = load(root / "init").train(), load(root / "init")
+    start = {name: weight.detach().clone() for name, weight in base.named_parameters()}
+    matrices = [w for w in model.parameters() if w.dim() > 1]
+    vectors = [w for w in model.parameters() if w.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    store, rates = BlockStore(root / "blocks"), metric(run, "train/lr")
+    for record in Curriculum.open(run / "curriculum.rod", read_only=True):
+        ids = record.block_ids[record.chosen]
+        tokens = torch.from_numpy(store.tokens(ids).astype(np.int64))
+        replay = torch.from_numpy(store.is_replay(ids))
+        assert replay.any() and not replay.all()
+        logits = model(input_ids=tokens).logits
+        loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:])
+        if "kl_base" in terms:
+            with torch.no_grad():
+                before = base(input_ids=tokens[replay]).logits[:, :-1].log_softmax(-1)
+            now = logits[replay, :-1].log_softmax(-1)
+            divergence = (before.exp() * (before - now)).sum()
+            loss = loss + terms["kl_base"] * divergence / tokens[:, 1:].numel()
+        for name, weight in model.named_parameters():
+            if "l2_base" in terms:
+                loss = loss + terms["l2_base"] / 2 * (weight - start[name]).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rates[record.step]
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", JOBS)
+def test_terms_train_as_plain_arithmetic(trained: Path, name: str) -> None:
+    terms = JOBS[name][1]
+    weights = {n: w.float() for n, w in tensors(trained / name / "hf").items()}
+    error = apart(by_hand(trained, trained / name, terms), weights)
+    assert error < 2e-5
+    for left_out in terms:  # each of them is seen
+        fewer = {n: w for n, w in terms.items() if n != left_out}
+        assert apart(by_hand(trained, trained / name, fewer), weights) > 20 * error
+
+
+@pytest.mark.timeout(900)
+def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(
+    trained: Path, torchrun: Torchrun, tmp_path: Path
+) -> None:
+    name = "both_tp2_sp"
+    whole = Path(shutil.copytree(trained / name, tmp_path / "whole"))
+    shutil.rmtree(trained / name / "hf")
+    shutil.rmtree(trained / name / "checkpoints" / f"iter_{STEPS:07d}")
+    latest = trained / name / "checkpoints" / "latest_checkpointed_iteration.txt"
+    latest.write_text(str(STEPS // 2))
+    torchrun(2, WORKERS / "jobs_worker.py", trained / f"{name}.json", timeout=600)
+    assert_same_run(whole, trained / name, steps=STEPS)
