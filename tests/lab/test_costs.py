@@ -55,7 +55,7 @@ def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time() -> 
     ("name", "keys", "blocks"),
     [
         ("a.jsonl", {}, 100), ("a.jsonl", {"max_tokens": 6400}, 50), ("a.jsonl.gz", {}, None),
-        ("a.jsonl", {"max_tokens": 10**9, "subsample": 0.5}, 50),
+        ("a.jsonl", {"max_tokens": 10**9, "subsample": 0.5}, 50), ("a.jsonl", {"max_tokens": 5}, 1),
     ],
 )  # fmt: skip
 def test_files_of_plain_text_bound_their_source(
