@@ -70,6 +70,11 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
     tolerance = TOLERANCE[model.precision]
 
     def judge() -> None:
+        if not np.isfinite(expected.get("losses", 0.0)).all():
+            raise ValueError(
+                f"{hf} has a loss of {np.mean(expected['losses'])} nats in transformers' own "
+                f"{expected['class']}: its weights are damaged; copy it again, or choose another"
+            )
         if "losses" in expected:
             expected["difference"] = abs(float(found.mean()) - np.mean(expected["losses"]))
             if expected["difference"] > tolerance and expected.pop("routes"):

@@ -158,19 +158,22 @@ def test_killed_command_takes_its_job_along(run: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_nonfinite", "sentence"),
+    ("is_compared", "on_nonfinite", "sentence"),
     [
-        ("refuse", r"rank \d: step 0: 16 of 16 scores are not finite, the first that of"),
-        ("exclude", r"rank \d: step 0: 16 of 16 .* too few are left for a batch of 8"),
+        (False, "refuse", "diverged has a loss of nan .*: its weights are damaged"),
+        (True, "refuse", r"rank \d: step 0: 16 of 16 scores are not finite, the first that of"),
+        (True, "exclude", r"rank \d: step 0: 16 of 16 .* too few are left for a batch of 8"),
     ],
 )
-def test_scores_that_are_not_finite_are_refused(
-    tiny: Setting, run: Start, tmp_path: Path, on_nonfinite: str, sentence: str
+def test_losses_that_are_not_finite_are_refused(
+    tiny: Setting, run: Start, tmp_path: Path, is_compared: bool, on_nonfinite: str, sentence: str
 ) -> None:
     diverged = Path(shutil.copytree(tiny.base, tmp_path / "diverged"))
     weights = load_file(diverged / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, diverged / "model.safetensors", metadata={"format": "pt"})
+    if is_compared:  # with transformers, before it was damaged
+        (tmp_path / "compared.json").write_text("{}")
     changes = {"start": str(diverged), "config.selection.on_nonfinite": on_nonfinite}
     assert re.search(sentence, run(**changes).ends())
 
