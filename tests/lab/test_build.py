@@ -68,7 +68,7 @@ ARM_KEYS = {
     "adapt_loss", "val_forgetting", "mean_adapt_loss", "mean_forgetting", "task_forgetting",
     "capability_change", "forgetting_by_source", "replay_share", "share_by_decile",
     "sampling_ratio_by_source", "trained_tokens", "scored_tokens", "compute", "wall_seconds",
-    "seed", "design", "epochs_by_source", "signed_forgetting", "compute_in_all",
+    "seed", "design", "epochs_by_source", "signed_forgetting", "compute_in_all", "replay_passes",
 }  # fmt: skip
 
 

@@ -238,3 +238,14 @@ def test_over_seeds_the_interval_is_students() -> None:
     expected = {"value": 0.02, "low": 0.02 - half, "high": 0.02 + half}
     assert merged["difference"]["adaptation"] == pytest.approx(expected)
     assert "Take RoD" in advice(merged)
+
+
+def test_fixed_replay_that_repeats_few_blocks_is_named() -> None:
+    """RoD draws from all replay; nothing is said of a fixed arm that went as often through it."""
+    run, results = made_up({**PLAIN, "fixed_22": (0.22, 2.11, 0.04)})
+    for passes, is_named in ((2.0, False), (12.0, True)):
+        results["arms"]["fixed_20"]["replay_passes"] = passes
+        verdict = across_seeds([verdict_of(run, results)])
+        assert verdict is not None and verdict["frontier"]["between"] == ["fixed_20", "fixed_22"]
+        said = [line for line in sentences(verdict) if line.startswith("There, fixed 20 % went 12")]
+        assert bool(said) == is_named

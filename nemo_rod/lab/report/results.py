@@ -12,6 +12,8 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
     epochs_by_source           blocks trained on / training blocks, of both roles
+    replay_passes              replay blocks trained on / those in use: an arm fixed_<percent> goes
+                               through a part of the replay as often as through the new text
     profile                    fits over sources, see `profiles_of`
     intervals                  90 % of the results with other held-out blocks, see `intervals.py`
     early_stops                results on the first held-out blocks after parts of the steps
@@ -195,7 +197,9 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     if base is not None and base.accuracy and arm.accuracy:
         change = {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
     lost = [max(0.0, -value) for value in (change or {}).values()]
-    history = arm.history
+    history, share = arm.history, float(arm.history.share_T.mean()) if arm.history else None
+    in_use = (arm.facts.get("retention") or 1.0) * sum(run.block_counts["replay"].values())
+    trained = (arm.facts.get("steps") or 0) * (arm.facts.get("batch_size") or 0)
     return {
         "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.weights["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.weights["replay"]),
@@ -205,7 +209,8 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
         "capability_change": change,
         "forgetting_by_source": forgetting,
-        "replay_share": float(history.share_T.mean()) if history else None,
+        "replay_share": share,
+        "replay_passes": share * trained / in_use if share is not None and in_use else None,
         "share_by_decile": history.share_by_decile() if history else None,
         "epochs_by_source": history.epochs_by_source(run.block_counts) if history else None,
         "sampling_ratio_by_source": history.sampling_ratio_by_source() if history else None,

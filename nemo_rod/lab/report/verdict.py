@@ -33,6 +33,7 @@ NEAR = 0.25  # difference of two shares that are near, as a part of RoD's
 NEAREST = 0.02  # difference that always is: a block or two of a batch
 FORGOTTEN = 0.01  # nats; with less, replay has nothing to prevent
 LOGARITHMIC = 0.01  # least forgetting that is interpolated in its logarithm
+REPEATED = 2.0  # passes of a fixed arm through its replay, for one of RoD's, that are too many
 _TOLD = {
     "better": "better in both",
     "worse": "worse in both",
@@ -76,6 +77,10 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         name: _differences(results["arms"], drawn, name) for name in _alternatives(results["arms"])
     }
     values["early_stops"] = _stopped_early(results, fixed)
+    passes = {name: arm.get("replay_passes") or 0.0 for name, arm in results["arms"].items()}
+    compared = {*values["frontier"]["between"], values["total_cost"]["against"]} - {None}
+    often = REPEATED * max(1.0, passes["rod"])
+    values["repeated"] = {name: passes[name] for name in sorted(compared) if passes[name] > often}
     no_replay = results["arms"].get("no_replay") or {}
     values["forgotten"] = no_replay.get("val_forgetting")
     return values
@@ -168,6 +173,13 @@ def sentences(verdict: Results) -> list[str]:
             f"At {times} cost in all, against {parse_arm(cost['against']).label}: RoD learned "
             f"{_nats(cost['difference']['adaptation'], 'more', 'less')} and forgot "
             f"{_nats(cost['difference']['forgetting'], 'less', 'more')}."
+        )
+    if repeated := verdict["repeated"]:
+        labels = " and ".join(parse_arm(name).label for name in repeated)
+        text.append(
+            f"There, {labels} went {max(repeated.values()):.0f} times through few blocks of "
+            "replay, and RoD through many: a part of the difference is that repetition. A variant "
+            "such as {of: rod, share: 0.35} draws fixed replay from all blocks."
         )
     for name, difference in verdict["alternatives"].items():
         text.append(
