@@ -100,28 +100,16 @@ def _help(*, whole: bool) -> str:
 
 
 def with_folder(command: str, words: list[str]) -> list[str]:
-    """Returns words whose first may be a run's folder in place of its recipe, or the other way.
-
-    Raises:
-        ValueError: the folder's configuration names code, which the folder alone does not run.
-    """
+    """Returns words whose first may be a run's folder in place of its recipe, or the other way."""
     first = words[0] if words else "-"
     if first.startswith("recipe=") and command not in recipe_commands():
         return [f"runs/{first.removeprefix('recipe=')}", *words[1:]]
     if "=" in first or first[0] == "-" or command not in recipe_commands():
         return words
-    if (launched := latest_config(Path(first))) is None:
-        return words
-    if code := re.search(r"[^\s'\"]+\.py:\w+", launched.read_text("utf-8", errors="replace")):
-        raise ValueError(
-            f"{launched} names code, {code[0]}, which a folder alone does not run: type the recipe "
-            "instead, as at first."
-        )
-    # the folder may have been moved, and does not say what may run; the words that follow do
-    untrusted = ("model.trust_remote_code=false", "cluster.setup=[]", "cluster.python=null")
-    own = (f"run_dir={Path(first).absolute()}", *untrusted, "launcher.kind=local")
-    path = ("--config-path", str(launched.parent.absolute()), "--config-name", "config")
-    return [*own, *words[1:], *path]
+    launched = latest_config(Path(first))
+    for stand_in in parts.load_all("folders") if launched else ():
+        words = stand_in(launched, words)
+    return words
 
 
 def latest_config(run_dir: Path) -> Path | None:

@@ -152,13 +152,13 @@ def each_line(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns the content of a regular file of at most `most` bytes.
+def read_bytes(path: Path, most: int = MOST_BYTES, *, below: Path | None = None) -> bytes:
+    """Returns the content of a regular file of at most `most` bytes; `below` as for `replacing`.
 
     Raises:
         ValueError: it has more, or is none.
     """
-    with open_file(path) as file:
+    with open_file(path, below=below) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise ValueError(f"{path} has {size:,} bytes, unlike any of its kind: {_CURE}")
         return file.read()
@@ -287,6 +287,16 @@ def folder_below(path: Path, below: Path | None = None, *, make: bool = True) ->
         os.close(folder)
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuses links in a folder in which unfinished work goes on, which would lead it elsewhere.
+
+    Raises:
+        ValueError: there is a link.
+    """
+    if link := next((path for path in [folder, *folder.rglob("*")] if path.is_symlink()), None):
+        raise ValueError(f"{link} is a link, which unfinished work would follow: remove it")
+
+
 def remove(path: Path, *, below: Path) -> None:
     """Removes a file, or a folder with all that is in it; a link below `below` is not followed."""
     with suppress(FileNotFoundError), folder_below(path.parent, below, make=False) as folder:
@@ -397,6 +407,6 @@ def digest_files(paths: list[Path]) -> str:
 
 
 def _parts(path: Path) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as stream:
+    with open_file(path) as stream:
         while part := stream.read(1 << 24):
             yield part

@@ -84,6 +84,8 @@ HOUSE: dict[str, dict[str, str]] = {
     "stand_ins": {},
     # (program, environment, open files) -> run.processes.torchrun.Running: `python -m` on CPU
     "process_starters": {},
+    # (config.yaml of a launch, words) -> words of a command on that run without its recipe
+    "folders": {},
     # names in `nemo_rod` itself, beside those of __init__.py
     "public_names": {},
 }

@@ -16,8 +16,12 @@ END_OF_DOCUMENT = "\n--- end of document ---\n"
 
 
 def block_text(store: BlockStore, tokenizer: Tokenizer, block_id: int, *, length: int = 0) -> str:
-    """Returns a block's first `length` tokens, 0 for all, as text with its ends of documents."""
-    tokens = store.tokens(np.array([block_id]))[0][: length or None]
+    """Returns a block's first `length` tokens, 0 for all, as text with its ends of documents.
+
+    Raises:
+        ValueError: the block is not that of its hash, such as a part of another file.
+    """
+    tokens = store.checked_tokens(np.array([block_id]))[0][: length or None]
     ends = np.flatnonzero(tokens == store.eod_id)
     begins = np.concatenate([[0], ends + 1])
     return END_OF_DOCUMENT.join(

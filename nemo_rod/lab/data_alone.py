@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
 
 from nemo_rod import parts
 from nemo_rod.files import flat, interpreting, read_bytes, read_json
-from nemo_rod.trust import REFERENCE, UntrustedCodeError, is_secret
+from nemo_rod.trust import UntrustedCodeError, is_secret
 
+# of jobs alone, which a folder does not start: the programs, variables and files of their nodes
+_OF_JOBS = re.compile(r"cluster\.(setup|python|env|image|mounts|(cpu_)?sbatch)|launcher\.nemo_rl")
+# code by another name: definitions and options of lm-eval's, keys of NeMo-RL's, kernels of the hub
+_CODE = re.compile(r"tasks\.(include|arguments)|nemo_rl|model\..*implementation\w*")
 _RESOLVED = re.compile(r"(?<!\\)(\\\\)*\$\{")  # a reference that OmegaConf would replace
 # keys that name parts -> their kind, and what is left of their section for any that is not ours
 _NAMES: dict[Any, tuple[str, dict[str, Any]]] = {
@@ -23,19 +28,21 @@ _NAMES: dict[Any, tuple[str, dict[str, Any]]] = {
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Reads a configuration that a folder holds, as data.
+    """Reads the configuration of a launch, `RUN_DIR/launch/LAUNCHER/config.yaml`, as data.
 
     Raises:
-        ValueError: the file is damaged, or has anchors, which may stand for any amount of values.
+        ValueError: the file is damaged, a link, or has anchors, which stand for any amount of
+            values.
     """
     with interpreting(file):
-        text = read_bytes(file).decode()
+        text = read_bytes(file, below=file.parents[2]).decode()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases")
-        values = yaml.safe_load(text)
+        # to which 1e-06 is a number, unlike to YAML
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if not isinstance(values, dict):
             raise ValueError("it holds no keys")
-        return values
+        return {str(key): value for key, value in values.items()}
 
 
 def without_code(
@@ -61,8 +68,6 @@ def without_code(
 
     def clean(value: Any, where: str) -> Any:
         if isinstance(value, str) and _RESOLVED.search(value):
-            if where.startswith("cluster.env.") and REFERENCE.fullmatch(value):
-                return value
             raise ValueError(f"{where} has the reference {value[:80]!r}")
         if isinstance(value, list):
             return [clean(item, where) for item in value]
@@ -71,8 +76,6 @@ def without_code(
         kept: dict[str, Any] = {}
         for key, item in value.items():
             place = f"{where}.{key}".removeprefix(".")
-            if place.startswith("cluster.env.") and is_secret(place, item):
-                continue  # of an earlier version
             kind, instead = _NAMES.get(place) or _NAMES.get(key) or ("", {})
             if isinstance(item, str) and kind and item not in _ours(kind):
                 left.append(f"{place}={item}")
@@ -80,9 +83,11 @@ def without_code(
             loggers = (item if isinstance(item, list) else [item]) if place == "logger" else []
             if key == "trust_remote_code":
                 left.extend([place] if item and not trusted else [])
+            elif _CODE.fullmatch(place):
+                left.extend([place] if item else [])
             elif not {None, *_ours("loggers")}.issuperset(loggers):
                 left.append(f"{place}={item}")
-            elif place not in ("cluster.setup", "cluster.python"):  # for jobs alone
+            elif not _OF_JOBS.fullmatch(place):
                 kept[key] = clean(item, place)
         return kept
 

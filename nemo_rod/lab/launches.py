@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped]
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.cli import latest_config
@@ -12,6 +15,7 @@ from nemo_rod.config import Config, config_class
 from nemo_rod.lab.data_alone import read_settings, without_code
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
+from nemo_rod.run.launch.render import CONFIG_HEAD, escaped
 
 
 def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Config]:
@@ -44,6 +48,8 @@ def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Con
     assert isinstance(composed, DictConfig)
     composed.run_dir = str(run_dir.absolute())  # which may have been moved since
     composed.model.trust_remote_code = bool(trusted)
+    if file.lstat().st_uid != os.geteuid():  # another user may read the page of these results
+        composed.report.seeds, composed.report.settings = [], []
     if left and trusted is not None:
         say(
             f"nemo-rod: {file} names {', '.join(left)}, which this command does "
@@ -53,6 +59,34 @@ def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Con
         return file.parent.name, to_config(composed)
     except ValueError as error:
         raise ValueError(f"{file} was changed since the launch: {error}") from None
+
+
+def in_place_of_recipe(file: Path, words: list[str]) -> list[str]:
+    """Returns the words of a command whose recipe is the latest launch of a folder.
+
+    Nothing of the folder configures Hydra or names code; whatever the words say, counts.
+
+    Args:
+        file: the configuration of the launch.
+        words: the folder, which may have been moved since, and the words after it.
+
+    Raises:
+        ValueError: the launch is another user's, is damaged, or names code.
+    """
+    cure = f"type the recipe instead, as at first: {file.with_name('command')} may have it."
+    if file.lstat().st_uid != os.geteuid():
+        raise ValueError(f"{file} is another user's, and says what is read and written: {cure}")
+    values, left = without_code(
+        read_settings(file), trusted="model.trust_remote_code=true" in words
+    )
+    if left:
+        raise ValueError(
+            f"{file} names {', '.join(left)}, code which a folder alone does not run: {cure}"
+        )
+    place = escaped({"run_dir": os.path.abspath(words[0])})
+    node = {**values, **yaml.safe_load(CONFIG_HEAD), **place}
+    ConfigStore.instance().store(name="launched", node=node)
+    return ["launcher.kind=local", *words[1:], "--config-name", "launched"]
 
 
 def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:

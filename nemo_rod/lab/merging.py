@@ -285,6 +285,9 @@ class _Checkpoint:
         with ExitStack() as stack:
             stored = {}
             for file in files:
+                held = file.stat()
+                if held.st_size > 1 << 30 and held.st_blocks * 512 < held.st_size // 2:
+                    raise ValueError(f"{file} has holes, unlike any weights: fetch it again")
                 try:
                     handle = stack.enter_context(safe_open(file, framework="pt"))
                 except SafetensorError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.config import config_folder
+from nemo_rod.files import write_whole
 
 _DESCRIPTION = """\
 Writes a recipe with sources and a cluster file, with comments, for you to fill in. Files that are
@@ -53,8 +54,7 @@ def main(options: Namespace) -> None:
         if path.exists():
             print(f"{path}: is there, and stays")
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = template.read_text("utf-8").replace("FOLDER", str(folder))
-        path.write_text(text, "utf-8")
+        write_whole(path, text.encode(), below=folder)
         print(f"{path}: written")
     print(_NEXT.format(folder=folder, quoted=shlex.quote(str(folder))))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_json, share, write_json
+from nemo_rod.files import read_json, refuse_links, share, write_json
 from nemo_rod.selection.arms import TYPED
 
 Inputs = dict[str, Any]
@@ -127,6 +127,8 @@ class HandOver:
     def run(self) -> None:
         """Makes the folder and renames it into place."""
         inputs, unfinished = _plain(self.inputs()), partial(self.folder)
+        if self.name != "base":  # of which our own link may lead to the checkpoint
+            refuse_links(unfinished)
         write_json(unfinished / "inputs.json", {"inputs": inputs}, below=unfinished.parent)
         try:
             outputs = self.make(unfinished)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.files import interpreting, move_whole, read_json, write_json
+from nemo_rod.files import interpreting, move_whole, read_json, refuse_links, write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.run.handover import Inputs, refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
@@ -54,7 +54,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
             of_blocks = partial_folder(results.path) / f"{name}.npy"
             if of_blocks.exists():
                 move_whole(of_blocks, folder / BLOCK_LOSSES)
-            write_json(folder / FILE, result | record)
+            write_json(folder / FILE, result | record, below=folder.parent)
 
 
 def partial_folder(folder: Path) -> Path:
@@ -71,6 +71,7 @@ def measured(
     Losses of an interrupted attempt are used again if their inputs are the same.
     """
     work = partial_folder(folder)
+    refuse_links(work)
     work.mkdir(exist_ok=True)
     precision = {"model.precision": jobs.config.model.precision}
     valid = valid_losses(work, {name: inputs[name] | precision for name in models})

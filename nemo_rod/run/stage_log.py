@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from nemo_rod.files import interpreting, lock, open_file, read_lines, writing
+from nemo_rod.files import MOST_BYTES, interpreting, lock, open_file, read_lines, writing
 from nemo_rod.signals import KEPT_OPEN, Stopped
 
 _SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
@@ -100,6 +100,7 @@ class StageLog:
     def _write(self, event: str, **more: Any) -> None:
         row = {"time": round(time.time(), 1), "event": event, **more}
         with writing(self.path), self._open() as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a crash cut off
+            begin = file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+            # without a line that a crash cut off
+            file.truncate(begin + file.read().rfind(b"\n") + 1)
             file.write(json.dumps(row).encode() + b"\n")

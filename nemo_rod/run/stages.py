@@ -20,7 +20,7 @@ import numpy as np
 
 from nemo_rod import parts
 from nemo_rod.config import Config
-from nemo_rod.files import writing
+from nemo_rod.files import refuse_links, writing
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
@@ -202,6 +202,7 @@ class Stages:
 
         def run() -> None:
             if stage.is_there():  # another arm, seed or length of the run draws more
+                refuse_links(folder)
                 make(folder)
             else:
                 stage.run()

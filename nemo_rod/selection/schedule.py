@@ -16,9 +16,11 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from nemo_rod.files import read_bytes
 from nemo_rod.selection.arrays import Floats, Ids
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import NOTHING, Policy, apportion, first_of_groups
@@ -62,10 +64,12 @@ class Schedule(Policy):
         object.__setattr__(self, "_plan", {name: _points(name, of) for name, of in plan.items()})
         limit = 1.0 if [*plan] == ["replay"] else math.inf
         for name, (_, share_N) in self._plan.items():  # type: ignore[attr-defined]
-            if not ((share_N >= 0) & (share_N <= limit) & np.isfinite(share_N)).all():
+            fits_N = (share_N >= 0) & (share_N <= limit) & np.isfinite(share_N)
+            if not fits_N.all():
+                place = "" if self.file is None else f" in {self.file}"
                 raise ValueError(
-                    f"The schedule of {name} has {share_N.tolist()}, expected shares in [0, 1] of "
-                    "replay, or weights >= 0 of sources."
+                    f"The schedule of {name}{place} has {share_N[~fits_N][0]:g}, expected shares "
+                    "in [0, 1] of replay, or weights >= 0 of sources."
                 )
 
     def shares(self, pool: Pool) -> Floats:
@@ -109,8 +113,7 @@ def _points(name: str, of: Points) -> tuple[Floats, Floats]:
 def _read(file: str) -> dict[str, dict[int, float]]:
     """Returns the points of every column of a CSV file but `step`."""
     try:
-        with open(file, newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
+        rows = list(csv.DictReader(read_bytes(Path(file)).decode().splitlines()))
         names = [name for name in rows[0] if name != "step"]
         plan = {name: {int(row["step"]): float(row[name]) for row in rows} for name in names}
     except (OSError, LookupError, TypeError, ValueError) as error:

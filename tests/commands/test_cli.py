@@ -333,14 +333,6 @@ def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made_run: Path
     assert command == "evaluate" or f" {made_run}/" in done.stderr.replace(",", "")
 
 
-def test_a_run_folder_switches_on_no_code(tmp_path: Path) -> None:
-    config = tmp_path / "run" / "launch" / "local" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("selection: {policy: 'theirs.py:Policy'}\n")
-    done = nemo_rod("report", "run", cwd=tmp_path)
-    assert done.returncode == 2 and "names code, theirs.py:Policy, which a folder" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "command"),
     [
@@ -358,7 +350,7 @@ def test_a_launch_keeps_the_command_that_repeats_it(
     monkeypatch.setattr(sys, "argv", ["nemo-rod"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     typed: list[str] = []
-    monkeypatch.setattr(recipes, "on_all_nodes", lambda *_: typed.append(typed_command()))
+    monkeypatch.setattr(recipes, "on_all_nodes", lambda *_: typed.append(typed_command(tmp_path)))
     recipes.run_recipe("plan", words)
     assert typed == [command.format(tmp_path)]
 

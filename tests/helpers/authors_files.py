@@ -73,3 +73,26 @@ def trace_rows(rows: list[dict[str, Any]], step: int, k: int, seed: int = 0) -> 
 def write_lines(path: Path, rows: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def cache_rows(rows: list[dict], tag: int) -> list[dict]:
+    """Losses of one role's training blocks, but for some that their last batch dropped."""
+    dice = np.random.default_rng(tag)
+    taken = [row for row in rows if row["split"] == "train" and row["origin_tag"] == tag][3:]
+    return [
+        {
+            "content_hash": row["content_hash"], "origin": row["origin"], "origin_tag": tag,
+            "ref_loss": float(np.float32(dice.gamma(2.0))),
+            "n_response_tokens": len(row["token_ids"]) - 1,
+        }
+        for row in taken
+    ]  # fmt: skip
+
+
+def write_cache(folder: Path, rows: list[dict], *, per_file: int = 100) -> None:
+    types = {"content_hash": pa.string(), "origin": pa.string(), "origin_tag": pa.int32()}
+    schema = pa.schema(types | {"ref_loss": pa.float32(), "n_response_tokens": pa.int32()})
+    folder.mkdir()
+    for number, first in enumerate(range(0, len(rows), per_file)):
+        table = pa.Table.from_pylist(rows[first : first + per_file], schema=schema)
+        pq.write_table(table, folder / f"refloss_train_{number:012x}.parquet")

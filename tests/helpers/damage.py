@@ -1,20 +1,19 @@
 """Damage to files as disks, crashes, foreign programs and other versions do it.
 
-A `Damage` is a few numbers, so that Hypothesis can draw and shrink it; `damaged` applies it to a
-file's bytes. Half of the kinds know nothing of the file, the others change values inside of JSON,
-YAML and the checksummed headers of record logs.
+A `Damage` is a few numbers, drawn from a seed; `damaged` applies it to a file's bytes. Half of the
+kinds know nothing of the file, the others change values inside of JSON, YAML and the checksummed
+headers of record logs.
 """
 
 import json
 import os
+import random
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from hypothesis import strategies as st
 
 # what a foreign program may have put in the place of a value
 JUNK = (
@@ -39,10 +38,12 @@ class Damage:
     value: int
 
 
-def damages() -> st.SearchStrategy[Damage]:
+def drawn(seed: str) -> Damage:
     """Draws a damage of any kind to any file."""
-    numbers = st.integers(0, 2**32 - 1)
-    return st.builds(Damage, st.integers(0, 2**16), st.sampled_from(KINDS), numbers, numbers)
+    dice = random.Random(seed)
+    return Damage(
+        dice.randrange(2**16), dice.choice(KINDS), dice.randrange(2**32), dice.randrange(2**32)
+    )
 
 
 def damaged(damage: Damage, content: bytes, others: Sequence[bytes]) -> bytes | None:

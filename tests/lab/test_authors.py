@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from authors_files import trace_rows, write_blocks, write_lines
+from authors_files import cache_rows, trace_rows, write_blocks, write_cache, write_lines
 from command_line import here, nemo_rod
 
 from nemo_rod.corpus import BlockStore
@@ -375,28 +375,6 @@ def test_files_beside_a_launch(
     here("import", *words)
     with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
         assert [score for r in curriculum for score in r.score] == [row["rho"] for row in first]
-
-
-def cache_rows(rows: list[dict], tag: int) -> list[dict]:
-    """Losses of one role's training blocks, but for some that their last batch dropped."""
-    dice = np.random.default_rng(tag)
-    taken = [row for row in rows if row["split"] == "train" and row["origin_tag"] == tag][3:]
-    return [
-        {
-            "content_hash": row["content_hash"], "origin": row["origin"], "origin_tag": tag,
-            "ref_loss": float(np.float32(dice.gamma(2.0))), "n_response_tokens": 63,
-        }
-        for row in taken
-    ]  # fmt: skip
-
-
-def write_cache(folder: Path, rows: list[dict], *, per_file: int = 100) -> None:
-    types = {"content_hash": pa.string(), "origin": pa.string(), "origin_tag": pa.int32()}
-    schema = pa.schema(types | {"ref_loss": pa.float32(), "n_response_tokens": pa.int32()})
-    folder.mkdir()
-    for number, first in enumerate(range(0, len(rows), per_file)):
-        table = pa.Table.from_pylist(rows[first : first + per_file], schema=schema)
-        pq.write_table(table, folder / f"refloss_train_{number:012x}.parquet")
 
 
 @pytest.mark.parametrize("role", ["adaptation", "replay"])

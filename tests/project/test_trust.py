@@ -4,6 +4,7 @@ Every test has attacks that once got through, or others of their kind.
 """
 
 import ast
+import base64
 import contextlib
 import http.client
 import io
@@ -13,6 +14,8 @@ import os
 import re
 import resource
 import shutil
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,36 +23,41 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
-from command_line import composed
-from damage import _with_header
+from command_line import composed, nemo_rod
+from damage import PICKLED, _with_header
 from made_up_run import made_up_training, make_run, recipe
 from places import ROOT
 from sandbox import time_limit
 
 from nemo_rod import parts
-from nemo_rod.cli import main, path_parser
+from nemo_rod.cli import main, path_parser, recipe_commands
 from nemo_rod.commands import run_stages
-from nemo_rod.config import Launcher
+from nemo_rod.config import Launcher, section
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import open_file, read_json, read_lines, remove, write_json, write_whole
-from nemo_rod.jobs import shared_job
+from nemo_rod.jobs import job_store, shared_job
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.authors.trace import _launch as read_launch_rows
 from nemo_rod.lab.authors.trace import export_trace
+from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.doctor import _verify
 from nemo_rod.lab.history import read_history
 from nemo_rod.lab.inspect.command import inspect
+from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.materialise import materialise
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report import serve as server
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.explorer import explore
 from nemo_rod.lab.report.job_folder import build_job_report
+from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.table import Column, Table
 from nemo_rod.lab.toy.debian import fetch_debian_texts
+from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.slurm import Slurm
@@ -62,6 +70,7 @@ from nemo_rod.selection.curriculum.recorded_pools import replay_share
 from nemo_rod.trust import sign
 
 SECONDS = 300  # a command takes a second or two on an idle machine; what hangs takes for ever
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="a second user takes the rights of root")
 NAME = "<img src=x onerror=alert(1)>|`[x](javascript:1)`\x1b[31m"
 
 
@@ -215,6 +224,60 @@ def test_no_command_runs_what_a_folder_names(
         assert not (tmp_path / "PWNED").exists(), command
 
 
+def launched(run: Path, **changes: object) -> None:
+    """Changes sections of a run's launched configurations."""
+    for file in run.glob("launch/*/config.yaml"):
+        values = yaml.safe_load(file.read_text())
+        for name, change in changes.items():
+            both = isinstance(change, dict) and isinstance(values.get(name), dict)
+            values[name] = values[name] | change if both else change
+        file.write_text(json.dumps(values))
+
+
+def test_a_folder_in_place_of_a_recipe_starts_nothing(run_dir: Path, tmp_path: Path) -> None:
+    """Hydra imports and calls what its own section names, before a command begins."""
+    mark = tmp_path / "PWNED"
+    call = {"_target_": "timeit.timeit", "stmt": f"open({str(mark)!r}, 'a')", "number": 1}
+    handler = {"()": "subprocess.call", "args": ["touch", str(mark)]}
+    logs = {"version": 1, "handlers": {"h": handler}, "root": {"handlers": ["h"]}}
+    hydra = {"callbacks": {"x": call}, "job_logging": logs, "sweeper": call, "launcher": call}
+    launched(run_dir, hydra=hydra, defaults=["schema", "_self_"], cluster={"env": {"A": "b"}})
+    for command in recipe_commands():
+        done = nemo_rod(command, run_dir, "dry_run=true", cwd=tmp_path)
+        assert not mark.exists(), command
+        assert done.returncode == 0 or " arm=" in done.stderr or "step=" in done.stderr, done.stderr
+    before = [file.read_text() for file in run_dir.glob("launch/*/command")]
+    (run_dir / "launch" / "slurm" / "jobs.tsv").unlink()
+    assert nemo_rod("run", run_dir, "seed=42").returncode == 0
+    assert (run_dir / "launch" / "local" / "command").read_text() in before
+
+
+CODE: dict[str, dict[str, object]] = {
+    "selection.policy=theirs.py:P": {"selection": {"policy": "theirs.py:P"}},
+    "variants.rod.selection.score=x": {"variants": {"rod": {"selection": {"score": "x"}}}},
+    "logger=x": {"logger": "x"},
+    "model.trust_remote_code": {"model": {"trust_remote_code": True}},
+    "tasks.include": {"tasks": {"include": "tasks"}},
+    "tasks.arguments": {"tasks": {"arguments": {"peft": "x"}}},
+    "nemo_rl": {"nemo_rl": {"policy": {"x": 1}}},
+    "model.architecture.attn_implementation": {
+        "model": {"architecture": {"attn_implementation": "them/kernel"}}
+    },
+    "domain.sources.dialect.kind=x": {"domain": {"sources": {"dialect": {"kind": "x"}}}},
+}
+
+
+@pytest.mark.parametrize("named", [*CODE, pytest.param("another user's", marks=AS_ROOT)])
+def test_a_folder_in_place_of_a_recipe_names_no_code(run_dir: Path, named: str) -> None:
+    launched(run_dir, **CODE.get(named, {}))
+    if named not in CODE:
+        for file in run_dir.glob("launch/*/config.yaml"):
+            os.chown(file, 65534, 65534)
+    done = nemo_rod("report", run_dir)
+    assert done.returncode == 2 and named in done.stderr, done.stderr
+    assert "type the recipe instead" in done.stderr
+
+
 def test_consent_is_a_word_of_the_command(
     evil: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +324,34 @@ def train(run: Path) -> None:
         Stages(recipe(run)).train("fixed_50").run()
 
 
+def again(run: Path, *names: str) -> None:
+    """Does some stages of a run anew, as after an interruption of each."""
+    with made_up_training():
+        for stage in Stages(recipe(run)).all():
+            if stage.name in names:
+                stage.run()
+
+
+def prepare(run: Path) -> None:
+    shutil.rmtree(run / "blocks")
+    again(run, "prepare")
+
+
+def score(run: Path) -> None:
+    shutil.rmtree(run / "references" / "base")
+    again(run, "references_base")
+
+
+def score_more(run: Path) -> None:
+    again(run, "references_base")
+
+
+def evaluate(run: Path) -> None:
+    for file in run.glob("arms/*/evaluation.json"):
+        file.unlink()
+    again(run, "evaluate")
+
+
 def launch(run: Path) -> None:
     write_files(launch_folder(recipe(run, "launcher=slurm")), {"node.sh": "x"})
 
@@ -290,6 +381,16 @@ LINKS: tuple[tuple[Callable[[Path], None], tuple[tuple[str, str], ...]], ...] = 
     (start, (("logs/rod.log", ".bashrc"),)),
     (export, (("arms/rod/.x.parquet.tmp", ".bashrc"), ("arms/rod/.x.jsonl.tmp", ".bashrc"))),
     (train, (("arms/fixed_50.partial", "tables"),)),
+    (prepare, (("blocks.partial/.partial/lock", ".bashrc"),)),
+    (prepare, (("blocks.partial/.partial/adaptation-dialect", "tables"),)),
+    (train, (("arms/fixed_50.partial/metrics.jsonl", ".bashrc"),)),
+    (train, (("arms/fixed_50.partial/hf", "tables"),)),
+    (score, (("references/base.partial/wanted.npy", ".bashrc"),)),
+    (score_more, (("references/base/wanted.npy", ".bashrc"),)),
+    (evaluate, (("evaluation.partial", "."),)),
+    (evaluate, (("evaluation.partial/rod.npy", ".bashrc"),)),
+    (evaluate, (("arms/rod", "tables"),)),
+    (lambda run: here("init", run), (("recipe/mine.yaml", "new"), ("cluster", "tables"))),
     (lambda run: Curriculum.open(run / "arms/max.partial/curriculum.rod", resume_at=1).close(),
      (("arms/max.partial/curriculum.rod", ".bashrc"),)),
 )  # fmt: skip
@@ -305,6 +406,7 @@ def test_no_link_leads_a_writer_out(run_dir: Path, victim: Path, number: int) ->
         if link.is_dir():
             shutil.rmtree(link)
         link.unlink(missing_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(victim / target)
     with contextlib.suppress(ValueError, OSError):
         write(run_dir)
@@ -349,7 +451,7 @@ def _plant(folder: str, target: str) -> None:
                 os.unlink(f"{folder}/{name}")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="a second user takes the rights of root")
+@AS_ROOT
 def test_two_users_on_one_folder_in_real_time(victim: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:2], victim):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -447,6 +549,58 @@ def test_nothing_that_a_run_writes_has_a_secret(
     assert "DB_PASSWORD" not in page and "export X" not in page
 
 
+def test_nothing_of_the_reader_gets_into_a_page(run_dir: Path, tmp_path: Path) -> None:
+    """By a link to a file of theirs, or as blocks that a manifest says to be a part of one."""
+    secret = tmp_path / "config.json"
+    secret.write_text(json.dumps({"auths": {"registry": {"auth": "PLANTED"}}}))
+    for link in ("launch/local/command", "launch/local/config.yaml"):
+        run = Path(shutil.copytree(run_dir, tmp_path / "runs" / link))
+        shutil.rmtree(run / "launch" / "slurm")
+        (run / link).unlink()
+        (run / link).symlink_to(secret)
+        for read in (report, build_report):
+            with contextlib.suppress(ValueError, OSError):
+                read(run)
+        assert not [n for n, data in content(run / "report").items() if b"PLANTED" in data], link
+
+
+@AS_ROOT
+def test_a_launch_of_another_user_shows_no_other_run(run_dir: Path) -> None:
+    launched(run_dir, report={"seeds": ["/elsewhere/run"], "settings": ["/elsewhere/run"]})
+    own = read_launch(run_dir)[1]
+    for file in run_dir.glob("launch/*/config.yaml"):
+        os.chown(file, 65534, 65534)
+    theirs = read_launch(run_dir)[1]
+    assert section(own, Report).seeds and not section(theirs, Report).seeds
+    assert section(own, Report).settings and not section(theirs, Report).settings
+
+
+@AS_ROOT
+@pytest.mark.parametrize("place", ["blocks", "arms/theirs", "x_seed_1"])
+def test_a_page_has_nothing_of_a_link_of_another_user(run_dir: Path, place: str) -> None:
+    link = run_dir / place
+    mine = Path(shutil.copytree(run_dir / "arms" / "rod", run_dir.parent / "mine"))
+    if link.exists():
+        link.rename(mine := run_dir.parent / "my_blocks")
+    link.symlink_to(mine)
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ValueError, match=f"{place} is a link of another user"):
+        report(run_dir)
+
+
+def test_text_of_a_block_is_that_of_its_hash(run_dir: Path) -> None:
+    store, tokenizer = (
+        BlockStore(run_dir / "blocks"),
+        find_tokenizer(BlockStore(run_dir / "blocks")),
+    )
+    assert block_text(store, tokenizer, 1)
+    with open(next((run_dir / "blocks/adaptation/dialect").glob("tokens-*.bin")), "r+b") as file:
+        file.seek(16 * 4 + 8)
+        file.write(b"X\0\0\0")
+    with pytest.raises(ValueError, match="block 1 does not match its hash"):
+        block_text(BlockStore(run_dir / "blocks"), tokenizer, 1)
+
+
 # --- processes ---
 
 
@@ -526,6 +680,60 @@ def test_orders_of_strangers_are_refused(
         shared_job(store, [])
 
 
+# A stranger's program, who reaches the store of a job on several nodes and reads all its keys.
+STRANGER = """
+import re, sys
+from torch.distributed import TCPStore
+port, key, value = sys.argv[1:]
+store = TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
+prefixes = {re.sub("[^/]*$", "", key) for key in store.list_keys()}
+for prefix in {"", "/", "nemo_rod/", "nemo_rod/7.0/", *prefixes}:
+    store.set(prefix + key, value)
+print(*prefixes)
+"""
+
+
+def stranger(port: int, key: str, value: str) -> str:
+    command = [sys.executable, "-c", STRANGER, str(port), key, value]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_stranger_at_the_live_store_of_several_nodes_starts_nothing(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun unpickles the nodes' state, and the nodes run the job that is named there."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    record, job = run_dir / "launch/stages/rod.jsonl", run_dir / "arms/rod/job.json"
+    nodes = Nodes(2, port=port, attempt="7.0", record=record)
+    state = base64.b64encode(PICKLED.replace(b"PWNED", f"{tmp_path}/PWNED".encode())).decode()
+    monkeypatch.setenv("NEMO_ROD_KEY", "key")
+    monkeypatch.setenv("NEMO_ROD_RECORD", str(record))
+    log, variables = tmp_path / "log", nodes.environment()
+    own = {"PET_LOG_DIR": str(tmp_path)}  # torchrun's, which it would leave behind elsewhere
+    with open(log, "w") as out:
+        command, environment = torchrun(nodes, 2, Launcher()), os.environ | variables | own
+        leader = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+    try:
+        assert nodes.wait_for_start()
+        listening = {
+            each.laddr.ip
+            for each in psutil.Process(leader.pid).net_connections()
+            if each.status == "LISTEN" and each.laddr.port == port
+        }
+        store = job_store(variables["NEMO_ROD_STORE"], "7.0")
+        store.set("progress", "x")  # which shows the name of the job to all
+        assert "nemo_rod/" in stranger(port, "job", f"{'0' * 32}{job}")
+        with pytest.raises(ValueError, match=r"was ordered to run .* which is not of this job"):
+            shared_job(store, [])
+        stranger(port, "torch.rendezvous.7.0", state)
+        assert leader.wait(SECONDS)
+    finally:
+        leader.kill()
+    assert "the state of the nodes is not of this job" in log.read_text()
+    assert listening == {"127.0.0.1"} and not (tmp_path / "PWNED").exists()
+
+
 @pytest.mark.parametrize("name", ["-oDir::Bin::Methods=d6/m", "../out", "/x", "a b", "A", "a", ""])
 def test_names_of_packages_are_no_options_and_no_paths(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
@@ -580,6 +788,16 @@ def test_serve_gives_the_files_of_the_folder_to_this_machine(tmp_path: Path, vic
         code, answer = get(port, path, host)
         assert (code, b"mine" in answer) == (status, False), (path, host)
     served.shutdown()
+    for file in (report / "index.html", report / "tables" / "a b.csv"):
+        os.truncate(file, 8 << 40)
+    linked = tmp_path / "run" / "report"
+    linked.parent.mkdir()
+    linked.symlink_to(victim)
+    for folder, path in ((report, "/"), (report, "/tables/a%20b.csv"), (linked, "/.bashrc")):
+        served = server.serve(folder, port=0, every=9)
+        port = served.server_address[1]
+        assert get(port, path, f"localhost:{port}")[0] == 404
+        served.shutdown()
 
 
 # --- names and sizes ---
@@ -669,6 +887,15 @@ def test_values_are_of_a_size_that_a_run_writes(tmp_path: Path, text: str, sente
         read_lines(file)
 
 
+def test_a_log_of_terabytes_is_not_read(run_dir: Path) -> None:
+    stage = StageLog(run_dir, "report")
+    os.truncate(stage.path, 8 << 40)
+    with time_limit(SECONDS):
+        log(run_dir)
+        with pytest.raises(ValueError, match="no end of line"):
+            stage.events()
+
+
 def test_kilobytes_of_the_authors_tables_stay_small(made_run: Path, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -698,15 +925,39 @@ def test_kilobytes_of_the_authors_tables_stay_small(made_run: Path, tmp_path: Pa
         read_launch_rows(trace)
 
 
-def test_a_dataset_brings_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("files", ["", "../victim/.bashrc", "/etc/passwd", "file:///etc/passwd"])
+def test_a_dataset_brings_no_script_and_no_file_of_the_reader(
+    tmp_path: Path, victim: Path, files: str
+) -> None:
     pytest.importorskip("datasets")
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "data.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
+    if files:
+        (folder / "a.txt").write_text("theirs")
+        named = f"configs:\n- config_name: default\n  data_files: {files}\n"
+        (folder / "README.md").write_text(f"---\n{named}---\n")
     spec = SourceSpec(name="x", role="replay", kind="huggingface", path=str(folder))
-    with time_limit(SECONDS), contextlib.suppress(ValueError):
+    with time_limit(SECONDS), pytest.raises(ValueError, match=r"dataset .* cannot be opened"):
         list(Documents(spec))
     assert not (tmp_path / "PWNED").exists()
+
+
+def test_weights_of_nothing_are_refused(made_run: Path, tmp_path: Path) -> None:
+    """Their file has terabytes, and takes none on the disk."""
+    base = Path(shutil.copytree(made_run / "base" / "hf", tmp_path / "base"))
+    size = 1 << 43
+    tensor = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    head = json.dumps({"a.weight": tensor}).encode()
+    head += b" " * (-len(head) % 8)
+    (base / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    os.truncate(base / "model.safetensors", 8 + len(head) + size)
+    with time_limit(SECONDS), pytest.raises(ValueError, match="has holes, unlike any weights"):
+        merge_checkpoints(base, made_run / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
+    (base / "model.safetensors").unlink()
+    os.mkfifo(base / "model.safetensors")
+    with time_limit(10), pytest.raises(ValueError, match="is not a regular file"):
+        checkpoint_digest(base)
 
 
 def test_yaml_of_a_folder_has_no_aliases(run_dir: Path) -> None:
@@ -724,7 +975,7 @@ def test_a_merge_copies_the_files_of_a_checkpoint(
     (base / "vocab.json").symlink_to(victim / ".bashrc")
     (base / "extra.json").write_text("{}")
     (base / "tokenizer_config.json").write_text("{}")
-    (base / "setup.py").write_text("")
+    (base / "setup.sh").write_text("")
     merge_checkpoints(base, made_run / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
     copied = {file.name for file in (tmp_path / "out").iterdir()}
     assert copied == {"config.json", "model.safetensors", "tokenizer_config.json"}

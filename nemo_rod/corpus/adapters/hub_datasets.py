@@ -110,6 +110,12 @@ class HuggingFaceDataset(Input):
             unique: dict[str, str] = {}  # resolved path -> file: each is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
                 unique.setdefault(file if "://" in file else os.path.realpath(file), file)
+            # a dataset's own README may name any file of this machine
+            root = os.path.join(os.path.abspath(self.place), "")
+            for file in unique.values():
+                inside = os.path.isdir(root) and os.path.abspath(file).startswith(root)
+                if not inside and ("://" not in file or "file:" in file):
+                    raise ValueError(f"it names {file}, which is not of it: remove that name")
             saved = _saved(unique.values())
             data = [file for file in unique.values() if _is_data(file, saved)]
             self._files = spread(data, spec.max_files)

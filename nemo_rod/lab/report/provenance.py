@@ -18,7 +18,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from nemo_rod.cli import latest_config
-from nemo_rod.files import read_json
+from nemo_rod.files import read_bytes, read_json
 from nemo_rod.lab.data_alone import read_settings, without_secrets
 from nemo_rod.lab.report.results import Results
 from nemo_rod.roles import ROLES
@@ -53,7 +53,9 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     gpu_hours = seconds / 3600 * gpus if known["gpu"] else None
     price = (config.get("report") or {}).get("gpu_hour_price")
     typed = file.with_name("command") if file else None
-    command = typed.read_text("utf-8") if typed and typed.is_file() else None
+    command = None
+    if typed is not None and typed.is_file():
+        command = read_bytes(typed, below=run_dir).decode(errors="replace")
     if config and not command:  # composed elsewhere, or by an earlier version
         names = ",".join(config.get("arms") or [])
         seed = f" seed={config['seed']}" if "seed" in config else ""

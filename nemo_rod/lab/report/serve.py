@@ -15,12 +15,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nemo_rod.commands.text import say
-from nemo_rod.files import open_file
+from nemo_rod.files import read_bytes
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.report.stage import build
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
+_MOST = 1 << 28  # bytes of a file
 _HOSTS = ("127.0.0.1", "localhost")
 _WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
 
@@ -108,8 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if host not in _HOSTS or {"..", ""} & {*name.split("/")} or "\0" in name:
                 raise ValueError(name)
-            with open_file(self.folder / name, below=self.folder) as file:
-                content = file.read()
+            content = read_bytes(self.folder / name, _MOST, below=self.folder.parent)
         except (ValueError, OSError):
             self.send_error(HTTPStatus.NOT_FOUND)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ def report_stages(stages: Stages) -> list[Stage]:
 def build(stages: Stages) -> dict[str, Any] | None:
     """Writes the report's files; returns its results, or None before any evaluation."""
     run_dir, shown = stages.results.path, section(stages.config, Report)
+    for path in (path for depth in ("*", "*/*", "*/*/*") for path in run_dir.glob(depth)):
+        if path.is_symlink() and path.lstat().st_uid != os.geteuid():
+            raise ValueError(
+                f"{path} is a link of another user, who could read of its target what the page "
+                "shows: remove it, or make it yourself"
+            )
     runs = [run for run in (run_dir, *sorted(run_dir.glob("*seed_*"))) if has_begun(run)]
     if not runs:
         command = stages.results.command("run")

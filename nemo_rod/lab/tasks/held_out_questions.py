@@ -96,14 +96,15 @@ def questions(
     length = max(store.block_size // _CHOICE_SHARE, 1)
     ids = np.arange(source.start, source.start + source.count)
     for number in range(min(num_questions, source.count)):
-        tokens_S = store.tokens([ids[number]])[0]
+        tokens_S = store.checked_tokens([ids[number]])[0]
         right = tokenizer.decode(tokens_S[half : half + length])
         wrong: list[str] = []
         key = f"{source.name}/{number}".encode()
         seed = hashlib.blake2b(key, digest_size=8, person=b"rod-tasks-v1").digest()
         order = np.random.default_rng(int.from_bytes(seed)).permutation(source.count)
         for other in order:  # fixed for each question
-            text = tokenizer.decode(store.tokens([ids[other]])[0][half : half + length])
+            continued = store.checked_tokens([ids[other]])[0][half : half + length]
+            text = tokenizer.decode(continued)
             if other != number and text != right and text not in wrong:
                 wrong.append(text)
             if len(wrong) == NUM_CHOICES - 1:

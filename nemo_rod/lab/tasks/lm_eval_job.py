@@ -31,6 +31,7 @@ from typing import Any
 
 from nemo_rod.files import digest, read_json, write_json
 from nemo_rod.installation import pip_install
+from nemo_rod.lab.data_alone import refuse_code
 from nemo_rod.progress import Progress
 from nemo_rod.signals import end_with_parent
 
@@ -214,6 +215,8 @@ def refuse_forgotten_chunks(model: Any) -> None:
 def model_arguments(job: TaskJob) -> dict[str, Any]:
     """Returns the constructor arguments of lm-eval's model class."""
     arguments = {"pretrained": job.model, **job.arguments, "batch_size": job.batch_size}
+    if not arguments.get("trust_remote_code"):
+        refuse_code(Path(job.model))
     if job.backend == "hf":
         import torch
 

@@ -99,10 +99,9 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
         include = str(definitions.absolute())
     for name in pending:
         folder = jobs.results.arm(name)
-        folder.mkdir(parents=True, exist_ok=True)
         answered, file = folder / ANSWERED, folder / JOB
         job = _job(jobs, name, answered, capabilities, include)
-        write_json(file, dataclasses.asdict(job))
+        write_json(file, dataclasses.asdict(job), below=folder.parent)
         log = jobs.results.log(f"tasks_{name}")
         module = "nemo_rod.lab.tasks.lm_eval_job"
         command = [sys.executable, "-P", "-m", module, str(file.absolute())]

@@ -17,12 +17,12 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config, config_folder
-from nemo_rod.files import remove, replacing
+from nemo_rod.config import Config
+from nemo_rod.files import read_bytes, remove, replacing
 from nemo_rod.run.handover import Stage
 from nemo_rod.trust import REFERENCE
 
-_CONFIG_HEAD = """\
+CONFIG_HEAD = """\
 # Everything this run was launched with; what each key means is in nemo_rod/config.py.
 defaults:
   - schema
@@ -41,22 +41,23 @@ def launch_folder(config: Config) -> Path:
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
     """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
-    run_dir, files = folder.parent.parent, {**files, "command": typed_command()}
+    run_dir, files = folder.parent.parent, {**files, "command": typed_command(folder)}
     remove(folder, below=run_dir)
     for name, text in files.items():
         with replacing(folder / name, below=run_dir, mode=0o600) as file:
             file.write(text.encode())
 
 
-def typed_command() -> str:
-    """Returns the command line that composed this configuration; "" of one composed elsewhere."""
+def typed_command(folder: Path) -> str:
+    """Returns the command that composed this, or its latest launch; "" of one from elsewhere."""
     if not HydraConfig.initialized():
         return ""
     job = HydraConfig.get()
     folders = {source.provider: source.path for source in job.runtime.config_sources}
-    if folders.get("main") != str(config_folder()):  # left by an earlier launch
-        earlier = Path(folders.get("main", "")) / "command"
-        return earlier.read_text("utf-8") if earlier.is_file() else ""
+    if "recipe" not in job.runtime.choices:
+        launches = sorted(folder.parent.glob("*/command"), key=lambda file: file.lstat().st_mtime)
+        earlier = [read_bytes(file, below=folder.parents[1]) for file in launches[-1:]]
+        return b"".join(earlier).decode(errors="replace")
     own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
     once = ("rebuild=", "dry_run=")
     # not resolved: ${oc.env:NAME} may be a secret
@@ -78,7 +79,7 @@ def frozen_config(config: Config) -> str:
     values = escaped(dataclasses.asdict(frozen))
     secrets = {key: text for key, text in config.cluster.env.items() if REFERENCE.fullmatch(text)}
     values["cluster"]["env"] |= secrets  # never resolved here
-    return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
+    return CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def escaped(value: Any) -> Any:

@@ -167,7 +167,7 @@ def tuned_kernels(kept: Path, *, keep: bool) -> Iterator[dict[str, str]]:
         for file in origin.rglob("*.autotune.json"):
             place = goal / file.relative_to(origin)
             if not place.exists():
-                write_whole(place, read_bytes(file), below=goal)
+                write_whole(place, read_bytes(file), below=goal.parent)
 
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
         copy(kept, Path(folder))
@@ -261,12 +261,9 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
 
 @contextmanager
 def _forwarded_signals(process: Running) -> Iterator[list[int]]:
-    """Forwards stop signals to the job, so that it saves, and leaves no process behind.
+    """Forwards stop signals to the job, so that it saves, and yields the numbers of those received.
 
     A second Ctrl-C kills it instead; it then resumes from its latest checkpoint.
-
-    Yields:
-        Numbers of the received signals.
     """
     received: list[int] = []
 
