@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_rod import parts
 from nemo_rod.config import Config, section
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.sources import SourceSpec
@@ -22,6 +23,7 @@ from nemo_rod.lab.report.section import Report
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
+from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.policies import scored_steps
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
@@ -116,12 +118,16 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             train, arm = trained[name].train, stages.jobs.arm(name, blocks)
             pool = arm.num_candidates if "losses" in arm.needs else 0
             candidates = pool or train.batch_size
+            # of replay, which another model reads besides; without a fixed share, at most
+            passes = sum(parts.load("terms", term).passes for term in train.terms)
+            share = parse_arm(trained[name].of).value / 100 or 1.0
             curriculum = train.steps * (20 + 16 * candidates + candidates // 8)
             works.append(
                 Work(
                     name=name,
                     steps=train.steps,
                     batch_size=train.batch_size,
+                    read=round(passes * share * train.steps * train.batch_size),
                     pool_size=pool,
                     prefix=arm.scored_prefix,
                     scored_steps=scored_steps(arm.policy()),
