@@ -643,7 +643,7 @@ def test_stores_of_a_job_on_one_node_listen_on_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fork: bool
 ) -> None:
     (tmp_path / "listens.py").write_text(LISTENS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     command = torchrun(Nodes(), 2, Launcher())
     if not is_fork:
         command.insert(1, "-u")
