@@ -221,6 +221,9 @@ def my(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's own folder `my`, with the files that the documents tell to put there."""
     folder = tmp_path_factory.mktemp("reader") / "my"
     assert nemo_rod("init", "my", cwd=folder.parent).returncode == 0
+    blocks = BLOCK.findall((ROOT / "docs" / "running.md").read_text())
+    own = next(block for block in blocks if block.startswith("# @package"))
+    (folder / "recipe" / "next.yaml").write_text(own)
     return folder
 
 
@@ -233,6 +236,16 @@ def test_recipes_compose(call: str, my: Path) -> None:
     if "--config-dir" in words:
         overrides.append(f"hydra.searchpath=[file://{my}]")
     composed(*overrides)
+
+
+def test_a_second_domain_makes_replay_of_the_first(my: Path) -> None:
+    folder = f"hydra.searchpath=[file://{my}]"
+    first, second = (composed(f"recipe={name}", folder) for name in ("mine", "next"))
+    specs = {spec.name: spec for spec in second.domain.specs}
+    (mine,) = (spec for spec in first.domain.specs if spec.role == "adaptation")
+    assert specs[mine.name] == dataclasses.replace(mine, role="replay")
+    assert [name for name, spec in specs.items() if spec.role == "adaptation"] == ["second"]
+    assert second.model.hf == "runs/mine/arms/rod/hf" and second.run_dir == "runs/next"
 
 
 def test_commands_of_the_readme_run(tmp_path: Path) -> None:
