@@ -15,7 +15,7 @@ pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
 .PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom sbom-image gpu-kit image image-cpu nemo-rl-project
-.PHONY: test-second test-matrix test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
+.PHONY: test-second test-main test-main-layouts test-matrix test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -56,6 +56,17 @@ test-%:
 test-second:
 	@$(MAKE) --no-print-directory VENV=$(SECOND) SET=bridge-0.3 venv
 	$(SECOND)/bin/python -m pytest $(lane)
+
+# Of 22 August 2026: core 0.20 and Megatron-Bridge 0.7. Megatron-LM needs its helpers, built by `make -C
+# megatron/core/datasets` in its checkout.
+MAIN_CORE = d98e8a64ddf34856e74b24714e3bedb2f5a39553
+MAIN_BRIDGE = 067f987df03b8355b03192d88d70f1709fedf51a
+test-main test-main-layouts:
+	@python3 tests/lanes.py check $@
+	@$(MAKE) --no-print-directory venv
+	@for pair in "$(MEGATRON_LM) $(MAIN_CORE)" "$(MEGATRON_BRIDGE) $(MAIN_BRIDGE)"; do set -- $$pair; \
+	test "$$(git -C $$1 rev-parse HEAD)" = $$2 || { echo "$$1 is at another commit: check out $$2"; exit 1; }; done
+	PYTHONPATH="$(MEGATRON_BRIDGE)/src:$(MEGATRON_LM):$(PYTHONPATH)" $(BIN)/python -m pytest $(lane)
 
 test-matrix:
 	python3 tests/matrix.py $(ARGS)

@@ -48,6 +48,8 @@ HOUSE: dict[str, dict[str, str]] = {
     },
     # (weight, provider) -> megatron.rod_selector.Term: what a loss has beside the next token
     "terms": {},
+    # subclasses of corpus.encode.Encoder, of which the first reads and tokenises
+    "encoders": {},
     # subclasses of run.launch.local.Local
     "launchers": {
         "local": "nemo_rod.run.launch.local:Local",

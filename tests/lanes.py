@@ -102,6 +102,7 @@ class Lane:
 # Two processes; tests that share what is expensive stay on one (`conftest.py`).
 PARALLEL = ("-n", "2", "--no-loadscope-reorder")
 SLURM = ("slurmctld", "munged")
+MAIN = ("MEGATRON_LM/megatron/core", "MEGATRON_BRIDGE/src/megatron/bridge")
 LANES = (
     Lane("fast", "whatever is quick", options=PARALLEL),
     Lane(
@@ -118,6 +119,18 @@ LANES = (
         marker="fast",
     ),
     Lane("layouts", "trains and scores in many parallel layouts on gloo", 900),
+    Lane(
+        "main",
+        "NVIDIA's functions, forward passes and jobs on main of Megatron-LM and Megatron-Bridge",
+        needs=MAIN,
+        only=(
+            *("tests/project/test_upstream.py", "tests/megatron/test_forward_only.py"),
+            "tests/megatron/test_identity.py",
+        ),
+        marker="fast",
+    ),
+    Lane("main_layouts", "layouts on main of Megatron-LM and Megatron-Bridge", 900, MAIN,
+         only=("tests/megatron/test_layouts.py",), marker="layouts"),
     Lane("architectures", "every job of Qwen3.5 and Nemotron-H in many layouts", 3600),
     Lane("swap_in", "the selector in a job of Megatron-Bridge, in several layouts", 1800),
     Lane("rehearsal", "every setting of the paper in small, with all arms", 3600, everything=True),

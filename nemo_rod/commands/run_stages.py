@@ -106,7 +106,7 @@ def one_stage(command: str, config: Config) -> None:
     stages, names = Stages(config), [config.arm] if config.arm else config.arms
     match command:
         case "prepare":
-            chosen = [stages.prepare()]
+            chosen = [stage for stage in stages.all() if "prepare" in (stage.name, stage.feeds)]
         case "pretrain":
             chosen = [stages.make_base()]
         case "reference":

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents, find_duplicates, open_inputs
-from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
+from nemo_rod.corpus.documents import Documents, open_inputs
+from nemo_rod.corpus.encode import Batch, Encoded, Encoder
 from nemo_rod.corpus.formats import Input, ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
@@ -114,14 +114,14 @@ def build_source(
     if spec.dedup:
         marks = folder / f"duplicates-{build.key}.bits"  # kept for after an interruption
         if not marks.is_file():
-            finding = f"{label}: finding duplicates"
-            bits = find_duplicates(spec, folder, lambda done: progress(done, total, finding))
+            what = f"{label}: finding duplicates"
+            bits = encoder.find_duplicates(spec, folder, lambda done: progress(done, total, what))
             write_whole(marks, bits.tobytes())
         duplicates = np.fromfile(marks, dtype=np.uint8)
     documents = Documents(spec, build.documents, duplicates, settings.tokenizer)
     saved, last = time.monotonic(), build.documents
     try:
-        made = encoder.encode(batches(documents)) if not build.full else ()
+        made = encoder.read(documents, folder) if not build.full else ()
         for number, (batch, encoded) in enumerate(made):
             if number == 0:
                 texts = [text for text in batch.texts[:_COMPARED] if isinstance(text, str)]

@@ -8,10 +8,11 @@ on any machine, and an interrupted pass can resume in the middle.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -58,6 +59,7 @@ class Documents:
 
     Attributes:
         inputs: the files to read, in order.
+        duplicates: as given.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Documents:
     ) -> None:
         self.spec = spec
         self.inputs = open_inputs(spec, tokenizer)
-        self._duplicates = duplicates
+        self.duplicates = duplicates
         start = {"input": 0, "position": None, "seen": 0, "taken": 0, "bytes": 0}
         self._state: dict[str, Any] = dict(state or start)
         self._started = False
@@ -117,6 +119,13 @@ class Documents:
             return dict(self._state)
         return {**self._state, "position": self.inputs[self._state["input"]].position()}
 
+    def again(self, state: dict[str, Any], last: int) -> Documents:
+        """Returns another pass from a state on, to the end of the input with the number `last`."""
+        documents = copy.copy(self)
+        documents.inputs, documents._state = self.inputs[: last + 1], dict(state)
+        documents._started = False
+        return documents
+
     def consumed(self) -> int:
         """Returns the number of input bytes read so far."""
         number = self._state["input"]
@@ -140,7 +149,7 @@ class Documents:
             digest = hashlib.blake2b(data, digest_size=8, person=b"rod-sub-v1").digest()
             if int.from_bytes(digest, "little") >= share * 2.0**64:
                 return None
-        state, bits = self._state, self._duplicates
+        state, bits = self._state, self.duplicates
         byte, bit = divmod(state["seen"], 8)
         state["seen"] += 1
         if bits is not None and bits[byte] >> (7 - bit) & 1:
@@ -206,14 +215,22 @@ def find_duplicates(
     """
     uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
     documents = Documents(uncapped)
+
+    def digests() -> Iterator[bytes]:
+        for count, document in enumerate(documents, 1):
+            yield hashlib.blake2b(encoded(document.text), digest_size=16).digest()
+            if count % 1024 == 0:
+                progress(documents.consumed())
+
+    return mark_repeated(digests(), folder)
+
+
+def mark_repeated(digests: Iterable[bytes], folder: Path) -> NDArray[np.uint8]:
+    """Marks the documents whose digest, of 16 bytes, an earlier one has: see `find_duplicates`."""
     files = [TemporaryFile(dir=folder, buffering=1 << 16) for _ in range(256)]  # noqa: SIM115
     count = 0
-    for document in documents:
-        digest = hashlib.blake2b(encoded(document.text), digest_size=16).digest()
-        files[digest[0]].write(digest + count.to_bytes(8, "little"))
-        count += 1
-        if count % 1024 == 0:
-            progress(documents.consumed())
+    for count, digest in enumerate(digests, 1):
+        files[digest[0]].write(digest + (count - 1).to_bytes(8, "little"))
     marks = np.zeros((count + 7) // 8, dtype=np.uint8)
     for file in files:
         file.seek(0)

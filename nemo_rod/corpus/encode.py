@@ -14,18 +14,20 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents, encoded
+from nemo_rod.corpus.documents import Documents, encoded, find_duplicates
 from nemo_rod.corpus.formats import LongText
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 20
@@ -117,6 +119,16 @@ class Encoder:
             os.environ[_PARALLELISM] = self._parallelism
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def read(self, documents: Documents, folder: Path) -> Iterator[tuple[Batch, Encoded]]:
+        """Yields a source's batches with their tokens; `folder` has its unfinished work."""
+        return self.encode(batches(documents))
+
+    def find_duplicates(
+        self, spec: SourceSpec, folder: Path, progress: Callable[[int], None]
+    ) -> NDArray[np.uint8]:
+        """Returns the marks of `documents.find_duplicates`."""
+        return find_duplicates(spec, folder, progress)
 
     def encode(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, Encoded]]:
         """Yields each batch with its tokens, in order."""

@@ -51,6 +51,7 @@ def prepare(
     rebuild: bool = False,
     checkpoint_seconds: float = 10.0,
     blocks_per_shard: int = BLOCKS_PER_SHARD,
+    encoder: type[Encoder] = Encoder,
 ) -> BlockStore:
     """Reads, tokenises, packs and splits the sources into blocks.
 
@@ -75,6 +76,7 @@ def prepare(
             longer listed.
         checkpoint_seconds: maximum time lost if the run is killed.
         blocks_per_shard: maximum number of blocks per file.
+        encoder: reads and tokenises.
 
     Returns:
         The store's training blocks.
@@ -94,8 +96,8 @@ def prepare(
     Packer(block_size, tokenizer.eod_id)  # refuses a block without a target
     is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
-    with _guarded(root) as partial, Encoder(tokenizer, workers) as encoder:
-        _Preparation(root, partial, sources, settings, encoder, progress, rebuild).run()
+    with _guarded(root) as partial, encoder(tokenizer, workers) as running:
+        _Preparation(root, partial, sources, settings, running, progress, rebuild).run()
     return BlockStore(root)
 
 

@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from nemo_rod import parts
 from nemo_rod.config import Domain
 from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
@@ -45,6 +47,7 @@ def prepare_blocks(
         replay_ratio=domain.replay_ratio,
         workers=domain.workers,
         progress=progress,
+        encoder=next(iter(parts.load_all("encoders")), Encoder),
         rebuild=True,  # replaces sources with other settings in a folder not yet handed over
     )
     for source in BlockStore(folder, split="holdout").sources:

@@ -43,7 +43,9 @@ class Stages:
     def all(self) -> list[Stage]:
         """Returns every stage of the recipe, in an order in which they can run."""
         others = [stage for name in parts.names("stages") for stage in self.part(name)]
-        return in_order([*self.models(), *others])
+        stages = [*self.models(), *others]
+        fed = {s.name: tuple(o.name for o in others if o.feeds == s.name) for s in stages}
+        return in_order([dataclasses.replace(s, needs=s.needs + fed[s.name]) for s in stages])
 
     def part(self, name: str) -> list[Stage]:
         """Returns the stages of a registered part."""

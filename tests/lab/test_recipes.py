@@ -94,7 +94,8 @@ def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
 def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
     _, plan = as_it_is(recipe)
     others = ("no commit is given by ", "the held-out blocks")
-    (note,) = (note for note in plan.notes if not note.startswith(others))
+    recorded, note = (note for note in plan.notes if not note.startswith(others))
+    assert "the run that records it is not planned here" in recorded
     assert " GPU-hours more" in note
     assert "process-hours" not in format_plan(plan)
 
@@ -502,3 +503,20 @@ def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:
     assert not any("smaller model's specialist" in saving.what for saving in small.savings)
     whole = as_it_is("german_qwen3_5_9b")[1]
     assert any("smaller model's specialist" in saving.what for saving in whole.savings)
+
+
+def test_a_plan_counts_the_run_that_an_arm_follows(tmp_path: Path) -> None:
+    elsewhere = "+variants.rod_transfer={of: rod, curriculum: runs/smaller/arms/rod}"
+    arms = "arms=[no_replay,rod,schedule_like_rod,rod_transfer]"
+    notes = plan_of("toy_synthetic", arms, elsewhere, run_dir=tmp_path).notes
+    (note,) = (note for note in notes if note.startswith("cost in all"))
+    found = re.findall(r"(\w+) (\d+\.\d\d) \+ (\d+\.\d\d)", note)
+    costs = {name: (float(own), float(others)) for name, own, others in found}
+    assert {*costs} == {"rod", "schedule_like_rod"}
+    assert costs["schedule_like_rod"] == pytest.approx((1.0, sum(costs["rod"])), abs=0.011)
+    (note,) = (note for note in notes if "rod_transfer follows" in note)
+    assert "runs/smaller/arms/rod, which is not there: the run that records it is not plan" in note
+    (tmp_path / "there").mkdir()
+    there = f"+variants.rod_transfer={{of: rod, curriculum: {tmp_path}/there}}"
+    notes = plan_of("toy_synthetic", arms, there, run_dir=tmp_path).notes
+    assert not any("rod_transfer follows" in note for note in notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,45 @@ class NemoRL(Local):
     def exports(self, arm: str) -> bool:
         """Returns False: NeMo-RL's own converters export its checkpoints."""
         return False
+
+    def run_tasks(
+        self, run: Callable[[Path, int], int], folders: Sequence[Path], cores: int
+    ) -> list[int]:
+        """Runs work without a model as tasks of Ray, of which one that dies begins again.
+
+        Args:
+            run: the work, of a folder and its number.
+            folders: one for each task, which all nodes see.
+            cores: those of a task.
+
+        Returns:
+            What each task returns.
+
+        Raises:
+            Exception: as the first task that fails; all others are ended.
+        """
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(address="auto", log_to_driver=True)
+        options = {"num_cpus": cores, "max_retries": -1, "scheduling_strategy": "SPREAD"}
+
+        def rod_task(folder: Path, number: int) -> int:  # Ray takes no other callable
+            return run(folder, number)
+
+        task = ray.remote(rod_task).options(**options)
+        references = [task.remote(folder, number) for number, folder in enumerate(folders)]
+        waiting = [*references]
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                ray.get(done)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        finally:
+            for reference in waiting:
+                ray.cancel(reference)
+        return list(ray.get(references))
 
     def run_job(self, job: Job, file: Path, config: Config, log: Path) -> None:
         """Runs a job on the workers and waits, or here if it neither trains nor scores.

@@ -467,18 +467,27 @@ def _notes_on_cost(
     if are_wanted(config):
         most = section(config, Report).max_controls
         notes.append(f"{WHY.format(most=most)}; the stage {FOLDER} counts all of the last.")
-    in_all = []
-    for settings in trained_arms(config):
+    in_all, needed = list[str](), dict[str, list[str]]()
+    for settings in trained_arms(config):  # each after the one whose curriculum it follows
         names = [f"references_{name}" for name in settings.own_references]
         names += [SPECIALIST] if "specialist" in settings.own_references else []
+        if (recorded := settings.recorded_by) is not None:
+            names += [recorded, *needed[recorded]]
+        names = needed[settings.name] = list(dict.fromkeys(names))
         if names:
             of = plain[settings.name].flops
             own, others = flops[settings.name] / of, sum(flops[name] for name in names) / of
             in_all.append(f"{settings.name} {own:.2f} + {others:.2f}")
+        elsewhere = settings.variant.curriculum
+        if elsewhere is not None and not Path(elsewhere).exists():
+            notes.append(
+                f"{settings.name} follows {elsewhere}, which is not there: the run that records it "
+                "is not planned here; plan that recipe, and add what its arm costs in all."
+            )
     if in_all:
         notes.append(
-            "cost in all, in plain runs, of the arm itself + its passes of references and its "
-            f"specialist: {', '.join(in_all)}."
+            "cost in all, in plain runs, of the arm itself + its passes of references, its "
+            f"specialist and the arm that it follows: {', '.join(in_all)}."
         )
     else:
         setup = planned[-1][1]  # that of the recipe

@@ -90,7 +90,7 @@ def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
             memory = cluster.node_memory_gib * processes / cluster.gpus_per_node
             options["mem"] = f"{int(memory)}G"
     else:
-        workers = config.domain.workers if stage.name == "prepare" else 1
+        workers = config.domain.workers if "prepare" in (stage.name, stage.feeds) else 1
         options["cpus-per-task"] = str(max(cluster.cpu_stage_cores, workers))
         options["mem"] = f"{cluster.cpu_stage_memory_gib}G"
     options = job_options(config, stage, options)

@@ -1,0 +1,85 @@
+"""The encoder of `prepare`, which takes the tokens of a file from a task that has made them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.documents import Documents, mark_repeated
+from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
+from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.lab.prepare.file_tokens import FileTokens, folder_name
+
+PARTS = "text_parts"  # folder of all tasks, beside that of the blocks
+
+
+class JoiningEncoder(Encoder):
+    """Reads a source file by file: what tasks have made of one, or else the file itself."""
+
+    _made_below: Path | None = None
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self._made_below is not None and error == (None, None, None):  # the blocks are there
+            for tokens in self._made_below.rglob("tokens.bin"):
+                shutil.rmtree(tokens.parent, ignore_errors=True)
+
+    def read(self, documents: Documents, folder: Path) -> Iterator[tuple[Batch, Encoded]]:
+        """Yields the documents of a source in batches, with their tokens, in order."""
+        spec, state = documents.spec, documents.state()
+        sizes = [item.size or 0 for item in documents.inputs]
+        for number in range(state["input"], len(sizes)):
+            made = None
+            if state["position"] is None:
+                made = self._made(documents, number, folder)
+            if made is not None:
+                dropped_D = _repeated_D(documents, state["seen"], len(made.sizes_D))
+                taken = state["taken"] + int((~dropped_D).sum())
+                total = state["bytes"] + int(made.sizes_D[~dropped_D].sum())
+                if taken < (spec.max_documents or np.inf) and total < (spec.max_bytes or np.inf):
+                    for batch, tokens in made.batches(number, dropped_D):
+                        batch.consumed = sum(sizes[:number])
+                        yield batch, tokens
+                    seen = state["seen"] + len(made.sizes_D)
+                    state = {"input": number + 1, "position": None, "seen": seen}
+                    state |= {"taken": taken, "bytes": total}
+                    nothing = np.empty(0, np.int32), np.empty(0, np.int64)
+                    yield Batch(state=state, consumed=sum(sizes[: number + 1])), nothing
+                    continue
+            alone = documents.again(state, number)
+            yield from self.encode(batches(alone))
+            state = alone.state()
+            if state["input"] == number:  # a cap ends the source here
+                return
+
+    def find_duplicates(
+        self, spec: SourceSpec, folder: Path, progress: Callable[[int], None]
+    ) -> NDArray[np.uint8]:
+        """Marks exact duplicates: by the digests of tasks, if those have made all files."""
+        documents = Documents(spec, tokenizer=self._tokenizer)
+        made = [self._made(documents, n, folder) for n in range(len(documents.inputs))]
+        if any(part is None or len(part.digests) < len(part.sizes_D) for part in made):
+            return super().find_duplicates(spec, folder, progress)
+        digests = (row.tobytes() for part in made if part is not None for row in part.digests)
+        return mark_repeated(digests, folder)
+
+    def _made(self, documents: Documents, number: int, folder: Path) -> FileTokens | None:
+        """Returns what a task has made of a file; None if none has."""
+        name = folder_name(documents.spec, number, documents.inputs[number], self._tokenizer)
+        self._made_below = folder.absolute().parents[2] / PARTS
+        for depth in ("*", "*/*"):  # of a task, or of a task of a stage that runs all
+            for found in self._made_below.glob(f"{depth}/{folder.name}/{name}"):
+                return FileTokens(found)
+        return None
+
+
+def _repeated_D(documents: Documents, first: int, count: int) -> NDArray[np.bool_]:
+    """Returns which documents, from the number `first` on, repeat an earlier one."""
+    if documents.duplicates is None:
+        return np.zeros(count, dtype=bool)
+    bits = np.unpackbits(documents.duplicates[first // 8 : (first + count + 7) // 8])
+    return bits[first % 8 :][:count].astype(bool)

@@ -1,0 +1,15 @@
+"""The section `prepare` of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_rod.bounds import key
+
+
+@dataclass
+class Prepare:
+    """How the text is tokenised."""
+
+    nodes: int = key(1, ">= 1")  # tasks that share a recipe's files; jobs of Slurm, or tasks of Ray
+    task: int | None = key(None, ">= 1")  # the only one of them to run; null: all
