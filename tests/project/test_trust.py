@@ -757,6 +757,12 @@ def test_a_job_of_another_run_is_not_cancelled(
     assert queue.alive(run_dir) == {}
 
 
+def test_jobs_of_every_launcher_keep_a_second_launch_away(tmp_path: Path) -> None:
+    for number, launcher in ((101, "ray"), (102, "slurm")):
+        write_whole(tmp_path / "launch" / launcher / "jobs.tsv", f"rod\t{number}\n".encode())
+    assert {job.launcher for job in queue.read_jobs(tmp_path).values()} == {"ray", "slurm"}
+
+
 def get(port: int, path: str, host: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.putrequest("GET", path, skip_host=True)
