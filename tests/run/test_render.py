@@ -80,7 +80,7 @@ def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("launcher", RENDER)
 def test_files_are_as_ever(launcher: str) -> None:
     # left out: what is told elsewhere, or by a test of its own
-    package = [slurm.REQUEUE, ray.RAY if launcher == "ray" else slurm.STAGE]
+    package = [*slurm.REQUEUE, ray.RAY if launcher == "ray" else slurm.STAGE]
     of_package, files = "\n".join(part.read_text() for part in package), {}
     for recipe in READ:
         known = rendered(recipe, "slurm") if launcher == "ray" else {}

@@ -97,7 +97,7 @@ def _render_ray_sbatch(config: Config) -> str:
         f"max_requeues={config.launcher.requeues}",
         f"ray_sub={shlex.quote(str(Path(config.launcher.nemo_rl or '') / 'ray.sub'))}",
     ]
-    parts = ["\n".join(lines) + "\n", slurm.REQUEUE.read_text(), RAY.read_text()]
+    parts = ["\n".join(lines) + "\n", *(file.read_text() for file in (*slurm.REQUEUE, RAY))]
     return _RAY_SBATCH + "\n".join(parts)
 
 

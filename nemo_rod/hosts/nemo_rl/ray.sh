@@ -26,12 +26,8 @@ requeuer=
 trap near_the_limit USR1
 bash "$ray_sub" &
 ray=$!
-waited=no
-while [[ $waited == no ]]; do # a signal interrupts `wait`
-  waited=yes
-  wait "$ray"
-  status=$?
-done
+wait_for "$ray"
+status=$?
 if [[ $status != 0 && -n $requeuer ]]; then
   wait "$requeuer"
 elif [[ $status != 0 ]] && told_to_stop "$status"; then

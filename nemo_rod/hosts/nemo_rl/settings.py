@@ -119,9 +119,7 @@ def of_job(job: TrainJob | ReferenceJob) -> dict[str, Any]:
         "lr": o.lr,
         "min_lr": o.lr * o.min_lr_ratio,
         "weight_decay": o.weight_decay,
-        "adam_beta1": o.adam_beta1,
-        "adam_beta2": o.adam_beta2,
-        "adam_eps": o.adam_eps,
+        **{key: getattr(o, key) for key in ("adam_beta1", "adam_beta2", "adam_eps")},
         "use_precision_aware_optimizer": o.precision_aware_optimizer,
         "optimizer_cpu_offload": o.optimizer_offload,
         "optimizer_offload_fraction": float(o.optimizer_offload),  # of its state
@@ -131,8 +129,7 @@ def of_job(job: TrainJob | ReferenceJob) -> dict[str, Any]:
         "lr_wsd_decay_iters": o.decay,
         "lr_decay_iters": o.steps,
     }
-    reduced = {"grad_reduce_in_fp32": o.grad_reduce == "fp32"}
-    megatron["distributed_data_parallel_config"] = reduced
+    megatron["distributed_data_parallel_config"] = {"grad_reduce_in_fp32": o.grad_reduce == "fp32"}
     megatron["activation_checkpointing"] = o.recompute != "none"
     if o.recompute != "none":
         megatron["recompute_granularity"] = o.recompute  # v0.6.0 always recomputes all

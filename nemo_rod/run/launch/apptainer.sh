@@ -1,5 +1,5 @@
 
-# The second half of container.sh. Before it: `image`, and the `options` of `apptainer exec`.
+# The last part of container.sh. Before it: `image`, the `options` of `apptainer exec`, and wait.sh.
 set -uo pipefail
 
 scratch=$(mktemp -d "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/nemo-rod.${SLURM_JOB_ID:-none}.XXXXXX") || exit
@@ -10,11 +10,4 @@ options+=(--bind "$scratch/tmp:/tmp" --bind "$scratch/tmp:/var/tmp" --home "$scr
 # Slurm signals every process of the job: those in the container save, and this one tidies up.
 trap 'waited=no' USR1 TERM INT
 apptainer exec "${options[@]}" "$image" "$@" &
-container=$!
-waited=no
-while [[ $waited == no ]]; do # a signal interrupts `wait`
-  waited=yes
-  wait "$container"
-  status=$?
-done
-exit "$status"
+wait_for $!

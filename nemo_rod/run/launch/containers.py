@@ -12,6 +12,7 @@ from pathlib import Path
 from nemo_rod.config import Config
 
 APPTAINER = Path(__file__).parent / "apptainer.sh"
+WAIT = APPTAINER.with_name("wait.sh")
 _HEAD = """\
 #!/bin/bash
 # What every node of a stage starts: Apptainer, and in it the rest of the command line.
@@ -55,7 +56,7 @@ def render_apptainer(config: Config) -> str:
         options += ["--bind", mount]
     image = shlex.quote(config.cluster.image or "")
     lines = [f"image={image}", f"options=({shlex.join(options)})"]
-    return _HEAD + "\n".join(lines) + "\n" + APPTAINER.read_text()
+    return "\n".join([_HEAD[:-1], *lines, "", WAIT.read_text(), APPTAINER.read_text()])
 
 
 def node_caches(config: Config) -> dict[str, str]:

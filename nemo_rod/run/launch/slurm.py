@@ -26,7 +26,9 @@ from nemo_rod.run.stage_log import StageLog
 from nemo_rod.trust import REFERENCE
 
 STAGE = Path(__file__).parent / "stage.sh"
-REQUEUE, SUBMIT = STAGE.with_name("requeue.sh"), STAGE.with_name("submit.sh")
+SUBMIT = STAGE.with_name("submit.sh")
+# how a job waits for what it started, and goes back into the queue
+REQUEUE = (containers.WAIT, STAGE.with_name("requeue.sh"))
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
 _NODE = """\
 #!/bin/bash
@@ -137,7 +139,8 @@ def render_stage(config: Config) -> str:
         ")",
         f"max_requeues={config.launcher.requeues}",
     ]
-    return "\n".join(lines) + "\n\n" + REQUEUE.read_text() + "\n" + STAGE.read_text()
+    parts = [file.read_text() for file in (*REQUEUE, STAGE)]
+    return "\n".join(["\n".join(lines) + "\n", *parts])
 
 
 def render_node(config: Config) -> str:

@@ -32,12 +32,8 @@ limit=far
 trap near_the_limit USR1
 srun "${srun_options[@]}" "${command[@]}" &
 step=$!
-waited=no
-while [[ $waited == no ]]; do # a signal interrupts `wait`
-  waited=yes
-  wait "$step"
-  status=$?
-done
+wait_for "$step"
+status=$?
 if [[ $status != 0 ]] && { told_to_stop "$status" || [[ $limit == near ]]; }; then
   requeue
 fi
