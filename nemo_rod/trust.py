@@ -25,6 +25,7 @@ _SECRET_VARIABLE = re.compile(rf"(?i)({_SECRET}|(^|_)(token|key|pat))$")
 _SECRET_TEXT = re.compile(
     r"\b(hf|ghp|gho|github_pat|glpat|sk|xox[abp])[_-]\w{16,}|\bAKIA[0-9A-Z]{16}\b"  # known forms
     r"|://[^/\s:@]*:[^/\s@$]+@"  # an address with a password, such as a proxy's
+    r"|(?i:[?&](x-(amz|goog)-)?sig(nature)?=)"  # a signed one, of a bucket
     rf"|(?i:\bexport\s+\w*({_SECRET}|_token|_key)=['\"]?[^\s'\"$`])"  # a line of cluster.setup
 )
 KEY = "NEMO_ROD_KEY"  # environment variable: a secret that only this multi-node job knows

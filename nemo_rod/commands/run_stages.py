@@ -127,7 +127,8 @@ def one_stage(command: str, config: Config) -> None:
             chosen = stages.part(command)
     if not chosen:
         raise ValueError(
-            f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
+            f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...], "
+            f"or read nemo-rod {command} --help."
         )
     execute(stages, chosen)
 

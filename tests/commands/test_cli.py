@@ -226,7 +226,7 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
 def test_dry_run_of_every_command_says_something_and_does_nothing(
     command: str, tmp_path: Path
 ) -> None:
-    words = ("arm=rod", "step=10") if command == "export" else ()
+    words = {"export": ("arm=rod", "step=10"), "tokenise": ("prepare.nodes=2",)}.get(command, ())
     done = nemo_rod(command, "recipe=toy", *words, "dry_run=true", cwd=tmp_path)
     assert done.returncode == (2 if command == "evaluate" else 0), done.stderr  # of what is missing
     assert done.stdout + done.stderr and not [*tmp_path.iterdir()]

@@ -12,7 +12,7 @@ import pytest
 from corpus_cases import make_corpus, run, source, texts, tree, write
 from mishaps import largest_file
 
-from nemo_rod.corpus import SourceSpec, build_source, encode
+from nemo_rod.corpus import SourceSpec, encode
 
 # The beginning of both programs: `attempt` runs `prepare` in a child that kills itself at its n-th
 # call of some functions of the file system, and returns the child's exit status.
@@ -252,12 +252,12 @@ def test_a_file_that_changes_in_the_middle_is_read_anew(
     run(tmp_path / "anew", [spec], **options)
     assert tree(tmp_path / "blocks") == tree(tmp_path / "anew")
 
-    real = build_source.batches
+    real = encode.batches
 
     def touched(documents: Any) -> Any:
         yield from real(documents)
         os.utime(file, ns=(1, 1))
 
-    monkeypatch.setattr(build_source, "batches", touched)
+    monkeypatch.setattr(encode, "batches", touched)
     with pytest.raises(ValueError, match=r"a\.jsonl was changed while it was read: run again"):
         run(tmp_path / "during", [spec], **options)

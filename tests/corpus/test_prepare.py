@@ -250,20 +250,22 @@ def test_progress_has_labels_and_totals(
 
 
 class Hub:
-    """The hub, with one dataset, whose branch is moved; it is read from a folder here."""
+    """The hub, with one dataset, whose branch is moved; its file has an address, as there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         import datasets
+        import fsspec
         import huggingface_hub
 
         self.commit, self.read = "a" * 40, set[str | None]()
-        open_folder = datasets.load_dataset_builder
-        write(folder / "train.jsonl", texts(200, 7))
+        open_dataset, address = datasets.load_dataset_builder, f"memory:/{folder}/train.jsonl"
+        file = write(folder / "train.jsonl", texts(200, 7))
+        fsspec.filesystem("memory").put_file(file, address)
 
         def opened(path: str, name: str | None = None, revision: str | None = None) -> Any:
             assert path == "org/data"
             self.read.add(revision)
-            return open_folder(str(folder))
+            return open_dataset("json", data_files={"train": address})
 
         def asked(_: Any, path: str, **options: Any) -> SimpleNamespace:
             return SimpleNamespace(sha=self.commit)

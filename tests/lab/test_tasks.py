@@ -163,8 +163,12 @@ def arguments_for(backend: str) -> set[str]:
     ("backend", "own"),
     [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
 )
-def test_a_backend_has_every_argument_of_its_job(backend: str, own: dict[str, Any]) -> None:
-    job = job_of("hf", Path("tasks.json"), backend=backend, arguments={"dtype": "float32", **own})
+def test_a_backend_has_every_argument_of_its_job(
+    backend: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    arguments = {"dtype": "float32", **own}
+    job = job_of(tmp_path, Path("tasks.json"), backend=backend, arguments=arguments)
     passed = {*model_arguments(TaskJob(**job))}
     assert {"pretrained", "dtype", "batch_size", *own} <= passed <= arguments_for(backend)
 

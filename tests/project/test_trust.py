@@ -499,6 +499,7 @@ def test_two_users_on_one_folder_in_real_time(victim: Path, tmp_path: Path) -> N
         "+tasks.arguments.api_key=x", "+nemo_rl.logger.wandb.api_key=x",
         "run_dir='runs/${oc.env:AWS_SECRET_ACCESS_KEY}'",
         "+cluster.sbatch.comment=ghp_0123456789abcdefgh",
+        "+cluster.env.DATA='https://b.example/a?x=1&X-Amz-Signature=0a'",
     ],
 )  # fmt: skip
 def test_secrets_are_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

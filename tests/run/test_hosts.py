@@ -17,7 +17,7 @@ from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
-NOT_ON_NEMO_RL = {"scoring.every", "converge"}
+NOT_ON_NEMO_RL = {"scoring.every", "converge", "train.terms"}
 # Keys that only say something together with another: the rest of such a variant.
 TOGETHER: dict[str, dict[str, Any]] = {
     "adaptation": {"share": 0.3},
@@ -32,6 +32,7 @@ VALUES: dict[str, Any] = {
     "train.weight_decay": 0.2, "train.clip_grad": 2.0, "train.warmup_steps": 3,
     "train.decay_steps": 4, "train.recompute": "full", "train.grad_reduce": "bf16",
     "train.precision_aware_optimizer": True, "train.optimizer_offload": True,
+    "train.terms": {"l2_base": 0.01},
     "selection.multiplier": 4.0, "selection.balance": "expected", "selection.kappa": 0.5,
     "selection.on_nonfinite": "exclude",
     "scoring.micro_batch_size": 8, "scoring.prefix": "1/2", "scoring.every": 4,

@@ -46,7 +46,10 @@ CLUSTER = [
 FEW = ["base", "no_replay", "rod"]
 ON_RAY = {
     "toy": ["base", "no_replay", "fixed_32", "merge_0.6", "rod"],
-    **{f"toy_{name}": FEW for name in ("long_blocks", "paper", "generated", "sizes", "budgets")},
+    **{
+        f"toy_{name}": FEW
+        for name in ("long_blocks", "paper", "generated", "sizes", "budgets", "scarce")
+    },
     **{f"german_smollm2_135m{name}": FEW for name in ("", "_debian", "_laws")},
 }
 
