@@ -208,6 +208,7 @@ def test_lock_of_a_stage_outlives_a_killed_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # which who is killed leaves as it is
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     (tmp_path / "torch.py").write_text("raise ImportError('the server of forks begins without it')")
     command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path), *program])
