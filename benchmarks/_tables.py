@@ -188,6 +188,18 @@ def transfers_2m() -> list[Row]:
     })  # fmt: skip
 
 
+def scarce() -> list[Row]:
+    run, rows = read("scarce/sixteenth"), list[Row]()
+    for name, arm in run["arms"].items():
+        if name == "base":
+            continue
+        losses = [f"{arm[key]:.3f}" for key in ("adapt_loss", "val_forgetting")]
+        share, passes = f"{100 * arm['replay_share']:.0f} %", f"{arm['replay_passes']:.1f}"
+        cost = f"{arm['compute_in_all'] / run['arms']['no_replay']['compute']:.2f}"
+        rows.append([f"`{name}`", *losses, share, passes, f"{arm['new_passes']:.0f}", cost])
+    return rows
+
+
 def known_texts() -> list[Row]:
     texts = read("smollm2/known_texts")
     labels = {
@@ -249,7 +261,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "readme": readme, "controls": controls_arms, "sizes": sizes, "generated": generated,
     "budgets": budgets, "ideas": ideas, "transfers_131k": transfers_131k,
     "transfers_500k": transfers_500k, "transfers_2m": transfers_2m, "known_texts": known_texts,
-    "real_english": real_english, "smollm2": smollm2,
+    "real_english": real_english, "scarce": scarce, "smollm2": smollm2,
 }  # fmt: skip
 
 

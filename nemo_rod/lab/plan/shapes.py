@@ -152,10 +152,9 @@ Layers = list[tuple[Block, ...]]
 
 
 def _transformer(c: dict[str, Any]) -> Layers:
-    """Returns the layers of Llama and Qwen3: attention and a gated MLP each."""
-    fused = c["model_type"] == "llama"
-    attention = _attention(c, qk_norm=not fused, fused=fused)
-    routed = c["model_type"].endswith("moe")
+    """Returns the layers of Llama, Ministral 3 and Qwen3: attention and a gated MLP each."""
+    fused, routed = c["model_type"] == "llama", c["model_type"].endswith("moe")
+    attention = _attention(c, qk_norm=c["model_type"].startswith("qwen"), fused=fused)
     mlp = _experts(c, shared=0) if routed else _mlp(c, int(c["intermediate_size"]), fused=fused)
     return [(attention, mlp)] * int(c["num_hidden_layers"])
 
@@ -204,6 +203,7 @@ def _nemotron_h(c: dict[str, Any]) -> Layers:
 
 _READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
     "llama": _transformer,
+    "ministral3": _transformer,
     "qwen3": _transformer,
     "qwen3_moe": _transformer,
     "qwen3_next": _qwen3_5,
