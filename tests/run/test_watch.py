@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -208,7 +209,8 @@ def test_lock_of_a_stage_outlives_a_killed_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # which who is killed leaves as it is
+    left = tempfile.TemporaryDirectory()  # by who is killed; short enough for the path of a socket
+    monkeypatch.setenv("TMPDIR", left.name)
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     (tmp_path / "torch.py").write_text("raise ImportError('the server of forks begins without it')")
     command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path), *program])
@@ -224,6 +226,7 @@ def test_lock_of_a_stage_outlives_a_killed_command(
     child.kill()
     psutil.wait_procs([child], timeout=30)
     assert not StageLog(tmp_path, "rod").is_held()
+    left.cleanup()
 
 
 @pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])
