@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.documents import Documents, open_inputs
-from nemo_rod.corpus.encode import Batch, Encoded, Encoder
+from nemo_rod.corpus.encode import Batch, Encoded, Encoder, check_first
 from nemo_rod.corpus.formats import Input, ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
@@ -34,8 +34,6 @@ from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
-# first documents, and characters of each, whose ids are compared with the tokenizer's own file
-_COMPARED, _COMPARED_CHARS = 64, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +122,7 @@ def build_source(
         made = encoder.read(documents, folder) if not build.full else ()
         for number, (batch, encoded) in enumerate(made):
             if number == 0:
-                texts = [text for text in batch.texts[:_COMPARED] if isinstance(text, str)]
-                settings.tokenizer.check([text[:_COMPARED_CHARS] for text in texts])
+                check_first(settings.tokenizer, batch)
             build.add(batch, encoded)
             last = None if batch.goes_on else batch.state
             progress(batch.consumed, total, label)

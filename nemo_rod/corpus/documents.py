@@ -213,16 +213,25 @@ def find_duplicates(
     Returns:
         uint8, one bit per document, in the format that `Documents` takes.
     """
-    uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
-    documents = Documents(uncapped)
+    documents = Documents(uncapped(spec))
 
     def digests() -> Iterator[bytes]:
         for count, document in enumerate(documents, 1):
-            yield hashlib.blake2b(encoded(document.text), digest_size=16).digest()
+            yield digest_of(document)
             if count % 1024 == 0:
                 progress(documents.consumed())
 
     return mark_repeated(digests(), folder)
+
+
+def uncapped(spec: SourceSpec) -> SourceSpec:
+    """Returns a source without its caps."""
+    return dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
+
+
+def digest_of(document: Document) -> bytes:
+    """Returns the 16 bytes by which a document is recognised when it comes again."""
+    return hashlib.blake2b(encoded(document.text), digest_size=16).digest()
 
 
 def mark_repeated(digests: Iterable[bytes], folder: Path) -> NDArray[np.uint8]:

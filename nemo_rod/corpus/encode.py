@@ -31,6 +31,7 @@ from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 20
+_COMPARED, _COMPARED_CHARS = 64, 4096  # first texts of a source, and characters of each
 PIECE_CHARS = 1 << 20
 _SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 _PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses its own threads
@@ -78,6 +79,12 @@ def batches(documents: Documents) -> Iterator[Batch]:
             batch, size = Batch(), 0
     batch.state, batch.consumed = documents.state(), documents.consumed()
     yield batch
+
+
+def check_first(tokenizer: Tokenizer, batch: Batch) -> None:
+    """Refuses a tokenizer that cuts a source's first texts otherwise than its files."""
+    texts = [text for text in batch.texts[:_COMPARED] if isinstance(text, str)]
+    tokenizer.check([text[:_COMPARED_CHARS] for text in texts])
 
 
 class Encoder:

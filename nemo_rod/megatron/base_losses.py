@@ -62,7 +62,13 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
     compared = dataclasses.replace(job, config=dataclasses.replace(job.config, model=model))
 
     def of_transformers() -> dict[str, Any]:
-        return _of_transformers(hf, store.tokens(block_ids), compared)
+        result = _of_transformers(hf, store.tokens(block_ids), compared)
+        if not np.isfinite(result.get("losses", 0.0)).all():
+            raise ValueError(
+                f"{hf} has a loss of {np.mean(result['losses'])} nats in transformers' own "
+                f"{result['class']}: its weights are damaged; copy it again, or choose another"
+            )
+        return result
 
     expected = from_recorder(of_transformers)
     heartbeat.beat()
@@ -70,11 +76,6 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
     tolerance = TOLERANCE[model.precision]
 
     def judge() -> None:
-        if not np.isfinite(expected.get("losses", 0.0)).all():
-            raise ValueError(
-                f"{hf} has a loss of {np.mean(expected['losses'])} nats in transformers' own "
-                f"{expected['class']}: its weights are damaged; copy it again, or choose another"
-            )
         if "losses" in expected:
             expected["difference"] = abs(float(found.mean()) - np.mean(expected["losses"]))
             if expected["difference"] > tolerance and expected.pop("routes"):

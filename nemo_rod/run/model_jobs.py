@@ -159,10 +159,10 @@ class ModelJobs:
         rows = read_lines(folder / "metrics.jsonl")
         steps, block_size = len(rows), self.config.domain.block_size
         scored_tokens = arm.scored_blocks * block_size
-        for name in settings.train.terms:  # those whose other model reads the replay blocks, too
+        # of other models, which read the replay blocks, too
+        if passes := sum(parts.load("terms", name).passes for name in settings.train.terms):
             with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
-                read = parts.load("terms", name).passes * replay_share(curriculum)
-            scored_tokens += read * arm.batch_size * block_size
+                scored_tokens += passes * replay_share(curriculum) * arm.batch_size * block_size
         description = {
             **dataclasses.asdict(arm),
             "kind": "trained",

@@ -65,6 +65,13 @@ def sources() -> list[SourceSpec]:
     return [source("dialect", "adaptation", "dialect:0:0.25", 30_000), *replay]
 
 
+def prepare_beginning(root: Path) -> None:
+    """Writes blocks of 64 tokens and an untrained model, for tests that train from it alone."""
+    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,
+            holdout_fraction=0.1)  # fmt: skip
+    initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+
+
 class Setting:
     """A store, a base, a specialist (the base after some steps) and both references.
 

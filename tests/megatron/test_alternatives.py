@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 
 from architectures import tensors  # noqa: E402
 from test_resume import assert_same_run  # noqa: E402
-from tiny import ARCHITECTURE, BATCH, LAYOUTS, Torchrun, configured, metric, sources  # noqa: E402
+from tiny import BATCH, LAYOUTS, Torchrun, configured, metric, prepare_beginning  # noqa: E402
 
 from nemo_rod.checkpoints.losses import load  # noqa: E402
 from nemo_rod.config import Optimisation  # noqa: E402
-from nemo_rod.corpus import BlockStore, load_tokenizer, prepare  # noqa: E402
+from nemo_rod.corpus import BlockStore  # noqa: E402
 from nemo_rod.jobs import TrainJob, write_job  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 from nemo_rod.selection.arms import make_arm  # noqa: E402
@@ -37,12 +37,8 @@ F = torch.nn.functional
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Path:
     """The folder of all jobs, trained one after the other on two processes."""
-    from nemo_rod.run.base_model import initialise_base
-
     root = tmp_path_factory.mktemp("alternatives")
-    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,
-            holdout_fraction=0.1)  # fmt: skip
-    initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+    prepare_beginning(root)
     torchrun(2, WORKERS / "jobs_worker.py", *(write(root, name) for name in JOBS), timeout=600)
     return root
 

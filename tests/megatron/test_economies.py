@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from places import WORKERS
 from test_resume import assert_same_run
-from tiny import ARCHITECTURE, BATCH, Torchrun, configured, metric, printed, sources
+from tiny import BATCH, Torchrun, configured, metric, prepare_beginning, printed
 
 from nemo_rod.config import Optimisation, Parallel
-from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
+from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.curriculum.journal import read_rows
@@ -29,12 +29,8 @@ Found = tuple[Path, dict[str, dict[str, Any]]]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Found:
     """The folder of all jobs, and the worker's line about each."""
-    from nemo_rod.run.base_model import initialise_base
-
     root = tmp_path_factory.mktemp("economies")
-    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,
-            holdout_fraction=0.1)  # fmt: skip
-    initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+    prepare_beginning(root)
     files = [write(root, name) for name in JOBS]
     (output,) = torchrun(1, WORKERS / "jobs_worker.py", "--count", *files, timeout=600)
     return root, dict(zip(JOBS, printed(output), strict=True))

@@ -11,7 +11,6 @@ Caps and duplicates of the source as a whole are left to whoever joins files.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from array import array
@@ -21,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Document, Documents, encoded
-from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
+from nemo_rod.corpus.documents import Document, Documents, digest_of, uncapped
+from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches, check_first
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
@@ -32,7 +31,6 @@ _ELSEWHERE = (  # keys that change no token of a file
     *("name", "role", "files", "path", "document_holdout", "revision", "dedup"),
     *("max_documents", "max_bytes", "max_tokens"),
 )
-_COMPARED, _COMPARED_CHARS = 64, 4096  # as in `build_source`
 
 
 def folder_name(spec: SourceSpec, number: int, item: Input, tokenizer: Tokenizer) -> str:
@@ -63,8 +61,7 @@ def write_tokens(
     Raises:
         ReadError: the file cannot be read; the message names it.
     """
-    uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
-    documents = _Noted(uncapped, number, tokenizer)
+    documents = _Noted(uncapped(spec), number, tokenizer)
     before, document = documents.consumed(), 0
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
@@ -75,8 +72,7 @@ def write_tokens(
     def compared() -> Iterator[Batch]:
         for count, batch in enumerate(batches(documents)):
             if not count:
-                texts = [text for text in batch.texts[:_COMPARED] if isinstance(text, str)]
-                tokenizer.check([text[:_COMPARED_CHARS] for text in texts])
+                check_first(tokenizer, batch)
             yield batch
 
     with replacing(making / "tokens.bin") as file:
@@ -118,8 +114,7 @@ class _Noted(Documents):
         for document in super().__iter__():
             self.sizes.append(document.bytes)
             if self.spec.dedup:
-                text = encoded(document.text)
-                self.digests += hashlib.blake2b(text, digest_size=16).digest()
+                self.digests += digest_of(document)
             yield document
 
 

@@ -38,14 +38,14 @@ def part_stages(stages: Stages) -> list[Stage]:
         def make(folder: Path) -> dict[str, Any]:
             from nemo_rod.lab.prepare.tasks import run_task
 
-            others = [path for n in names for path in (root / n, partial(root / n))]
-            run = functools.partial(
-                run_task, config.domain, count, others, config.model.trust_remote_code
-            )
+            if run_tasks is None:
+                folders = [path for n in names for path in (root / n, partial(root / n))]
+            else:
+                folders = [folder / f"{task + 1}_of_{count}" for task in range(count)]
+            trusted = config.model.trust_remote_code
+            run = functools.partial(run_task, config.domain, count, folders, trusted)
             if run_tasks is None:
                 return {"files": run(folder, number)}
-            folders = [folder / f"{task + 1}_of_{count}" for task in range(count)]
-            run = functools.partial(run.func, *run.args[:2], folders, run.args[3])
             return {"files": sum(run_tasks(run, folders, config.domain.workers))}
 
         assert prepare.inputs is not None

@@ -151,9 +151,7 @@ def sentences(verdict: Results) -> list[str]:
         if verdict["says"] in ("better", "worse") and one:
             says = f"{verdict['says']}, and alike in {one[0]}"
         text.append(
-            f"Against {label} ({100 * distance:+.1f} points of replay): {says}. RoD learned "
-            f"{_nats(difference['adaptation'], 'more', 'less')} and forgot "
-            f"{_nats(difference['forgetting'], 'less', 'more')}."
+            f"Against {label} ({100 * distance:+.1f} points of replay): {says}. {_both(difference)}"
         )
     frontier = verdict["frontier"]
     if frontier["difference"] is not None:
@@ -170,9 +168,8 @@ def sentences(verdict: Results) -> list[str]:
     else:
         times = f"{cost['ratio']:.2f} times the" if abs(cost["ratio"] - 1) > 0.05 else "equal"
         text.append(
-            f"At {times} cost in all, against {parse_arm(cost['against']).label}: RoD learned "
-            f"{_nats(cost['difference']['adaptation'], 'more', 'less')} and forgot "
-            f"{_nats(cost['difference']['forgetting'], 'less', 'more')}."
+            f"At {times} cost in all, against {parse_arm(cost['against']).label}: "
+            f"{_both(cost['difference'])}"
         )
     if repeated := verdict["repeated"]:
         labels = " and ".join(parse_arm(name).label for name in repeated)
@@ -183,9 +180,7 @@ def sentences(verdict: Results) -> list[str]:
         )
     for name, difference in verdict["alternatives"].items():
         text.append(
-            f"Against {parse_arm(name).label}: {_TOLD[_says(difference)]}. RoD learned "
-            f"{_nats(difference['adaptation'], 'more', 'less')} and forgot "
-            f"{_nats(difference['forgetting'], 'less', 'more')}."
+            f"Against {parse_arm(name).label}: {_TOLD[_says(difference)]}. {_both(difference)}"
         )
     for name, stop in verdict["early_stops"].items():
         text.append(
@@ -402,6 +397,11 @@ def _sign(value: Results) -> int:
     if value["low"] is None:
         return 0
     return int(value["low"] > 0) - int(value["high"] < 0)
+
+
+def _both(difference: Results) -> str:
+    learned = _nats(difference["adaptation"], "more", "less")
+    return f"RoD learned {learned} and forgot {_nats(difference['forgetting'], 'less', 'more')}."
 
 
 def _nats(difference: Results, more: str, less: str) -> str:
