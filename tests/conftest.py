@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def group(nodeid: str) -> str:
 def _needs_megatron(file: str) -> bool:
     home = r"nemo_rod\.(megatron|cpu|hosts\.swap_in)|megatron\b"
     uses = re.compile(
-        r"\b(torchrun|tiny|moe): |\btrains=True|= run_process\("
+        r"def \w+\([^)]*\b(torchrun|tiny|moe)\b|\btrains=True|= run_process\("
         rf"|(from|import) (nemo_rod\.)?megatron\b|(Later|importorskip)\(.({home})"
     )
     return uses.search((TESTS.parent / file).read_text()) is not None
@@ -122,7 +122,7 @@ def versions(lane: lanes.Lane) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_is_left(tmp_path_factory):
     """No process and no temporary file outlives the tests that started it, in any lane.
 
     Processes are known by the folder of temporary files, which they inherit.
@@ -164,7 +164,7 @@ def _processes_of(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_run(tmp_path_factory):
     """A finished run of made-up numbers, for tests that leave it as it is."""
     from made_up_run import make_run
 
@@ -174,25 +174,25 @@ def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_dir(made_run: Path, tmp_path: Path) -> Path:
+def run_dir(made_run, tmp_path):
     """A copy of it, for tests that change it."""
     return Path(shutil.copytree(made_run, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
+def tiny(tmp_path_factory, torchrun):
     """A store, a base, a specialist and both references, made by the real stages."""
     return Setting(tmp_path_factory.mktemp("tiny"), torchrun)
 
 
 @pytest.fixture(scope="session")
-def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
+def moe(tmp_path_factory, torchrun):
     """The tiny setting with four experts in every layer."""
     return Setting(tmp_path_factory.mktemp("moe"), torchrun, MOE_ARCHITECTURE)
 
 
 @pytest.fixture(scope="session")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+def torchrun(tmp_path_factory):
     """Runs a program under torchrun on this machine, as a stage's job is run.
 
     `torchrun(nproc, target, *args, timeout=600, env=None, cwd=None, expect_failure=False)` runs

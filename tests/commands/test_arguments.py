@@ -35,9 +35,7 @@ HELP = {
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("verb", HELP)
-def test_help_names_every_argument(
-    verb: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_every_argument(verb, option, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["nemo-rod", *verb.split(), option])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -47,7 +45,7 @@ def test_help_names_every_argument(
     assert [name for name in HELP[verb] if name not in shown] == []
 
 
-def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
+def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
     parser = Arguments(prog="verb")
     parser.add_argument("path")
     parser.add_argument("other", nargs="?")
@@ -74,7 +72,7 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
         ("report recipe=toy report.seeds=[a]", False), ("report checkpoints/rod", True),
     ],
 )  # fmt: skip
-def test_paths_or_a_recipe(line: str, expected: bool) -> None:
+def test_paths_or_a_recipe(line, expected):
     name, *words = line.split()
     assert cli.takes_paths(name, words) is expected
 
@@ -82,9 +80,7 @@ def test_paths_or_a_recipe(line: str, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, Stopped.exit_status)]
 )
-def test_a_stop_and_a_failed_job_have_a_status_of_their_own(
-    error: type[BaseException], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_and_a_failed_job_have_a_status_of_their_own(error, status, capsys):
     with pytest.raises(SystemExit) as left, errors_in_one_sentence():
         raise error("rank 1:\nfailed")
     assert (left.value.code, capsys.readouterr().err) == (status, "nemo-rod: rank 1: failed\n")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,7 @@ LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.ya
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_composes_and_validates(recipe: str) -> None:
+def test_every_recipe_composes_and_validates(recipe):
     config = composed(f"recipe={recipe}")
     assert config.recipe == recipe
     assert config.run_dir == f"runs/{recipe}"
@@ -38,14 +37,14 @@ def test_every_recipe_composes_and_validates(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_serves_the_toy(layout: str) -> None:
+def test_every_layout_serves_the_toy(layout):
     size = (f"{name}.micro_batch_size=2" for name in ("train", "pretrain"))  # for 8 replicas
     assert composed("recipe=toy", f"parallel={layout}", *size).parallel.world_size >= 1
 
 
 @pytest.mark.parametrize("line", ["--help", "--version", "init my", "run recipe=toy --cfg job"])
 @pytest.mark.parametrize("is_errors", [False, True])
-def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_command_silently(line, is_errors, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "nemo_rod.cli", *line.split()]
@@ -55,7 +54,7 @@ def test_a_closed_pipe_ends_a_command_silently(line: str, is_errors: bool, tmp_p
     assert (done.returncode, done.stderr or b"") == (128 + signal.SIGPIPE, b"")
 
 
-def test_what_hydra_logs_to_a_closed_pipe_is_no_traceback() -> None:
+def test_what_hydra_logs_to_a_closed_pipe_is_no_traceback():
     words = [sys.executable, "-m", "nemo_rod.cli", *["run", "recipe=toy", "--info", "defaults"]]
     reader, writer = os.pipe()
     os.close(reader)
@@ -72,9 +71,7 @@ def test_what_hydra_logs_to_a_closed_pipe_is_no_traceback() -> None:
         ("seed=1,2 -m train.steps=3 cluster.mounts=[/a:/b] cluster.image=/a%b.sqsh", [1, 2]),
     ],
 )
-def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(
-    words: str, seeds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(words, seeds, tmp_path, monkeypatch):
     ran: list[Config] = []
     monkeypatch.setattr(recipes, "on_all_nodes", lambda _, config: ran.append(config))
     monkeypatch.setattr(sys, "argv", ["nemo-rod"])
@@ -87,26 +84,26 @@ def test_a_sweep_has_a_folder_for_each_job_and_leaves_no_file(
     assert not [*tmp_path.iterdir()], "what Hydra leaves of a sweep"
 
 
-def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_working_folder_that_is_gone_is_named(tmp_path):
     words = f"{sys.executable} -m nemo_rod.cli plan recipe=toy"
     line = f"mkdir gone && cd gone && rmdir ../gone && {words}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and "The working folder has been removed: " in done.stderr
 
 
-def test_an_empty_word_is_named(tmp_path: Path) -> None:
+def test_an_empty_word_is_named(tmp_path):
     done = nemo_rod("run", "recipe=toy", "", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "There is an empty word: leave it out" in done.stderr
 
 
-def test_dictionaries_need_no_plus(tmp_path: Path) -> None:
+def test_dictionaries_need_no_plus(tmp_path):
     words = ("cluster.env.NAME=x", "domain.sources.dialect.max_documents=3", "--cfg", "job")
     done = nemo_rod("run", "recipe=toy_synthetic", *words, cwd=tmp_path)
     assert "NAME: x" in done.stdout and "max_documents: 3" in done.stdout, done.stderr
 
 
-def test_a_recipe_in_a_folder_that_was_not_named_is_found(tmp_path: Path) -> None:
+def test_a_recipe_in_a_folder_that_was_not_named_is_found(tmp_path):
     assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
     done = nemo_rod("run", "recipe=mine", cwd=tmp_path)
     assert done.returncode == 2
@@ -117,9 +114,7 @@ TWO_FORMS = {"train", "reference", "merge", "report"}
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.recipe_commands()} - TWO_FORMS))
-def test_help_of_every_command_on_a_recipe(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_every_command_on_a_recipe(verb, monkeypatch, capsys):
     for words in ((verb, "--help"), (verb, "recipe=toy", "-h"), ("help", verb)):
         monkeypatch.setattr(sys, "argv", ["nemo-rod", *words])
         with suppress(SystemExit):
@@ -129,11 +124,11 @@ def test_help_of_every_command_on_a_recipe(
         assert f"  nemo-rod {verb} " in shown and "rebuild=[STAGE,...]" in shown
 
 
-def test_version() -> None:
+def test_version():
     assert nemo_rod("--version").stdout == f"nemo-rod {nemo_rod_package.__version__}\n"
 
 
-def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
+def test_recipes_are_listed_with_their_hours(tmp_path):
     assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
     few = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
     assert "mine" in few.stdout and "toy_synthetic" in few.stdout and "toy_sizes" not in few.stdout
@@ -152,7 +147,7 @@ def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
     assert done.returncode == 0 and "mine: while parsing a flow" in done.stderr, done.stderr
 
 
-def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
+def test_the_recipe_of_init_can_be_planned_and_run(tmp_path):
     done = nemo_rod("init", "my", cwd=tmp_path)
     commands = [re.findall(r"nemo-rod (.*?)(?:  |$)", line) for line in done.stdout.splitlines()]
     plan, dry_run, run = [call[0].split() for call in commands if call and "recipe=" in call[0]]
@@ -165,13 +160,13 @@ def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "${seed}", "a[1]", "a\nb", "a/../*"])
-def test_a_folder_that_no_recipe_can_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_folder_that_no_recipe_can_name_is_refused(name, tmp_path):
     done = nemo_rod("init", name, cwd=tmp_path)
     assert (done.returncode, [*tmp_path.iterdir()]) == (2, [])
     assert "cannot be in a recipe: choose a folder" in done.stderr
 
 
-def test_what_init_prints_can_be_typed_and_any_terminal_can_show_it(tmp_path: Path) -> None:
+def test_what_init_prints_can_be_typed_and_any_terminal_can_show_it(tmp_path):
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = nemo_rod("init", "my grün", cwd=tmp_path, env=ascii_only)
     assert done.returncode == 0 and r"my gr\xfcn/recipe/mine.yaml: written" in done.stdout
@@ -179,7 +174,7 @@ def test_what_init_prints_can_be_typed_and_any_terminal_can_show_it(tmp_path: Pa
     assert "my grün/text/*.txt" in (tmp_path / "my grün/recipe/mine.yaml").read_text("utf-8")
 
 
-def test_a_recipe_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+def test_a_recipe_that_is_no_yaml_is_named(tmp_path):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine.yaml").write_bytes(b"\xff")
     done = nemo_rod("run", "--config-dir", tmp_path, "recipe=mine")
@@ -197,7 +192,7 @@ BAD_TEXT = {
 
 
 @pytest.mark.parametrize("what", BAD_TEXT)
-def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) -> None:
+def test_bad_text_is_one_sentence_and_leaves_nothing(what, tmp_path):
     content, sentence = BAD_TEXT[what]
     (tmp_path / "documents.jsonl").write_text(content)
     done = nemo_rod(
@@ -213,7 +208,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
     assert [file.name for file in tmp_path.glob("run/*")] in ([], ["launch"])
 
 
-def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
+def test_dry_run_lists_every_stage_and_makes_none(tmp_path):
     done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
     assert done.returncode == 0
     lines = done.stderr.splitlines()
@@ -223,18 +218,14 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", cli.recipe_commands())
-def test_dry_run_of_every_command_says_something_and_does_nothing(
-    command: str, tmp_path: Path
-) -> None:
+def test_dry_run_of_every_command_says_something_and_does_nothing(command, tmp_path):
     words = {"export": ("arm=rod", "step=10"), "tokenise": ("prepare.nodes=2",)}.get(command, ())
     done = nemo_rod(command, "recipe=toy", *words, "dry_run=true", cwd=tmp_path)
     assert done.returncode == (2 if command == "evaluate" else 0), done.stderr  # of what is missing
     assert done.stdout + done.stderr and not [*tmp_path.iterdir()]
 
 
-def test_a_command_of_another_package_is_not_called_with_dry_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_of_another_package_is_not_called_with_dry_run(capsys):
     ran: list[bool] = []
 
     def foreign(config: Config) -> None:
@@ -250,7 +241,7 @@ def test_a_command_of_another_package_is_not_called_with_dry_run(
     )
 
 
-def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path: Path) -> None:
+def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path):
     done = nemo_rod("run", "recipe=german_qwen3_0_6b", "cluster=null", "--cfg", "job", cwd=tmp_path)
     assert "  gpu: null" in done.stdout, done.stderr
 
@@ -268,12 +259,8 @@ def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path: Path) -> None:
     ],
 )
 def test_processes_have_the_gpus_that_the_cluster_names(
-    words: list[str],
-    visible: str,
-    devices: int,
-    sentence: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, visible, devices, sentence, monkeypatch
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(pythons, "sees_gpu", lambda: True)
     monkeypatch.setattr(beforehand, "sees_gpu", lambda: True)
@@ -301,7 +288,7 @@ OTHER_INPUTS = {  # what is changed -> stages that were made with something else
 
 
 @pytest.mark.parametrize("change", OTHER_INPUTS)
-def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made_run: Path) -> None:
+def test_dry_run_and_refusal_name_all_that_differs_at_once(change, made_run):
     names, value = OTHER_INPUTS[change]
     words = (*RECIPE_OF_IT, f"run_dir={made_run}", change)
     dry = nemo_rod("run", *words, "dry_run=true")
@@ -319,13 +306,13 @@ def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made_run
     assert cured.stderr.count(": to do: again, as rebuild asks") == len(names)
 
 
-def test_dry_run_of_what_is_there_says_so(made_run: Path) -> None:
+def test_dry_run_of_what_is_there_says_so(made_run):
     done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made_run}", "dry_run=true")
     assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "report", "evaluate", "train"])
-def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made_run: Path) -> None:
+def test_a_run_folder_takes_the_place_of_its_recipe(command, made_run):
     done = nemo_rod(command, "run", "dry_run=true", cwd=made_run.parent)
     assert done.returncode == 0, done.stderr
     assert command == "evaluate" or f" {made_run}/" in done.stderr.replace(",", "")
@@ -339,9 +326,7 @@ def test_a_run_folder_takes_the_place_of_its_recipe(command: str, made_run: Path
         (["recipe=own", "--config-dir", "."], "nemo-rod plan --config-dir={} recipe=own"),
     ],
 )
-def test_a_launch_keeps_the_command_that_repeats_it(
-    words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_keeps_the_command_that_repeats_it(words, command, tmp_path, monkeypatch):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "own.yaml").write_text("# @package _global_\ndefaults: [toy, _self_]\n")
     monkeypatch.chdir(tmp_path)
@@ -353,7 +338,7 @@ def test_a_launch_keeps_the_command_that_repeats_it(
     assert typed == [command.format(tmp_path)]
 
 
-def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:
+def test_a_recipe_may_name_its_run_folder(tmp_path):
     recipe = tmp_path / "my" / "recipe" / "theirs.yaml"
     recipe.parent.mkdir(parents=True)
     head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
@@ -370,7 +355,7 @@ def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:
         *(("run", "x" * 300), ("report", "taken")),
     ],
 )
-def test_files_that_cannot_be_made_are_a_sentence(tmp_path: Path, command: str, place: str) -> None:
+def test_files_that_cannot_be_made_are_a_sentence(tmp_path, command, place):
     (tmp_path / "taken").write_text("")
     run_dir = tmp_path / place
     done = nemo_rod(command, "recipe=toy_synthetic", f"run_dir={run_dir}")
@@ -379,7 +364,7 @@ def test_files_that_cannot_be_made_are_a_sentence(tmp_path: Path, command: str, 
 
 
 @pytest.mark.parametrize("command", ["help", "status", "curriculum"])
-def test_help_loads_no_room_and_no_package(command: str) -> None:
+def test_help_loads_no_room_and_no_package(command):
     program = (
         "import contextlib, sys; from nemo_rod import cli; sys.argv[0] = 'nemo-rod'\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None): cli.main()\n"
@@ -390,7 +375,7 @@ def test_help_loads_no_room_and_no_package(command: str) -> None:
     assert done.stdout == "\n"
 
 
-def test_no_help_and_no_list_imports_what_takes_seconds() -> None:
+def test_no_help_and_no_list_imports_what_takes_seconds():
     program = (
         "import contextlib, sys; from nemo_rod import cli, parts\n"
         "with contextlib.redirect_stdout(None):\n"

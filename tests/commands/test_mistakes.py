@@ -2,7 +2,6 @@
 "starts."""
 
 import time
-from pathlib import Path
 
 import pytest
 from command_line import composed, nemo_rod
@@ -11,26 +10,26 @@ from nemo_rod.run import beforehand, hub
 from nemo_rod.run.stages import Stages
 
 
-def test_dry_run_shows_the_stages_and_then_refuses(tmp_path: Path) -> None:
+def test_dry_run_shows_the_stages_and_then_refuses(tmp_path):
     done = nemo_rod("run", "recipe=toy_synthetic", "cluster=h100_1", "dry_run=true", cwd=tmp_path)
     *stages, sentence = done.stderr.splitlines()
     assert done.returncode == 2 and len(stages) == 12 and "torch sees no GPU" in sentence
 
 
-def test_a_plan_for_another_machine_is_no_mistake(tmp_path: Path) -> None:
+def test_a_plan_for_another_machine_is_no_mistake(tmp_path):
     words = ("recipe=toy_synthetic", "cluster=h100_1", "parallel=single")
     done = nemo_rod("plan", *words, cwd=tmp_path)
     assert done.returncode == 0 and "Note: a run is refused here: cluster.gpu=H100" in done.stdout
 
 
-def test_too_small_a_disk_is_a_matter_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_a_disk_is_a_matter_of_this_machine(monkeypatch):
     config = composed("recipe=toy_synthetic")
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10_000}))
     ((sentence, everywhere),) = beforehand.lacking(Stages(config).all(), config)
     assert not everywhere and "and 10 kB are free there: choose another run_dir" in sentence
 
 
-def test_a_silent_hub_costs_its_seconds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_hub_costs_its_seconds_once(monkeypatch):
     pytest.importorskip("huggingface_hub")
     asked: list[hub.Repository] = []
 
@@ -49,7 +48,7 @@ def test_a_silent_hub_costs_its_seconds_once(monkeypatch: pytest.MonkeyPatch) ->
     assert "model.hf=own/silent" in sentence and "the hub does not answer within 0 s" in sentence
 
 
-def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch):
     pytest.importorskip("huggingface_hub")
 
     def refuse(repository: hub.Repository) -> None:
@@ -70,5 +69,5 @@ def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch: pytest.MonkeyPatch)
      ("./a", False),
      ("~/a", False), ("/a", False), ("a/", False), ("a b", False), ("a/b@", False), ("", False)],
 )  # fmt: skip
-def test_names_of_the_hub(name: str, is_name: bool) -> None:
+def test_names_of_the_hub(name, is_name):
     assert hub.is_name(name) == is_name

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting_for_disks(monkeypatch):
     """A process that dies loses nothing that it has written, and no test takes the power off."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)

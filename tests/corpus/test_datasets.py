@@ -21,7 +21,7 @@ datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 200)
 
 
@@ -50,7 +50,7 @@ def made(folder: Path, files: int = 3, form: str = "parquet") -> Path:
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "saved"])
-def test_runs_that_are_interrupted_end_in_the_same_bytes(tmp_path: Path, form: str) -> None:
+def test_runs_that_are_interrupted_end_in_the_same_bytes(tmp_path, form):
     source = hub(made(tmp_path / "data", form=form))
     assert list(read_documents(source)) == [text for file in range(3) for text in rows(file)]
     run(tmp_path / "whole", [source])
@@ -83,9 +83,7 @@ class Standing:
 
 
 @pytest.mark.parametrize("stop", [0, 20])
-def test_a_position_that_does_not_move_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
-) -> None:
+def test_a_position_that_does_not_move_is_noticed(tmp_path, monkeypatch, stop):
     source, whole = hub(made(tmp_path / "data")), HuggingFaceDataset._open
     with monkeypatch.context() as patch:
         patch.setattr(HuggingFaceDataset, "_open", lambda self: Standing(whole(self), stop))
@@ -98,7 +96,7 @@ def test_a_position_that_does_not_move_is_noticed(
     assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
 
 
-def test_a_grown_folder_is_another_source(tmp_path: Path) -> None:
+def test_a_grown_folder_is_another_source(tmp_path):
     source = hub(made(tmp_path / "data", files=2))
     interrupted(tmp_path / "blocks", [source], 1)
     write_parquet(tmp_path / "data" / "train-00.parquet", {"text": rows(7)})
@@ -118,9 +116,7 @@ def test_a_grown_folder_is_another_source(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b""), "train-2.parquet"),
     ],
 )
-def test_what_the_library_raises_names_the_file_and_loses_no_block(
-    tmp_path: Path, damage: Any, sentence: str
-) -> None:
+def test_what_the_library_raises_names_the_file_and_loses_no_block(tmp_path, damage, sentence):
     data = made(tmp_path / "data")
     damage(data / "train-2.parquet")
     with pytest.raises(ReadError) as error:
@@ -134,7 +130,7 @@ def test_what_the_library_raises_names_the_file_and_loses_no_block(
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("form", ["txt", "csv", "jsonl"])
-def test_half_a_compressed_file_is_not_whole(tmp_path: Path, form: str, suffix: str) -> None:
+def test_half_a_compressed_file_is_not_whole(tmp_path, form, suffix):
     zstandard = pytest.importorskip("zstandard")
     packers = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstandard}
     texts = rows(0, 9000)
@@ -153,9 +149,7 @@ def test_half_a_compressed_file_is_not_whole(tmp_path: Path, form: str, suffix: 
         refuse(hub(tmp_path), str(file))
 
 
-def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_error_is_a_sentence_and_a_full_disk_passes(tmp_path, monkeypatch):
     class Flaky(Standing):
         def __iter__(self) -> Iterator[Any]:
             for number, row in enumerate(super().__iter__()):
@@ -174,9 +168,7 @@ def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
         list(read_documents(source))
 
 
-def test_a_file_of_a_folder_is_read_once_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_a_folder_is_read_once_or_refused(tmp_path, monkeypatch):
     data = made(tmp_path / "data", files=2)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert list(read_documents(hub(Path("~/data")))) == rows(0) + rows(1)
@@ -189,7 +181,7 @@ def test_a_file_of_a_folder_is_read_once_or_refused(
     refuse(hub(data), "source web: ", "train-4.parquet is a link to 'gone'")
 
 
-def test_only_the_shards_of_a_saved_dataset_are_read(tmp_path: Path) -> None:
+def test_only_the_shards_of_a_saved_dataset_are_read(tmp_path):
     data = made(tmp_path / "data", files=2, form="saved")
     shards = sorted(data.glob("*.arrow"))
     run(tmp_path / "blocks", [hub(data)])
@@ -203,7 +195,7 @@ def test_only_the_shards_of_a_saved_dataset_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train[1].parquet", "v[1]/a.parquet", "v[1]", "what?", "a*"])
-def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path, name):
     data = made(tmp_path / ("data" if "." in name else name))
     if "." in name:
         (data / name).parent.mkdir(exist_ok=True)
@@ -211,7 +203,7 @@ def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path: Path, n
     refuse(hub(data), "source web: datasets takes the name ", ": rename it")
 
 
-def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path: Path) -> None:
+def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path):
     folder = made(tmp_path / "data")
     (folder / "dataset_infos.json").write_text("{}")
     assert len(list(read_documents(hub(folder)))) == 120
@@ -221,13 +213,13 @@ def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path: Path) -
     refuse(hub(folder), "MORE.PARQUET is not read, as .parquet files are")
 
 
-def test_byte_order_marks_of_texts_are_no_text(tmp_path: Path) -> None:
+def test_byte_order_marks_of_texts_are_no_text(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + f"{name} 1\n{name} 2".encode())
     assert list(read_documents(hub(tmp_path))) == ["a 1", "a 2", "b 1", "b 2"]
 
 
-def test_values_that_python_cannot_hold_are_named(tmp_path: Path) -> None:
+def test_values_that_python_cannot_hold_are_named(tmp_path):
     import pyarrow
 
     late = pyarrow.array([2**48], pyarrow.timestamp("ms"))  # in the year 10889

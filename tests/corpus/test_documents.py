@@ -42,7 +42,7 @@ def tar(name: str, data: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     """The same documents in every format."""
     folder, half = tmp_path_factory.mktemp("corpus"), len(RECORDS) // 2
     first, second = lines(RECORDS[:half]), lines(RECORDS[half:])
@@ -76,7 +76,7 @@ def sources(root: Path, **fields: Any) -> Iterator[SourceSpec]:
     yield web(kind="huggingface", path=str(root / "hub"), **fields)
 
 
-def test_every_format_is_read_in_order_and_goes_on_where_it_stopped(corpus: Path) -> None:
+def test_every_format_is_read_in_order_and_goes_on_where_it_stopped(corpus):
     used = [*TEXTS[:5], *TEXTS[6:18]]
     cases = [(s, used) for s in sources(corpus, filter="meta.score != 0.5", max_documents=17)]
     cases.append((web(corpus / "texts" / "**", kind="text"), TEXTS))
@@ -103,12 +103,12 @@ def test_every_format_is_read_in_order_and_goes_on_where_it_stopped(corpus: Path
         ("lang == 'x'", []),
     ],
 )
-def test_filters_pick_records(corpus: Path, text: str, kept: Sequence[int]) -> None:
+def test_filters_pick_records(corpus, text, kept):
     for spec in sources(corpus, filter=text):
         assert list(read_documents(spec)) == [TEXTS[i] for i in kept], spec
 
 
-def test_filter_values_are_json_or_bare_words() -> None:
+def test_filter_values_are_json_or_bare_words():
     text = 'a == 1 and b == "x y and z" and c == true and d == é and e == "None"'
     assert [c.value for c in parse_filter(text)] == [1, "x y and z", True, "é", "None"]
     assert lookup({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
@@ -139,7 +139,7 @@ def test_filter_values_are_json_or_bare_words() -> None:
           )),
     ],
 )  # fmt: skip
-def test_a_comparison_holds_or_is_refused(text: str, value: object, outcome: bool | str) -> None:
+def test_a_comparison_holds_or_is_refused(text, value, outcome):
     comparison = parse_filter(text)[0]
     if isinstance(outcome, bool):
         assert comparison.holds(value) is outcome
@@ -150,9 +150,7 @@ def test_a_comparison_holds_or_is_refused(text: str, value: object, outcome: boo
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=40))
-def test_duplicates_are_those_that_came_before(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_duplicates_are_those_that_came_before(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("dedup")
     spec = web(write(folder / "a.jsonl", texts))
     marks = find_duplicates(spec, folder)
@@ -162,7 +160,7 @@ def test_duplicates_are_those_that_came_before(
     assert [path.name for path in folder.iterdir()] == ["a.jsonl"]
 
 
-def test_caps_cut_the_last_document(corpus: Path) -> None:
+def test_caps_cut_the_last_document(corpus):
     size = len(TEXTS[0].encode())
     for cap, expected in (
         ({"max_documents": 3}, TEXTS[:3]),
@@ -182,9 +180,7 @@ def test_caps_cut_the_last_document(corpus: Path) -> None:
         ('{"text": "a\u2028b\u0085c"}\n\n{"text": "d"}\n', ["a\u2028b\u0085c", "d"]),
     ],
 )
-def test_characters_that_json_has_in_strings(
-    tmp_path: Path, content: str, texts: list[str]
-) -> None:
+def test_characters_that_json_has_in_strings(tmp_path, content, texts):
     (tmp_path / "a.jsonl").write_text(content, "utf-8")
     assert list(read_documents(web(tmp_path / "a.jsonl"))) == texts
 
@@ -202,9 +198,7 @@ def test_characters_that_json_has_in_strings(
         ("huggingface", "hub", {"text_field": "body"}, ("hub, row 1: no field 'body'",)),
     ],
 )  # fmt: skip
-def test_a_missing_field_is_named_with_its_place(
-    corpus: Path, kind: str, place: str, fields: dict[str, str], parts: Sequence[str]
-) -> None:
+def test_a_missing_field_is_named_with_its_place(corpus, kind, place, fields, parts):
     if kind == "huggingface":
         pytest.importorskip("datasets")
         refuse(web(kind=kind, path=str(corpus / place), **fields), *parts)
@@ -234,9 +228,7 @@ def test_a_missing_field_is_named_with_its_place(
         ("other", b"", ("source web: no file matches",)),
     ],
 )  # fmt: skip
-def test_broken_inputs_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, parts: Sequence[str]
-) -> None:
+def test_broken_inputs_are_named(tmp_path, monkeypatch, name, data, parts):
     if name == "a.text":
         monkeypatch.setattr("nemo_rod.corpus.documents.MAX_DOCUMENT_BYTES", 300)
     (tmp_path / name).write_bytes(data)
@@ -253,17 +245,13 @@ def test_broken_inputs_are_named(
          {"use_dictionary": False, "write_page_checksum": True}, ("CRC",)),
     ],
 )  # fmt: skip
-def test_damage_inside_of_parquet_names_its_file(
-    tmp_path: Path, texts: list[str], change: tuple[bytes, bytes], options: Any, parts: Any
-) -> None:
+def test_damage_inside_of_parquet_names_its_file(tmp_path, texts, change, options, parts):
     file = write_parquet(tmp_path / "a.parquet", {"text": texts}, compression="none", **options)
     file.write_bytes(file.read_bytes().replace(*change))
     refuse(web(file, kind="parquet"), "a.parquet: not a readable parquet file", *parts)
 
 
-def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(tmp_path, monkeypatch):
     packed = zstandard.compress(b"a" * (256 << 20))
     assert len(packed) < 20_000
     for name in ("a.jsonl.zst", "a.txt.zst"):
@@ -277,9 +265,7 @@ def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
     refuse(texts, "zst: one document of more than 64 MiB: split")
 
 
-def test_rows_of_parquet_unpack_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_parquet_unpack_a_few_at_a_time(tmp_path, monkeypatch):
     text = pyarrow.array(["a" * (1 << 20)]).dictionary_encode().take(pyarrow.array([0] * 300))
     table = pyarrow.table({"text": text})  # which without its schema is read as plain texts
     file = write_parquet(tmp_path / "a.parquet", table, row_group_size=300, store_schema=False)
@@ -291,7 +277,7 @@ def test_rows_of_parquet_unpack_a_few_at_a_time(
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub(tmp_path_factory):
     """A dataset as the hub has them: configurations with splits, each of several files."""
     folder = tmp_path_factory.mktemp("hub")
     pytest.importorskip("datasets")
@@ -327,9 +313,7 @@ def rows(split: str, *parts: int) -> list[str]:
         ),
     ],
 )
-def test_configurations_splits_and_files_of_a_hub_dataset(
-    hub: Path, fields: dict[str, Any], expected: list[str]
-) -> None:
+def test_configurations_splits_and_files_of_a_hub_dataset(hub, fields, expected):
     spec = web(kind="huggingface", path=str(hub), **fields)
     assert list(read_documents(spec)) == expected
     documents = Documents(spec)
@@ -339,9 +323,7 @@ def test_configurations_splits_and_files_of_a_hub_dataset(
     assert head + rest == expected
 
 
-def test_what_a_hub_dataset_lacks_is_named(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_hub_dataset_lacks_is_named(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for path, fields, parts in (
         (tmp_path / "none", {}, ["cannot be opened"]),
@@ -351,7 +333,7 @@ def test_what_a_hub_dataset_lacks_is_named(
         refuse(web(kind="huggingface", path=str(path), **fields), *parts)
 
 
-def test_max_files_spreads_over_the_sorted_paths(tmp_path: Path) -> None:
+def test_max_files_spreads_over_the_sorted_paths(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(str(number))
     for count, expected in ((3, "036"), (10, "0123456789"), (1, "0")):
@@ -360,7 +342,7 @@ def test_max_files_spreads_over_the_sorted_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"text_field": "body", "filter": "text != null"}])
-def test_two_columns_of_one_name_are_refused(tmp_path: Path, fields: dict[str, str]) -> None:
+def test_two_columns_of_one_name_are_refused(tmp_path, fields):
     names = ["text", "body", "text", "id", "id"]
     table = pyarrow.Table.from_arrays([pyarrow.array([name]) for name in names], names=names)
     file = write_parquet(tmp_path / "a.parquet", table)

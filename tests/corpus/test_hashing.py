@@ -15,13 +15,13 @@ from nemo_rod.corpus.hashing import block_hash, block_hashes, holdout_mask, is_h
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 
-def test_block_hash_matches_the_golden_vectors() -> None:
+def test_block_hash_matches_the_golden_vectors():
     for vector in json.loads((GOLDEN / "block_hash.json").read_text("utf-8"))["vectors"]:
         actual = block_hash(vector["source"], np.array(vector["tokens"], dtype=np.int64))
         assert actual.hex() == vector["hash"], vector["source"]
 
 
-def test_holdout_matches_the_golden_vectors() -> None:
+def test_holdout_matches_the_golden_vectors():
     golden = json.loads((GOLDEN / "holdout.json").read_text("utf-8"))
     for vector in golden["vectors"]:
         value, seed = int(vector["value"]), int(vector["seed"])
@@ -41,7 +41,7 @@ def test_holdout_matches_the_golden_vectors() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), tokens)
-def test_block_hash_is_what_its_docstring_says(source: str, ids: list[int]) -> None:
+def test_block_hash_is_what_its_docstring_says(source, ids):
     name = source.encode("utf-8")
     data = struct.pack("<I", len(name)) + name + b"".join(struct.pack("<I", i) for i in ids)
     expected = hashlib.blake2b(data, digest_size=16, person=b"rod-blk-v1").digest()
@@ -50,7 +50,7 @@ def test_block_hash_is_what_its_docstring_says(source: str, ids: list[int]) -> N
 
 
 @given(st.lists(st.lists(st.integers(0, 300), min_size=5, max_size=5), max_size=8))
-def test_rows_are_hashed_like_single_blocks(rows: list[list[int]]) -> None:
+def test_rows_are_hashed_like_single_blocks(rows):
     array = np.array(rows, dtype=np.int32).reshape(len(rows), 5)
     hashes = block_hashes("web", array)
     assert hashes.shape == (len(rows), 16) and hashes.dtype == np.uint8
@@ -60,12 +60,12 @@ def test_rows_are_hashed_like_single_blocks(rows: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[-1], [2**32], [1.5], np.array([-3], dtype=np.int32)])
-def test_what_is_no_token_is_refused(wrong: object) -> None:
+def test_what_is_no_token_is_refused(wrong):
     with pytest.raises(ValueError, match="token ids must"):
         block_hash("web", wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arguments", [{"fraction": 1.5}, {"fraction": -0.1}, {"seed": -1}])
-def test_wrong_holdout_settings_are_refused(arguments: dict[str, float]) -> None:
+def test_wrong_holdout_settings_are_refused(arguments):
     with pytest.raises(ValueError, match="holdout_"):
         is_holdout([1], **arguments)  # type: ignore[arg-type]

@@ -86,9 +86,7 @@ def made_store(dice: random.Random) -> Texts:
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_the_holdout_is_what_the_rule_gives_by_hand(
-    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_holdout_is_what_the_rule_gives_by_hand(part, tmp_path, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.resplit._BYTES_AT_ONCE", 200)  # 6 blocks
     monkeypatch.setattr("nemo_rod.corpus.resplit._HASHES_AT_ONCE", 10)
     seen = Counter[str]()
@@ -115,7 +113,7 @@ def test_the_holdout_is_what_the_rule_gives_by_hand(
     assert seen["beyond the threshold"] > 70 and seen["refused"] < 20, seen
 
 
-def test_a_source_of_one_repeated_block_beside_others(tmp_path: Path) -> None:
+def test_a_source_of_one_repeated_block_beside_others(tmp_path):
     """Of 440 blocks 400 are equal: 20 others are held out, not 417 blocks or all."""
     for number in range(20):
         others = [f"{number:03d}{i:04d}" for i in range(40)]
@@ -131,7 +129,7 @@ def test_a_source_of_one_repeated_block_beside_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stores", [20, pytest.param(60, marks=pytest.mark.slow)])
-def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores: int, tmp_path: Path) -> None:
+def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores, tmp_path):
     moved = 0
     for number in range(stores):
         dice = random.Random(number)
@@ -149,7 +147,7 @@ def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores: int, tmp_p
     assert moved > stores // 2
 
 
-def test_another_source_changes_what_is_moved(tmp_path: Path) -> None:
+def test_another_source_changes_what_is_moved(tmp_path):
     """Its blocks, of which a fifth may be held out, keep others from being moved with them."""
     blocks = sorted((f"{i:07d}" for i in range(40)), key=value)
     first = specs(tmp_path, {"A": blocks[20:], "b": blocks[:20]})

@@ -65,7 +65,7 @@ def stored(root: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
 @pytest.mark.parametrize("eod", [True, False])
-def test_the_blocks_are_those_of_its_stream(tmp_path: Path, dtype: Any, eod: bool) -> None:
+def test_the_blocks_are_those_of_its_stream(tmp_path, dtype, eod):
     parts = [made(200, 1, eod), [[5, EOD, 7, EOD], *made(100, 2, eod), [9], [EOD]]]
     for name, documents in zip("ab", parts, strict=True):
         build(tmp_path / name, documents, dtype)
@@ -74,7 +74,7 @@ def test_the_blocks_are_those_of_its_stream(tmp_path: Path, dtype: Any, eod: boo
     assert stored(tmp_path / "store") == sorted(packed(documents))
 
 
-def test_texts_and_their_ids_make_the_same_store(tmp_path: Path) -> None:
+def test_texts_and_their_ids_make_the_same_store(tmp_path):
     texts = [f"document {i}, once {'more ' * (i % 9)}" for i in range(300)]
     texts += texts[:50]
     build(tmp_path / "a", [[*text.encode(), EOD] for text in texts])
@@ -99,12 +99,12 @@ assert len([*documents]) == 199 and not {"torch", "megatron"} & {*sys.modules}
 """
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_file(tmp_path):
     build(tmp_path / "a", made(200, 1))
     subprocess.run([sys.executable, "-c", READ, str(tmp_path / "a")], check=True)
 
 
-def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path: Path) -> None:
+def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path):
     for number, name in enumerate("ab"):
         build(tmp_path / name, made(4000, number))
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
@@ -117,7 +117,7 @@ def test_weights_give_the_blend_of_tokens_and_read_nothing_twice(tmp_path: Path)
         run(tmp_path / "store", [source(0.4, a, 0.6, b)])
 
 
-def test_a_file_has_one_weight_whatever_leads_to_it(tmp_path: Path) -> None:
+def test_a_file_has_one_weight_whatever_leads_to_it(tmp_path):
     for name in "ab":
         build(tmp_path / name, made(40, 1))
     for suffix in (".bin", ".idx"):
@@ -131,9 +131,7 @@ def test_a_file_has_one_weight_whatever_leads_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"subsample": 0.7}, {"options": {"copy": False}}])
-def test_an_interrupted_run_ends_in_the_same_files(
-    tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_ends_in_the_same_files(tmp_path, fields, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     build(tmp_path / "a", made(400, 3))
     spec = source(tmp_path / "a", **fields)
@@ -213,9 +211,7 @@ NINE = [[5, 6, 7, EOD]] * 9  # of two sequences each
         (None, [[*range(i, i + S)] for i in range(1, 9)], r"its documents have 32 tokens each"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, damage: Any, documents: list[list[int]], sentence: str
-) -> None:
+def test_bad_input_is_one_sentence(tmp_path, damage, documents, sentence):
     build(tmp_path / "a", documents)
     if damage:
         damage(tmp_path / "a")
@@ -230,7 +226,7 @@ def in_place(*files: Any, **fields: Any) -> SourceSpec:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> tuple[Path, Path]:
+def both(tmp_path):
     """A store with copied blocks, and one whose blocks stay in three files of two types."""
     for number, (name, kind) in enumerate(zip("abc", (np.int32, np.uint16, np.int32), strict=True)):
         build(tmp_path / name, [*made(150, number), [], [7, EOD, EOD]], kind)
@@ -242,7 +238,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "copied", tmp_path / "there"
 
 
-def test_blocks_that_stay_in_their_files_are_those_that_are_copied(both: tuple[Path, Path]) -> None:
+def test_blocks_that_stay_in_their_files_are_those_that_are_copied(both):
     for split in ("train", "holdout"):
         copied, there = (BlockStore(root, split) for root in both)
         ids = np.random.default_rng(0).permutation(len(copied))
@@ -258,7 +254,7 @@ def test_blocks_that_stay_in_their_files_are_those_that_are_copied(both: tuple[P
         assert path.read_bytes() == (both[0] / path.relative_to(both[1])).read_bytes()
 
 
-def test_of_many_files_few_stay_open(tmp_path: Path) -> None:
+def test_of_many_files_few_stay_open(tmp_path):
     for number in range(300):
         build(tmp_path / f"{number:03}", made(3, number))
     copied = run(tmp_path / "copied", [source(tmp_path / "*")])
@@ -287,9 +283,7 @@ def write_later(path: Path) -> None:
     ("change", "state"),
     [(move, "is missing"), (shorten, "was changed"), (write_later, "was changed")],
 )
-def test_a_file_that_is_no_longer_as_it_was_is_named_on_opening(
-    tmp_path: Path, change: Callable[[Path], None], state: str
-) -> None:
+def test_a_file_that_is_no_longer_as_it_was_is_named_on_opening(tmp_path, change, state):
     file = build(tmp_path / "a", made(90, 1)).with_suffix(".bin")
     run(tmp_path / "store", [in_place(tmp_path / "a")])
     store = BlockStore(tmp_path / "store")
@@ -308,9 +302,7 @@ def test_a_file_that_is_no_longer_as_it_was_is_named_on_opening(
             store.checked_tokens(np.arange(len(store)))
 
 
-def test_a_file_that_changes_before_the_store_is_done_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_before_the_store_is_done_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     file = build(tmp_path / "a", made(400, 3)).with_suffix(".bin")
     spec, store = in_place(tmp_path / "a"), tmp_path / "store"
@@ -343,8 +335,8 @@ def test_a_file_that_changes_before_the_store_is_done_is_noticed(
     ],
 )  # fmt: skip
 def test_documents_that_cannot_stay_in_their_file_are_refused(
-    tmp_path: Path, documents: list[list[int]], fields: dict[str, Any], sentence: str
-) -> None:
+    tmp_path, documents, fields, sentence
+):
     if documents:
         build(tmp_path / "a", documents)
     values = {"options": {"copy": False}, "files": [tmp_path / "a"], **fields}

@@ -9,9 +9,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from corpus_cases import (
@@ -82,9 +81,7 @@ def make(root: Path) -> Path:
         (["a[1].jsonl"], [has("a1.jsonl")], ["a1.jsonl"]),
     ],
 )  # fmt: skip
-def test_each_file_once(
-    tmp_path: Path, patterns: Sequence[str], changes: Sequence[Any], expected: list[str]
-) -> None:
+def test_each_file_once(tmp_path, patterns, changes, expected):
     data = make(tmp_path)
     for change in changes:
         change(data)
@@ -115,8 +112,8 @@ def test_each_file_once(
     ],
 )  # fmt: skip
 def test_what_matches_and_cannot_be_read_is_named_before_any_work(
-    tmp_path: Path, patterns: Sequence[str], change: Callable[[Path], None], sentence: str
-) -> None:
+    tmp_path, patterns, change, sentence
+):
     data = make(tmp_path)
     change(data)
     good = source("good", [write(tmp_path / "good.jsonl", texts(60, 1))], role="adaptation")
@@ -161,9 +158,7 @@ ONE, TWO = b'{"text": "one"}\n', b'{"text": "two"}\n'
         (".zst", [streamed(ONE + TWO)]),
     ],
 )
-def test_compressed_files_here_and_elsewhere(
-    tmp_path: Path, suffix: str, members: Sequence[bytes]
-) -> None:
+def test_compressed_files_here_and_elsewhere(tmp_path, suffix, members):
     fsspec = pytest.importorskip("fsspec")
     data, name = b"".join(members), f"a.jsonl{suffix}"
     (tmp_path / name).write_bytes(data)
@@ -186,9 +181,7 @@ def test_compressed_files_here_and_elsewhere(
 @pytest.mark.parametrize(
     ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
 )
-def test_padding_between_members_is_no_end(
-    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
-) -> None:
+def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
     name = tmp_path / f"a.jsonl{suffix}"
     name.write_bytes(pack(ONE) + b"\0" * 9000 + pack(TWO) + b"\0" * 512)
     assert list(read_documents(web(name))) == ["one", "two"]
@@ -215,9 +208,7 @@ def test_padding_between_members_is_no_end(
         ("a.json", b"PAR1\x15\4\x15", "a.json: it is parquet: set kind: parquet"),
     ],
 )  # fmt: skip
-def test_what_is_no_json_lines_file_says_what_to_do(
-    tmp_path: Path, name: str, data: bytes, sentence: str
-) -> None:
+def test_what_is_no_json_lines_file_says_what_to_do(tmp_path, name, data, sentence):
     (tmp_path / name).write_bytes(data)
     refuse(web(tmp_path / name), f"source web: {tmp_path / name}", sentence)
 
@@ -232,9 +223,7 @@ CURES = [  # the file, its filter, the command in its refusal, and what is read 
 
 
 @pytest.mark.parametrize(("data", "condition", "command", "expected"), CURES)
-def test_commands_that_refusals_name_cure(
-    data: bytes, condition: str | None, command: str, expected: list[str], tmp_path: Path
-) -> None:
+def test_commands_that_refusals_name_cure(data, condition, command, expected, tmp_path):
     file, cured = tmp_path / f"a.jsonl{'.zst' * (data is PACKED)}", tmp_path / "cured.jsonl"
     file.write_bytes(data)
     (tmp_path / "dictionary").write_bytes(DICTIONARY.as_bytes())
@@ -282,7 +271,7 @@ PLACEHOLDERS = {
     "kind", ["text", "jsonl", "jsonl.gz", "text.xz", "parquet", "megatron", "huggingface"]
 )
 @pytest.mark.parametrize("data", PLACEHOLDERS)
-def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: bytes) -> None:
+def test_what_stands_for_the_data_is_refused(tmp_path, kind, data):
     folder, (kind, *packed) = tmp_path / "data", kind.split(".")
     folder.mkdir()
     file = folder / ".".join(
@@ -311,7 +300,7 @@ def test_what_stands_for_the_data_is_refused(tmp_path: Path, kind: str, data: by
         ("a.json", '{"error": "of a parser", "text": "what it was"}'),
     ],
 )
-def test_texts_like_placeholders_are_read(tmp_path: Path, name: str, data: str) -> None:
+def test_texts_like_placeholders_are_read(tmp_path, name, data):
     pack = gzip.compress if name.endswith(".gz") else bytes
     (tmp_path / name).write_bytes(pack(data.encode()))
     assert list(read_documents(web(tmp_path / name, kind="text"))) == [data]
@@ -325,9 +314,7 @@ def test_texts_like_placeholders_are_read(tmp_path: Path, name: str, data: str) 
         ("lang != null and meta.x != null and text != null", ["c"]),
     ],
 )
-def test_records_without_a_field_are_left_out(
-    tmp_path: Path, condition: str, read: list[str]
-) -> None:
+def test_records_without_a_field_are_left_out(tmp_path, condition, read):
     rows = [{"text": "a"}, {"id": 1}, {"text": None}, {"text": "c", "lang": "de", "meta": {"x": 1}}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert list(read_documents(web(tmp_path / "a.jsonl", filter=condition))) == read
@@ -345,12 +332,12 @@ def test_records_without_a_field_are_left_out(
         ("abfs://c/*.jsonl", "files 'abfs://c/*.jsonl' cannot be listed: Install adlfs"),
     ],
 )
-def test_a_storage_that_cannot_be_listed_is_named(pattern: str, sentence: str) -> None:
+def test_a_storage_that_cannot_be_listed_is_named(pattern, sentence):
     pytest.importorskip("fsspec")
     refuse(web(pattern), f"source web: {sentence}")
 
 
-def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None:
+def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path):
     system = pytest.importorskip("fsspec").filesystem("memory")
     root = tmp_path.name
     system.pipe({f"/{root}/v[1]/a[2].jsonl": ONE, f"/{root}/v1/a2.jsonl": TWO})
@@ -368,7 +355,7 @@ def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path: Path) -> None
     assert names(file, f"local://{file}", f"file://{file}", f"local://{tmp_path}/*") == ["a.jsonl"]
 
 
-def test_parquet_and_text_on_another_storage(tmp_path: Path) -> None:
+def test_parquet_and_text_on_another_storage(tmp_path):
     fsspec, root = pytest.importorskip("fsspec"), f"/{tmp_path.name}"
     pytest.importorskip("pyarrow")
     columns = {"text": ["one", "two"], "meta": [{"a": 1}, None]}
@@ -383,7 +370,7 @@ def test_parquet_and_text_on_another_storage(tmp_path: Path) -> None:
     assert list(read_documents(web(f"memory:/{root}/*.txt", kind="text"))) == ["one"]
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_one_name_are_told_apart(tmp_path):
     files = [write(tmp_path / folder / "a.jsonl", texts(60, n)) for n, folder in enumerate("xyz")]
     for _ in range(2):
         run(tmp_path / "blocks", [web(*files)])

@@ -130,9 +130,7 @@ TURNS = ("thinned", "again", "raised", "otherwise")
         *(pytest.param(REPLACED, (turn, 1), 40, marks=pytest.mark.slow) for turn in TURNS),
     ],
 )
-def test_killed_runs_end_in_the_same_files(
-    tmp_path: Path, program: str, arguments: tuple[object, ...], least: int
-) -> None:
+def test_killed_runs_end_in_the_same_files(tmp_path, program, arguments, least):
     command = [sys.executable, "-c", ATTEMPTS + program, str(tmp_path), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -144,7 +142,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory):
     """The corpus, and the files that a run makes of it in a single go."""
     folder = tmp_path_factory.mktemp("whole")
     corpus = make_corpus(folder / "data")
@@ -166,7 +164,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path, whole: Whole) -> None:
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path, whole):
     program = tmp_path / "program.py"
     program.write_text(WITH_WORKERS)
     process = subprocess.Popen(
@@ -203,9 +201,7 @@ def is_alive(session: int) -> bool:
     return False
 
 
-def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
-    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(tmp_path, whole, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     calls = 0
 
@@ -223,9 +219,7 @@ def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
 
 
 @pytest.mark.parametrize("limit", [700, 5_000, 60_000])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(
-    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, whole, monkeypatch, limit):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 4000)
     with (
         pytest.raises(ValueError, match=rf"^no room left for the blocks in {tmp_path}/full \(.*$"),
@@ -235,9 +229,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     check_resumed(tmp_path / "full", whole)
 
 
-def test_a_file_that_changes_in_the_middle_is_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_in_the_middle_is_read_anew(tmp_path, monkeypatch):
     """Even if its size stays: what was read of it before is not kept."""
     monkeypatch.setattr(encode, "BATCH_BYTES", 1000)
     file = write(tmp_path / "a.jsonl", texts(200, 1))

@@ -84,9 +84,7 @@ def long_text(seed: int, count: int = 4000) -> str:
     return "".join(WORDS[i] + ends[j] for i, j in dice.integers(0, (14, 8), (count, 2)))
 
 
-def test_pieces_have_the_tokens_of_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 1000)
     for name, tokenizer in tokenizers(tmp_path).items():
         texts = [long_text(seed) for seed in range(5)]
@@ -105,9 +103,7 @@ def test_pieces_have_the_tokens_of_the_whole(
 
 @pytest.mark.parametrize("fields", [{}, {"document_holdout": True}, {"max_tokens": 3000}])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_blocks_do_not_depend_on_the_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], workers: int
-) -> None:
+def test_blocks_do_not_depend_on_the_pieces(tmp_path, monkeypatch, fields, workers):
     documents = [long_text(seed, 40 + 200 * (seed % 3 == 0)) for seed in range(20)]
     spec = web(write(tmp_path / "a.jsonl", documents), **fields)
     run(tmp_path / "whole", [spec])
@@ -129,16 +125,14 @@ def test_blocks_do_not_depend_on_the_pieces(
         ({"max_tokens": 8}, 2, 8),
     ],
 )
-def test_no_end_of_document_stands_alone(
-    tmp_path: Path, fields: dict[str, int], documents: int, tokens: int
-) -> None:
+def test_no_end_of_document_stands_alone(tmp_path, fields, documents, tokens):
     file = write(tmp_path / "a.jsonl", ["abc", "def", "ü", "ghi"])
     run(tmp_path / "blocks", [web(file, **fields)], block_size=2, holdout_fraction=0)
     told = manifest(tmp_path / "blocks")
     assert (told["documents"], told["tokens"]) == (documents, tokens)
 
 
-def test_documents_without_tokens_are_none(tmp_path: Path) -> None:
+def test_documents_without_tokens_are_none(tmp_path):
     """Such as white space alone for some tokenizers, and NUL for this one."""
     file = write(tmp_path / "a.jsonl", ["\0", "abc", "\0\0", "ü", "\0"])
     store = run(tmp_path / "blocks", [web(file)], block_size=7, holdout_fraction=0)
@@ -154,7 +148,7 @@ Json = st.recursive(
 
 
 @given_any(st.dictionaries(st.text(max_size=3), Json), st.booleans(), st.booleans())
-def test_a_long_line_of_json_is_what_json_says(value: Any, ascii: bool, mark: bool) -> None:
+def test_a_long_line_of_json_is_what_json_says(value, ascii, mark):
     line = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "replace")
     line = b"\xef\xbb\xbf" * mark + line
 
@@ -186,9 +180,7 @@ def test_a_long_line_of_json_is_what_json_says(value: Any, ascii: bool, mark: bo
         ('["\u00e9"]'.encode(), "not a list"),
     ],
 )
-def test_a_long_line_that_is_none_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str
-) -> None:
+def test_a_long_line_that_is_none_is_refused(tmp_path, monkeypatch, line, reason):
     monkeypatch.setattr(formats, "LONG_BYTES", 1)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "\xc3\xa9"}\n' + line)
     refuse(web(tmp_path / "a.jsonl"), "a.jsonl:2: ", reason)
@@ -225,7 +217,7 @@ def write_long(file: Path, form: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["ascii", "raw", "escaped", "mixed", "parquet"])
-def test_a_document_of_100_megabytes_takes_less_than_600(tmp_path: Path, form: str) -> None:
+def test_a_document_of_100_megabytes_takes_less_than_600(tmp_path, form):
     program, kind = tmp_path / "program.py", "parquet" if form == "parquet" else "jsonl"
     program.write_text(MEASURE.replace("jsonl", kind))
     write_long(tmp_path / f"a.{kind}", form)
@@ -239,7 +231,7 @@ def test_a_document_of_100_megabytes_takes_less_than_600(tmp_path: Path, form: s
     assert len(store) > 2 * 15_000
 
 
-def test_programs_without_a_main_guard_are_told_so(tmp_path: Path) -> None:
+def test_programs_without_a_main_guard_are_told_so(tmp_path):
     program = MEASURE.replace('if __name__ == "__main__":', "if True:").replace(
         "5_000_000", "9_000"
     )
@@ -253,7 +245,7 @@ def test_programs_without_a_main_guard_are_told_so(tmp_path: Path) -> None:
         assert "memory" not in done.stderr
 
 
-def test_the_vocabulary_reaches_to_the_largest_id(tmp_path: Path) -> None:
+def test_the_vocabulary_reaches_to_the_largest_id(tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     train_bpe(tmp_path, vocabulary=300)

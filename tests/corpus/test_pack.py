@@ -1,7 +1,5 @@
 """Packing loses nothing but the counted rest and keeps the order, however it is called."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from corpus_cases import manifest, run, web, write
@@ -16,7 +14,7 @@ documents = st.lists(st.lists(st.integers(1, 99), max_size=30), max_size=20)
 
 
 @given(documents, st.integers(2, 9))
-def test_no_token_is_lost_but_the_rest(docs: list[list[int]], size: int) -> None:
+def test_no_token_is_lost_but_the_rest(docs, size):
     packer = Packer(size, EOD)
     blocks = packer.add(docs)
     stream = [token for document in docs for token in [*document, EOD]]
@@ -26,9 +24,7 @@ def test_no_token_is_lost_but_the_rest(docs: list[list[int]], size: int) -> None
 
 
 @given(documents, st.integers(2, 9), st.data())
-def test_packing_goes_on_where_it_was(
-    docs: list[list[int]], size: int, data: st.DataObject
-) -> None:
+def test_packing_goes_on_where_it_was(docs, size, data):
     cut = data.draw(st.integers(0, len(docs)))
     first = Packer(size, EOD)
     blocks = [first.add(docs[:cut])]
@@ -58,9 +54,7 @@ def test_packing_goes_on_where_it_was(
         (["abc", "dü"], {"max_bytes": 5}, b"abc\0d"),
     ],
 )
-def test_ends_are_those_of_the_documents(
-    tmp_path: Path, texts: list[str], cap: dict[str, int], stream: bytes, document_holdout: bool
-) -> None:
+def test_ends_are_those_of_the_documents(tmp_path, texts, cap, stream, document_holdout):
     load_tokenizer("byte").save_pretrained(tmp_path / "tokenizer")
     named = load_tokenizer(str(tmp_path / "tokenizer"))
     file = write(tmp_path / "a.jsonl", [text.replace("|", str(named.token(0))) for text in texts])
@@ -73,6 +67,6 @@ def test_ends_are_those_of_the_documents(
     assert (told["tokens"], told["dropped_tokens"]) == (len(stream), len(stream) - whole)
 
 
-def test_a_block_without_a_target_is_refused() -> None:
+def test_a_block_without_a_target_is_refused():
     with pytest.raises(ValueError, match="block_size must be at least 2"):
         Packer(1, EOD)

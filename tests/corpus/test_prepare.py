@@ -29,7 +29,7 @@ from nemo_rod.corpus.pack import pack
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[SourceSpec], Path]:
+def shared(tmp_path_factory):
     """A corpus that no test changes, and its store."""
     folder = tmp_path_factory.mktemp("shared")
     corpus = make_corpus(folder / "data")
@@ -38,12 +38,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[SourceSpec], 
 
 
 @pytest.fixture
-def corpus(shared: tuple[list[SourceSpec], Path]) -> list[SourceSpec]:
+def corpus(shared):
     return list(shared[0])
 
 
 @pytest.fixture
-def blocks(shared: tuple[list[SourceSpec], Path], tmp_path: Path) -> Path:
+def blocks(shared, tmp_path):
     """A copy of the corpus's store."""
     return shutil.copytree(shared[1], tmp_path / "blocks")
 
@@ -58,7 +58,7 @@ def read(spec: SourceSpec) -> list[str]:
     return [json.loads(line)["text"] for lines in files for line in lines]
 
 
-def test_blocks_are_what_packing_by_hand_gives(blocks: Path, corpus: list[SourceSpec]) -> None:
+def test_blocks_are_what_packing_by_hand_gives(blocks, corpus):
     train, held = BlockStore(blocks), BlockStore(blocks, "holdout")
     for spec in corpus:
         documents = list(dict.fromkeys(read(spec))) if spec.dedup else read(spec)
@@ -81,7 +81,7 @@ def test_blocks_are_what_packing_by_hand_gives(blocks: Path, corpus: list[Source
         assert [file["bytes"] for file in told["files"]] == sizes
 
 
-def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_sources_are_capped_by_tokens(tmp_path, corpus):
     run(tmp_path / "blocks", [dataclasses.replace(corpus[0], max_tokens=S * 100 + 5)])
     told = manifest(tmp_path / "blocks")
     held = manifest(tmp_path / "blocks", "replay/web/holdout")
@@ -89,9 +89,7 @@ def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) 
     assert told["count"] + held["count"] == 100
 
 
-def test_the_number_of_workers_changes_nothing(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_workers_changes_nothing(tmp_path, corpus, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     tokenizer = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
@@ -103,9 +101,7 @@ def test_the_number_of_workers_changes_nothing(
     assert all_tokens(BlockStore(tmp_path / "1"), "new").tolist() == np.stack(expected).tolist()
 
 
-def test_unfinished_work_for_other_settings_is_not_gone_on_with(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_work_for_other_settings_is_not_gone_on_with(tmp_path, corpus, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     interrupted(tmp_path / "blocks", corpus, 5)
     assert (tmp_path / "blocks" / ".partial" / "replay-web" / "state.json").exists()
@@ -114,7 +110,7 @@ def test_unfinished_work_for_other_settings_is_not_gone_on_with(
     assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
 
 
-def test_a_finished_store_is_not_touched(blocks: Path, corpus: list[SourceSpec]) -> None:
+def test_a_finished_store_is_not_touched(blocks, corpus):
     before = {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
     run(blocks, corpus, progress=stop_at(1))  # which nothing calls
     assert before == {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
@@ -128,9 +124,7 @@ def test_a_finished_store_is_not_touched(blocks: Path, corpus: list[SourceSpec])
         ({"holdout_fraction": 0.2}, "holdout.fraction was 0.1 and is now 0.2"),
     ],
 )
-def test_other_settings_are_refused_or_rebuilt(
-    tmp_path: Path, blocks: Path, corpus: list[SourceSpec], changes: dict[str, Any], message: str
-) -> None:
+def test_other_settings_are_refused_or_rebuilt(tmp_path, blocks, corpus, changes, message):
     before = tree(blocks)
     with pytest.raises(ValueError, match=f"made otherwise: {message}; .*rebuild=.prepare."):
         run(blocks, corpus, **changes)
@@ -140,7 +134,7 @@ def test_other_settings_are_refused_or_rebuilt(
     assert tree(blocks) == tree(tmp_path / "fresh")
 
 
-def test_changed_inputs_are_refused(tmp_path: Path, blocks: Path, corpus: list[SourceSpec]) -> None:
+def test_changed_inputs_are_refused(tmp_path, blocks, corpus):
     files = [shutil.copy(file, tmp_path) for file in corpus[0].files]
     with Path(files[1]).open("a") as handle:
         handle.write('{"text": "more"}\n')
@@ -156,7 +150,7 @@ def test_changed_inputs_are_refused(tmp_path: Path, blocks: Path, corpus: list[S
     assert len(run(blocks, corpus[2:], rebuild=True).sources) == 2
 
 
-def test_moved_inputs_are_the_same_inputs(tmp_path: Path) -> None:
+def test_moved_inputs_are_the_same_inputs(tmp_path):
     for number in range(2):
         write(tmp_path / "data" / f"{number}.jsonl", texts(60, number))
     run(tmp_path / "blocks", [web(tmp_path / "data" / "*.jsonl")])
@@ -180,9 +174,7 @@ def test_moved_inputs_are_the_same_inputs(tmp_path: Path) -> None:
         ({}, {"workers": 0}, "workers must be at least 1"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_input_is_one_sentence_and_leaves_nothing(tmp_path, fields, changes, message):
     file = write(tmp_path / "a.jsonl", texts(50, 1))
     spec = SourceSpec(
         **{"name": "a", "role": "replay", "kind": "jsonl", "files": [str(file)], **fields}
@@ -193,7 +185,7 @@ def test_wrong_input_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "blocks").exists()
 
 
-def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> None:
+def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path):
     spec = web(write(tmp_path / "a.jsonl", texts(50, 1)))
     store = run(tmp_path / "blocks", [spec], holdout_fraction=0.0)
     held = BlockStore(tmp_path / "blocks", "holdout")
@@ -202,7 +194,7 @@ def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> No
     assert held.tokens([]).shape == (0, S) and held.hashes([]).shape == (0, 16)
 
 
-def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_names_must_differ(tmp_path, corpus):
     twice = dataclasses.replace(corpus[1], role="replay")
     with pytest.raises(ValueError, match=r"domain.sources names 'new' twice"):
         run(tmp_path / "blocks", [*corpus, twice])
@@ -210,9 +202,7 @@ def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
         run(tmp_path / "blocks", [])
 
 
-def test_a_source_that_fails_leaves_the_finished_ones(
-    tmp_path: Path, shared: tuple[list[SourceSpec], Path], corpus: list[SourceSpec]
-) -> None:
+def test_a_source_that_fails_leaves_the_finished_ones(tmp_path, shared, corpus):
     wrong = dataclasses.replace(corpus[1], text_field="body")
     with pytest.raises(ValueError, match="no field 'body'"):
         run(tmp_path / "blocks", [corpus[0], wrong])
@@ -225,7 +215,7 @@ def test_a_source_that_fails_leaves_the_finished_ones(
     assert tree(tmp_path / "blocks") == tree(shared[1])
 
 
-def test_one_run_at_a_time_prepares_a_folder(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_one_run_at_a_time_prepares_a_folder(tmp_path, corpus):
     def meanwhile(done: int, total: int | None, what: str) -> None:
         with pytest.raises(ValueError, match="another run is preparing"):
             run(tmp_path / "blocks", corpus)
@@ -233,9 +223,7 @@ def test_one_run_at_a_time_prepares_a_folder(tmp_path: Path, corpus: list[Source
     run(tmp_path / "blocks", corpus, progress=meanwhile)
 
 
-def test_progress_has_labels_and_totals(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_has_labels_and_totals(tmp_path, corpus, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     reports: dict[str, list[tuple[int, int | None]]] = {}
 
@@ -274,9 +262,7 @@ class Hub:
         monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", asked)
 
 
-def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     hub = Hub(monkeypatch, tmp_path / "data")
     spec = SourceSpec(name="web", role="replay", kind="huggingface", path="org/data")

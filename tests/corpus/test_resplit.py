@@ -1,13 +1,12 @@
 """A floor of held-out blocks for small sources, and replay of the size of the adaptation corpus."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from corpus_cases import BYTE, S, manifest, run, source, texts, tree, write
 
-from nemo_rod.corpus import BlockStore, SourceSpec
+from nemo_rod.corpus import BlockStore
 from nemo_rod.corpus.hashing import holdout_mask, holdout_values
 from nemo_rod.corpus.pack import pack
 
@@ -16,7 +15,7 @@ COUNTS = {"new": 120, "small": 60, "large": 900}  # documents
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> list[SourceSpec]:
+def corpus(tmp_path):
     roles = {"new": "adaptation", "small": "replay", "large": "replay"}
     return [
         source(name, [write(tmp_path / f"{name}.jsonl", texts(count, count))], role=roles[name])
@@ -34,13 +33,13 @@ def rows(store: BlockStore, name: str) -> set[bytes]:
     return {row.tobytes() for row in store.tokens(source.start + np.arange(source.count))}
 
 
-def test_without_a_floor_nothing_changes(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_without_a_floor_nothing_changes(tmp_path, corpus):
     one = run(tmp_path / "one", corpus)
     two = run(tmp_path / "two", corpus, holdout_floor=1, replay_ratio=1000.0)
     assert one.digest == two.digest
 
 
-def test_replay_is_thinned_alike_in_all_sources(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_replay_is_thinned_alike_in_all_sources(tmp_path, corpus):
     whole = run(tmp_path / "whole", corpus)
     train = run(tmp_path / "thin", corpus, replay_ratio=1.5)
     train.verify()
@@ -63,9 +62,7 @@ def test_replay_is_thinned_alike_in_all_sources(tmp_path: Path, corpus: list[Sou
     assert abs(train.num_replay - expected) < 4 * (expected * (1 - share)) ** 0.5
 
 
-def test_what_is_left_of_thinned_replay_holds_out_the_floor(
-    tmp_path: Path, corpus: list[SourceSpec]
-) -> None:
+def test_what_is_left_of_thinned_replay_holds_out_the_floor(tmp_path, corpus):
     floor, options = 15, {"holdout_fraction": FRACTION, "replay_ratio": 0.5}
     train = run(tmp_path / "b", corpus, holdout_floor=floor, **options)
     held = BlockStore(tmp_path / "b", "holdout")
@@ -82,7 +79,7 @@ def test_what_is_left_of_thinned_replay_holds_out_the_floor(
     assert len(rows(held, "small")) >= max(1, min(floor, left // 5))
 
 
-def test_a_second_run_changes_nothing(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_a_second_run_changes_nothing(tmp_path, corpus):
     trees = []
     for _ in range(2):
         run(tmp_path / "blocks", corpus, holdout_floor=20, replay_ratio=1.0)
@@ -90,7 +87,7 @@ def test_a_second_run_changes_nothing(tmp_path: Path, corpus: list[SourceSpec]) 
     assert trees[0] == trees[1]
 
 
-def test_another_share_is_refused_or_made_again(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_another_share_is_refused_or_made_again(tmp_path, corpus):
     root = tmp_path / "blocks"
     run(root, corpus, replay_ratio=1.0)
     with pytest.raises(ValueError, match=r"replay_ratio was 1\.0 and is now 2\.0"):

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def read_options(spec: SourceSpec) -> list[Input]:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered(monkeypatch):
     """Another package's reader, `mine`, which reads its texts from its options."""
     point = EntryPoint("mine", f"{__name__}:read_options", "nemo_rod.readers")
     others: Callable[[str], dict[str, EntryPoint]]
@@ -58,7 +57,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "source name '' must consist of letters, "),
     ],
 )
-def test_a_name_that_is_not_valid_is_refused(name: Any, sentence: str) -> None:
+def test_a_name_that_is_not_valid_is_refused(name, sentence):
     with pytest.raises(ValueError) as error:
         parsed({}, name)
     assert sentence in str(error.value)
@@ -76,9 +75,7 @@ KEYS = st.sampled_from([field.name for field in dataclasses.fields(SourceSpec)] 
 
 
 @given(st.dictionaries(KEYS, YAML, max_size=4), st.sampled_from(["web", False, None, 3, ""]))
-def test_any_description_is_parsed_or_one_sentence_refuses_it(
-    values: dict[str, Any], name: Any
-) -> None:
+def test_any_description_is_parsed_or_one_sentence_refuses_it(values, name):
     try:
         spec = parsed(values, name)
     except ValueError as error:
@@ -88,7 +85,7 @@ def test_any_description_is_parsed_or_one_sentence_refuses_it(
         assert vars(spec) | values == vars(spec)
 
 
-def test_valid_keys_are_what_they_were() -> None:
+def test_valid_keys_are_what_they_were():
     spec = parsed({"subsample": 1, "max_tokens": 3, "filter": None, "dedup": True}, "2024")
     expected = SourceSpec(
         name="2024", role="replay", kind="jsonl", files=["x"], max_tokens=3, dedup=True
@@ -107,7 +104,7 @@ def test_valid_keys_are_what_they_were() -> None:
         ),
     ],
 )
-def test_the_command_line_has_the_same_sentence(keys: str, sentence: str, tmp_path: Path) -> None:
+def test_the_command_line_has_the_same_sentence(keys, sentence, tmp_path):
     (tmp_path / "recipe").mkdir()
     head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\ndomain:\n  sources:\n    "
     (tmp_path / "recipe" / "mine.yaml").write_text(head + keys)
@@ -116,12 +113,12 @@ def test_the_command_line_has_the_same_sentence(keys: str, sentence: str, tmp_pa
     assert sentence in done.stderr
 
 
-def test_sources_are_parsed_once_by_a_command() -> None:
+def test_sources_are_parsed_once_by_a_command():
     domain = composed("recipe=toy_synthetic").domain
     assert vars(domain)["specs"] is domain.specs  # since the configuration was checked
 
 
-def test_a_floor_and_whole_documents_exclude_each_other(tmp_path: Path) -> None:
+def test_a_floor_and_whole_documents_exclude_each_other(tmp_path):
     """In a recipe and in Python alike."""
     message = r"^domain\.sources\.web\.document_holdout=true and domain\.holdout_floor=5 [^\n]*$"
     values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
@@ -134,9 +131,7 @@ def test_a_floor_and_whole_documents_exclude_each_other(tmp_path: Path) -> None:
     run(tmp_path / "b", [spec])
 
 
-def test_a_reader_of_another_package_declares_its_keys(
-    registered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_another_package_declares_its_keys(registered, monkeypatch):
     """As ours do; without a declaration, it takes any."""
 
     def refuse_beta(spec: SourceSpec) -> None:
@@ -158,7 +153,7 @@ def test_a_reader_of_another_package_declares_its_keys(
             parsed({"kind": "mine", "files": [], **values})
 
 
-def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: Path) -> None:
+def test_options_are_for_readers_of_other_packages(registered, tmp_path):
     options = {"texts": ["one text", "and another"]}
     values = {"kind": "mine", "files": [], "options": options}
     spec = parsed(values)

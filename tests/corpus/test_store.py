@@ -18,18 +18,18 @@ Change = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     run(folder / "blocks", make_corpus(folder / "data"), blocks_per_shard=300)
     return folder / "blocks"
 
 
 @pytest.fixture
-def copy(root: Path, tmp_path: Path) -> Path:
+def copy(root, tmp_path):
     return shutil.copytree(root, tmp_path / "blocks")
 
 
-def test_ids_run_over_roles_and_names(root: Path) -> None:
+def test_ids_run_over_roles_and_names(root):
     store = BlockStore(root)
     assert [(s.role, s.name) for s in store.sources] == [
         ("adaptation", "new"), ("replay", "pages"), ("replay", "twice"), ("replay", "web"),
@@ -45,7 +45,7 @@ def test_ids_run_over_roles_and_names(root: Path) -> None:
     assert (store.block_size, store.eod_id, store.vocab_size) == (S, 0, 256)
 
 
-def test_blocks_and_hashes_are_looked_up_in_any_order(root: Path) -> None:
+def test_blocks_and_hashes_are_looked_up_in_any_order(root):
     store = BlockStore(root)
     store.verify()
     everything, hashes = store.tokens(np.arange(len(store))), store.hashes(np.arange(len(store)))
@@ -60,7 +60,7 @@ def test_blocks_and_hashes_are_looked_up_in_any_order(root: Path) -> None:
     assert store.tokens([3, 3]).dtype == np.int32 and store.tokens([]).shape == (0, S)
 
 
-def test_reader_says_which_file_it_reads(root: Path) -> None:
+def test_reader_says_which_file_it_reads(root):
     reads: list[str] = []
     store = BlockStore(root, on_read=reads.append)
     reads.clear()
@@ -74,7 +74,7 @@ def test_reader_says_which_file_it_reads(root: Path) -> None:
     assert reads == [*(f"reads {file}" for file in store.hash_files), ""]
 
 
-def test_a_pickled_store_opens_the_files_again(root: Path) -> None:
+def test_a_pickled_store_opens_the_files_again(root):
     store = BlockStore(root, "holdout")
     data = pickle.dumps(store)
     assert len(data) < 1000
@@ -84,14 +84,14 @@ def test_a_pickled_store_opens_the_files_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["tokens", "hashes", "is_replay", "source_index"])
-def test_ids_outside_are_named(root: Path, method: str) -> None:
+def test_ids_outside_are_named(root, method):
     store = BlockStore(root)
     for wrong in (-1, len(store)):
         with pytest.raises(IndexError, match=f"block id {wrong} is outside"):
             getattr(store, method)(np.array([0, wrong]))
 
 
-def test_digests_tell_stores_apart(root: Path, tmp_path: Path) -> None:
+def test_digests_tell_stores_apart(root, tmp_path):
     store, held = BlockStore(root), BlockStore(root, "holdout")
     moved = shutil.copytree(root, tmp_path / "moved")
     assert BlockStore(moved).digest == store.digest != held.digest
@@ -101,7 +101,7 @@ def test_digests_tell_stores_apart(root: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "fewer", corpus[:2]).digest != store.digest
 
 
-def test_files_are_what_megatron_writes(tmp_path: Path) -> None:
+def test_files_are_what_megatron_writes(tmp_path):
     """Of any blocks; `verify` holds that a store's indices are `index_bytes`."""
     indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     blocks = np.arange(5 * S, dtype=np.int32).reshape(5, S)
@@ -114,7 +114,7 @@ def test_files_are_what_megatron_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3_500_000, 10**12])
-def test_the_hash_file_is_an_array_of_numpy(tmp_path: Path, count: int) -> None:
+def test_the_hash_file_is_an_array_of_numpy(tmp_path, count):
     assert len(hash_header(count)) == HASH_HEADER_BYTES
     path = tmp_path / "hash.npy"
     path.write_bytes(hash_header(count))
@@ -124,7 +124,7 @@ def test_the_hash_file_is_an_array_of_numpy(tmp_path: Path, count: int) -> None:
     assert (shape, fortran, dtype) == ((count, 16), False, np.dtype(np.uint8))
 
 
-def test_another_tokenizer_is_refused(root: Path, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused(root, tmp_path):
     pytest.importorskip("transformers")
     store = BlockStore(root)
     store.check_tokenizer(BYTE)
@@ -184,9 +184,7 @@ BY_VERIFY: list[tuple[str, Change, str]] = [
     ("file", "change", "message", "on_opening"),
     [*((*row, True) for row in ON_OPENING), *((*row, False) for row in BY_VERIFY)],
 )
-def test_damage_is_found(
-    copy: Path, file: str, change: Change, message: str, on_opening: bool
-) -> None:
+def test_damage_is_found(copy, file, change, message, on_opening):
     change(copy / file)
     store = None if on_opening else BlockStore(copy)
     with pytest.raises(ValueError, match=message) as error:
@@ -195,7 +193,7 @@ def test_damage_is_found(
 
 
 @pytest.mark.parametrize("place", [1, 3])  # in the last byte of a token, it makes it negative
-def test_damage_is_found_where_it_is_read(root: Path, copy: Path, place: int) -> None:
+def test_damage_is_found_where_it_is_read(root, copy, place):
     store = BlockStore(root)
     ids = np.random.default_rng(0).permutation(len(store))
     assert np.array_equal(store.checked_tokens(ids), store.tokens(ids))

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,30 +18,30 @@ from hypothesis import strategies as st
 
 from nemo_rod.corpus import SourceSpec, prepare
 from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
+from nemo_rod.corpus.tokenizer import load_tokenizer
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("byte")
     load_tokenizer("byte").save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def loaded(exported: Path) -> Tokenizer:
+def loaded(exported):
     return HuggingFaceTokenizer(str(exported))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     return train_bpe(tmp_path_factory.mktemp("bpe"), vocabulary=400)
 
 
-def test_bytes_are_their_own_ids() -> None:
+def test_bytes_are_their_own_ids():
     tokenizer = load_tokenizer("byte")
     assert (tokenizer.vocab_size, tokenizer.eod_id) == (256, 0)
     (ids,) = tokenizer.encode_batch(["aé\0b"])
@@ -51,7 +50,7 @@ def test_bytes_are_their_own_ids() -> None:
     assert tokenizer.encode_batch([]) == []
 
 
-def test_what_the_byte_tokenizer_does_is_pinned() -> None:
+def test_what_the_byte_tokenizer_does_is_pinned():
     # Block stores carry it: a change here would refuse every store that exists.
     assert load_tokenizer("byte").fingerprint == "3c64c385db0513758bc1111ae312aa60"
 
@@ -59,14 +58,14 @@ def test_what_the_byte_tokenizer_does_is_pinned() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 @example(SPECIAL)
 @example("".join(chr(code) for code in range(1, 0xD800)))  # every class of characters
-def test_the_exported_byte_tokenizer_gives_the_same_ids(loaded: Tokenizer, text: str) -> None:
+def test_the_exported_byte_tokenizer_gives_the_same_ids(loaded, text):
     byte, text = load_tokenizer("byte"), text.replace("\0", "")
     (ids,) = byte.encode_batch([text])
     assert loaded.encode_batch([text])[0].tolist() == ids.tolist()
     assert loaded.decode(ids) == byte.decode(ids) == text
 
 
-def test_autotokenizer_loads_the_export(exported: Path) -> None:
+def test_autotokenizer_loads_the_export(exported):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(exported))
@@ -75,9 +74,7 @@ def test_autotokenizer_loads_the_export(exported: Path) -> None:
     assert tokenizer.decode([104, 0, 105], skip_special_tokens=True).replace(" ", "") == "hi"
 
 
-def test_fingerprints_tell_what_a_tokenizer_does_not_where_it_lies(
-    exported: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_fingerprints_tell_what_a_tokenizer_does_not_where_it_lies(exported, trained, tmp_path):
     byte, bpe = load_tokenizer("byte"), load_tokenizer(str(trained))
     assert load_tokenizer(str(exported)).fingerprint == byte.fingerprint
     assert bpe.fingerprint != byte.fingerprint
@@ -89,7 +86,7 @@ def test_fingerprints_tell_what_a_tokenizer_does_not_where_it_lies(
     assert load_tokenizer(str(tmp_path / "saved")).fingerprint == bpe.fingerprint
 
 
-def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
+def test_a_fast_tokenizer_gives_what_the_library_gives(trained):
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(str(trained))
@@ -102,14 +99,12 @@ def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
     assert tokenizer.vocab_size == len(reference)
 
 
-def test_a_tokenizer_in_the_home_folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_in_the_home_folder(trained, monkeypatch):
     monkeypatch.setenv("HOME", str(trained.parent))
     assert load_tokenizer(f"~/{trained.name}").vocab_size == load_tokenizer(str(trained)).vocab_size
 
 
-def test_what_only_the_training_of_a_tokenizer_needs_is_left_out(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_what_only_the_training_of_a_tokenizer_needs_is_left_out(trained, tmp_path):
     folder, own = shutil.copytree(trained, tmp_path / "own"), load_tokenizer(str(trained))
     raw = json.loads((folder / "tokenizer.json").read_text())
     raw["model"]["dropout"] = 0.5
@@ -121,7 +116,7 @@ def test_what_only_the_training_of_a_tokenizer_needs_is_left_out(
     assert again == [own.encode_batch(["the cat sat on the mat"])[0].tolist()] * 9
 
 
-def test_a_tokenizer_is_loaded_without_torch(trained: Path) -> None:
+def test_a_tokenizer_is_loaded_without_torch(trained):
     here = load_tokenizer(str(trained), trust_remote_code=True)  # never in another process
     code = (
         "import sys; from nemo_rod.corpus import load_tokenizer; "
@@ -135,7 +130,7 @@ def test_a_tokenizer_is_loaded_without_torch(trained: Path) -> None:
     assert process.stdout.split("\n") == [" ".join(map(str, same)), ""]
 
 
-def test_tokenizers_travel_to_other_processes(trained: Path) -> None:
+def test_tokenizers_travel_to_other_processes(trained):
     for name in ("byte", str(trained)):
         tokenizer = load_tokenizer(name)
         again = pickle.loads(pickle.dumps(tokenizer))
@@ -149,16 +144,14 @@ def test_tokenizers_travel_to_other_processes(trained: Path) -> None:
     ("name", "what"),
     [("/nowhere/at/all", "does not exist"), ("no such name", r"cannot be loaded .*")],
 )
-def test_an_unknown_tokenizer_is_one_sentence(
-    name: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_tokenizer_is_one_sentence(name, what, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=f"tokenizer '{name}' {what}: give \"byte\"") as e:
         load_tokenizer(name)
     assert "\n" not in str(e.value)
 
 
-def test_a_tokenizer_without_an_end_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_is_refused(trained, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     endless = PreTrainedTokenizerFast(tokenizer_file=str(trained / "tokenizer.json"))
@@ -168,7 +161,7 @@ def test_a_tokenizer_without_an_end_is_refused(trained: Path, tmp_path: Path) ->
     assert load_tokenizer(str(tmp_path), eod=3).eod_id == 3
 
 
-def test_the_end_of_a_document_can_be_another_token(trained: Path) -> None:
+def test_the_end_of_a_document_can_be_another_token(trained):
     own, other = load_tokenizer(str(trained)), load_tokenizer(str(trained), eod=7)
     assert (own.eod_id, other.eod_id) == (0, 7)
     assert own.fingerprint != other.fingerprint
@@ -182,7 +175,7 @@ def test_the_end_of_a_document_can_be_another_token(trained: Path) -> None:
         load_tokenizer("byte", eod=1)
 
 
-def test_code_beside_a_tokenizer_runs_only_when_asked_for(trained: Path, tmp_path: Path) -> None:
+def test_code_beside_a_tokenizer_runs_only_when_asked_for(trained, tmp_path):
     folder, ran = shutil.copytree(trained, tmp_path / "own"), tmp_path / "ran"
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
@@ -280,8 +273,8 @@ def backend_like(split: str = "", prefix: bool = False, pieces: str | None = Non
     ids=[row[0] for row in LIKE_PUBLISHED],
 )
 def test_ids_are_those_of_the_file_whatever_class_it_names(
-    parts: dict, kind: str, model_type: str, settings: dict, refusal: str | None, tmp_path: Path
-) -> None:
+    parts, kind, model_type, settings, refusal, tmp_path
+):
     file = tmp_path / "tokenizer.json"
     backend_like(**parts).save(str(file))
     config = {"tokenizer_class": kind, "eos_token": "<|end|>", **settings}
@@ -306,7 +299,7 @@ def test_ids_are_those_of_the_file_whatever_class_it_names(
     assert saved.fingerprint == tokenizer.fingerprint
 
 
-def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path: Path) -> None:
+def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path):
     config = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"neither a tokenizer\.json nor tokenizer\.model"):
@@ -336,9 +329,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         ),
     ],
 )
-def test_what_stands_for_a_file_of_a_tokenizer_is_refused(
-    trained: Path, name: str, data: bytes, sentence: str, tmp_path: Path
-) -> None:
+def test_what_stands_for_a_file_of_a_tokenizer_is_refused(trained, name, data, sentence, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "own")
     if name == "tokenizer.model":
         (folder / "tokenizer.json").unlink()
@@ -347,7 +338,7 @@ def test_what_stands_for_a_file_of_a_tokenizer_is_refused(
         HuggingFaceTokenizer(str(folder), trust_remote_code=True)
 
 
-def test_an_end_that_no_file_gives_an_id_is_none(trained: Path, tmp_path: Path) -> None:
+def test_an_end_that_no_file_gives_an_id_is_none(trained, tmp_path):
     """transformers would append it to the vocabulary, as an id that the base never met."""
     folder = shutil.copytree(trained, tmp_path / "own")
     file = folder / "tokenizer_config.json"
@@ -361,7 +352,7 @@ def test_an_end_that_no_file_gives_an_id_is_none(trained: Path, tmp_path: Path) 
     assert load_tokenizer(str(folder)).eod_id == size
 
 
-def test_first_documents_are_compared_with_the_file(trained: Path, tmp_path: Path) -> None:
+def test_first_documents_are_compared_with_the_file(trained, tmp_path):
     """A file that changes after it was loaded stands for a loader that does not do as it says."""
     folder = shutil.copytree(trained, tmp_path / "own")
     tokenizer = load_tokenizer(str(folder))

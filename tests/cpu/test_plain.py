@@ -5,7 +5,6 @@ import subprocess
 import sys
 import types
 from functools import partial
-from pathlib import Path
 
 import pytest
 from tiny import ARCHITECTURE
@@ -48,7 +47,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path: Path) -> None:
+def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path):
     """The former imports Megatron whole; an engine without a GPU counts as missing."""
     (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")
     done = subprocess.run(
@@ -58,7 +57,7 @@ def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path: Pa
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_stubs_are_seen_only_by_the_modules_that_need_them() -> None:
+def test_stubs_are_seen_only_by_the_modules_that_need_them():
     import nemo_rod.megatron.train_job  # noqa: F401
 
     for name in ("transformer_engine", "megatron.energon", "nvidia_resiliency_ext", "fla"):
@@ -68,9 +67,7 @@ def test_stubs_are_seen_only_by_the_modules_that_need_them() -> None:
     assert not getattr(transformer_config, "HAVE_TE", False)
 
 
-def test_gradients_are_fused_where_the_output_layer_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_fused_where_the_output_layer_can(tmp_path, monkeypatch):
     """With TransformerEngine and without Apex, Bridge would end in the output layer."""
     from nemo_rod.config import Parallel
     from nemo_rod.cpu import plain

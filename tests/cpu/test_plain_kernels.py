@@ -6,7 +6,7 @@ rounding hides nothing.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def fp64() -> Iterator[None]:
+def fp64():
     assert all(module.torch for module in (nemotron, qwen, kernels, layers))  # are imported
     with (
         patch.object(torch, "float32", torch.float64),
@@ -58,7 +58,7 @@ def assert_same(ours: Callable, theirs: Callable, *inputs: torch.Tensor) -> None
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_mamba_is_hugging_faces(length: int) -> None:
+def test_mamba_is_hugging_faces(length):
     config = transformers.NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M")
     torch.manual_seed(0)
     mixer = nemotron.NemotronHMamba2Mixer(config, layer_idx=0).double()
@@ -86,7 +86,7 @@ def test_mamba_is_hugging_faces(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_gated_delta_rule_is_hugging_faces(length: int) -> None:
+def test_gated_delta_rule_is_hugging_faces(length):
     q, k, v = (random(2, length, 4, 8, seed=seed) for seed in range(3))
     decay, beta = random(2, length, 4, seed=3), random(2, length, 4, seed=4)
 
@@ -107,7 +107,7 @@ def test_gated_delta_rule_is_hugging_faces(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 100])
-def test_causal_convolution_is_torchs(length: int) -> None:
+def test_causal_convolution_is_torchs(length):
     convolution = torch.nn.Conv1d(6, 6, 4, groups=6, padding=3).double()
     inputs = (random(2, length, 6), *convolution.parameters())
     assert_same(
@@ -119,7 +119,7 @@ def test_causal_convolution_is_torchs(length: int) -> None:
     )
 
 
-def test_gated_norm_before_the_gate_is_qwens() -> None:
+def test_gated_norm_before_the_gate_is_qwens():
     theirs, ours = qwen.Qwen3_5RMSNormGated(16), kernels.GatedRMSNorm(16, eps=1e-6)
     weight = random(16, seed=5)
     theirs.weight = ours.weight = torch.nn.Parameter(weight.detach().clone())
@@ -128,7 +128,7 @@ def test_gated_norm_before_the_gate_is_qwens() -> None:
 
 
 @pytest.mark.parametrize("centered", [True, False])
-def test_norm_is_hugging_faces(centered: bool) -> None:
+def test_norm_is_hugging_faces(centered):
     config = SimpleNamespace(
         normalization="RMSNorm",
         layernorm_zero_centered_gamma=centered,

@@ -61,7 +61,7 @@ def needs_fp8() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured(torchrun: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def measured(torchrun, tmp_path_factory):
     """Runs bodies of a model, each once, and returns what they measured."""
     kept: dict[tuple, dict[str, Any]] = {}
     folder = tmp_path_factory.mktemp("gpu")
@@ -94,9 +94,7 @@ def assert_same_losses(one: Path, other: Path, *names: str, atol: float = 1e-4) 
 
 @pytest.mark.gpu
 @needs_one
-def test_losses_and_choices_are_those_of_a_cpu(
-    measured: Run, torchrun: Callable[..., list[str]]
-) -> None:
+def test_losses_and_choices_are_those_of_a_cpu(measured, torchrun):
     """In fp32 without TF32."""
     out, values = measured("fp32")["out"], json.dumps(MODELS["fp32"])
     hidden = {**EXACT, **ON_CPU}
@@ -112,43 +110,43 @@ class TestModel:
     """What holds of a model in each arithmetic that it may have."""
 
     @pytest.fixture(autouse=True)
-    def engine(self, model: str) -> None:
+    def engine(self, model):
         if model == "te_fp8":
             needs_fp8()
         elif model == "te":
             needs_engine()
 
-    def test_same_call_gives_the_same_bits(self, measured: Run, model: str) -> None:
+    def test_same_call_gives_the_same_bits(self, measured, model):
         assert measured(model)["losses"] == {"device": device(model), "finite": True}
         again = measured(model)["again"]
         assert again["same"]
         assert max(again["moves"].values()) < MOVES[model]
 
-    def test_prefixes_are_parts_of_the_whole(self, measured: Run, model: str) -> None:
+    def test_prefixes_are_parts_of_the_whole(self, measured, model):
         assert max(measured(model)["prefixes"]["moves"].values()) < MOVES[model]
 
-    def test_scores_are_the_losses_of_training(self, measured: Run, model: str) -> None:
+    def test_scores_are_the_losses_of_training(self, measured, model):
         """Of the same micro-batches; scoring may use another cross entropy than training."""
         limit = MOVES[model] if model == "te_fp8" else 1e-5
         assert measured(model)["as_in_training"]["moves"] < limit
 
-    def test_scoring_leaves_no_trace(self, measured: Run, model: str) -> None:
+    def test_scoring_leaves_no_trace(self, measured, model):
         """Weights, optimizer and random states are as they were, to the bit."""
         assert measured(model)["leaves_no_trace"] == {"changed": [], "training": True}
 
     @pytest.mark.parametrize("body", ["take_all", "rod"])
-    def test_steps_are_stock_steps(self, measured: Run, model: str, body: str) -> None:
+    def test_steps_are_stock_steps(self, measured, model, body):
         assert measured(model)[body] == STOCK
 
 
-def test_a_trace_would_be_found(measured: Run) -> None:
+def test_a_trace_would_be_found(measured):
     """A pass that draws random numbers, and a step on other blocks, are not called equal."""
     spoiled = measured("cpu", "leaves_no_trace", "rod", spoil=True)
     assert spoiled["leaves_no_trace"]["changed"] == ["random"]
     assert spoiled["rod"]["differs"] != []
 
 
-def test_logits_of_a_large_vocabulary_are_never_whole(measured: Run) -> None:
+def test_logits_of_a_large_vocabulary_are_never_whole(measured):
     memory = measured("cpu")["memory"]
     # a slice takes up to 512 MiB in fp32, and the loss works in place
     assert 0.4 < memory["gib"] < 0.7
@@ -157,7 +155,7 @@ def test_logits_of_a_large_vocabulary_are_never_whole(measured: Run) -> None:
 
 @pytest.mark.gpu
 @needs_one
-def test_scoring_needs_less_than_a_gib_beside_the_weights(measured: Run) -> None:
+def test_scoring_needs_less_than_a_gib_beside_the_weights(measured):
     """With a vocabulary of 248k, in blocks of 4096 tokens, whose logits would take 3.8 GiB."""
     memory = measured("bf16", "memory", size="05b")["memory"]
     assert memory["all logits gib"] > 3.7
@@ -166,7 +164,7 @@ def test_scoring_needs_less_than_a_gib_beside_the_weights(measured: Run) -> None
 
 @pytest.mark.gpu
 @needs_one
-def test_scoring_in_fp8_leaves_training_alone(measured: Run) -> None:
+def test_scoring_in_fp8_leaves_training_alone(measured):
     needs_fp8()
     fp8 = measured("te", "fp8_scoring")["fp8_scoring"]
     assert {name: fp8[name] for name in STOCK} == STOCK
@@ -182,9 +180,7 @@ def test_scoring_in_fp8_leaves_training_alone(measured: Run) -> None:
         pytest.param("fp32", {"tensor": 2}, marks=[pytest.mark.gpu, needs_two]),
     ],
 )
-def test_two_processes_have_the_losses_of_one(
-    measured: Run, model: str, layout: dict[str, int]
-) -> None:
+def test_two_processes_have_the_losses_of_one(measured, model, layout):
     alone = measured(model)["out"]
     two = measured(model, "losses", "again", "rod", processes=2, **layout)
     assert two["losses"]["finite"] and two["again"]["same"] and two["rod"] == STOCK
@@ -195,7 +191,7 @@ def test_two_processes_have_the_losses_of_one(
 
 @pytest.mark.gpu
 @needs_two
-def test_tensor_parallel_overlap_scores_the_same(measured: Run) -> None:
+def test_tensor_parallel_overlap_scores_the_same(measured):
     """With TransformerEngine's user buffers, which are of the size of a training micro-batch."""
     needs_engine()
     plain = measured("te", "overlap", processes=2, tensor=2)["overlap"]

@@ -49,7 +49,7 @@ def python(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
 
 
-def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
+def test_code_of_one_architecture_is_kept_where_it_was(tmp_path):
     kept, other, text = b"W" * 40, b"O" * 24, b"P" * 16
     code = container(entry(2, 80, other), entry(2, 90, kept), entry(1, 90, text))
     code += bytes(16) + container(entry(2, 90, kept), entry(2, 100, other))
@@ -70,9 +70,7 @@ def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
         (container(entry(2, 80, b"O" * 8)), b".nv_fatbin", "has no code for sm_90"),
     ],
 )
-def test_files_without_such_code_are_refused(
-    tmp_path: Path, content: bytes, section: bytes | None, sentence: str
-) -> None:
+def test_files_without_such_code_are_refused(tmp_path, content, section, sentence):
     file = tmp_path / "lib.so"
     if section is None:
         file.write_bytes(content)
@@ -82,7 +80,7 @@ def test_files_without_such_code_are_refused(
     assert done.returncode == 1 and sentence in done.stderr
 
 
-def test_folders_are_left_out_of_wheels(tmp_path: Path) -> None:
+def test_folders_are_left_out_of_wheels(tmp_path):
     file = tmp_path / "pulp-1-py3-none-any.whl"
     record = "pulp/a.py,,\npulp/solverdir/cbc,,\n"
     with zipfile.ZipFile(file, "w") as archive:
@@ -100,7 +98,7 @@ def test_folders_are_left_out_of_wheels(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kit(tmp_path: Path) -> Path:
+def kit(tmp_path):
     """A kit whose project has a benchmark that ends badly, and no rehearsal."""
     folder = tmp_path / "kit"
     (folder / "wheels").mkdir(parents=True)
@@ -136,7 +134,7 @@ def wheel() -> bytes:
     return data.getvalue()
 
 
-def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
+def test_parts_that_fail_are_told_as_such(kit, tmp_path):
     out = tmp_path / "out"
     options = ("--out", out, "--work", tmp_path / "work")
     done = python(kit / "run.py", "bench", "engine", "rehearse", *options)
@@ -159,7 +157,7 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     assert again["engine"] == outcomes["engine"]
 
 
-def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> None:
+def test_modules_that_the_machine_lacks_are_named(kit, tmp_path):
     write_run(kit, "torch", "no_such_one", "no_such_two")
     out = tmp_path / "out"
     done = python(kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work")
@@ -171,7 +169,7 @@ def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_benchmark_runs_whole_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_runs_whole_in_small(tmp_path, monkeypatch):
     file, picture = tmp_path / "gpu.json", tmp_path / "gpu.png"
     words = ("--size", "tiny", "--repeats", 1, "--json", file, "--picture", picture)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
@@ -190,7 +188,7 @@ def test_the_benchmark_runs_whole_in_small(tmp_path: Path, monkeypatch: pytest.M
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_unknown_parts_are_refused(kit: Path) -> None:
+def test_unknown_parts_are_refused(kit):
     done = python(kit / "run.py", "benches")
     assert done.returncode == 2
     assert "there is no part 'benches': expected machine, suite, bench" in done.stderr

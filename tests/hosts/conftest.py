@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,14 @@ from nemo_rl_runs import CHECKOUT, ray_cluster
 
 
 @pytest.fixture(scope="session")
-def environment() -> Iterator[dict[str, str]]:
+def environment():
     """A Ray cluster of one node and four logical CPUs; what a process needs to join it."""
     with ray_cluster() as variables:
         yield variables
 
 
 @pytest.fixture(scope="session")
-def pinned(environment: dict[str, str]) -> dict[str, str]:
+def pinned(environment):
     """The environment in which the checkout's own worker can be imported.
 
     A recursive clone has Megatron-Bridge and Megatron-LM.

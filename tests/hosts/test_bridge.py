@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +91,7 @@ class BridgeJobs(Jobs):
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]
-) -> BridgeJobs:
+def jobs(tmp_path_factory, torchrun):
     """A base that knows the old corpus, a specialist of the new one, both references; one process.
 
     And the job itself: stock, watched, with RoD, and with RoD where every step runs twice.
@@ -146,7 +143,7 @@ def jobs(
 
 
 @pytest.fixture(scope="module")
-def long(jobs: BridgeJobs) -> BridgeJobs:
+def long(jobs):
     """And both references for a job of more steps."""
     steps = {"steps": LONG["steps"]}
     new, old = (
@@ -157,13 +154,13 @@ def long(jobs: BridgeJobs) -> BridgeJobs:
     return jobs
 
 
-def test_a_watched_job_is_the_stock_job(jobs: BridgeJobs) -> None:
+def test_a_watched_job_is_the_stock_job(jobs):
     assert len(jobs.steps("stock", "loss")) == STEPS
     jobs.assert_same_steps("watch", "stock", "loss", "grad_norm")
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
 
 
-def test_the_job_trains_on_the_top_of_losses_less_references(jobs: BridgeJobs) -> None:
+def test_the_job_trains_on_the_top_of_losses_less_references(jobs):
     """Its candidates are what it would have read: each corpus from the first sample on."""
     jobs.assert_trained_on_the_top("rod", steps=STEPS)
     curriculum = jobs.curriculum("rod")
@@ -179,7 +176,7 @@ def test_the_job_trains_on_the_top_of_losses_less_references(jobs: BridgeJobs) -
     assert curriculum.score[0][~is_replay].mean() > 0.01  # the specialist is better on the new
 
 
-def test_a_blend_scores_nothing_and_needs_references_of_replay_alone(jobs: BridgeJobs) -> None:
+def test_a_blend_scores_nothing_and_needs_references_of_replay_alone(jobs):
     curriculum, rows = jobs.curriculum("mix"), jobs.metrics("mix")
     policy, references = Mix(forgetting=0.01), References.open(jobs.root / "refs_old")
     rows_of = (SourceRow("new", "adaptation", 0, HALF), SourceRow("old", "replay", HALF, HALF))
@@ -203,12 +200,12 @@ def test_a_blend_scores_nothing_and_needs_references_of_replay_alone(jobs: Bridg
     assert (curriculum.block_ids[0][curriculum.chosen[0]] < HALF).all()
 
 
-def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: BridgeJobs) -> None:
+def test_a_step_that_runs_again_trains_on_the_same_winners(jobs):
     jobs.assert_same_steps("twice", "rod", "loss")
     assert (jobs.curriculum("twice").chosen == jobs.curriculum("rod").chosen).all()
 
 
-def test_masks_of_the_job_enter_its_losses(jobs: BridgeJobs) -> None:
+def test_masks_of_the_job_enter_its_losses(jobs):
     masked, plain = jobs.curriculum("masked"), jobs.curriculum("rod")
     assert (masked.block_ids == plain.block_ids).all()
     assert (masked.loss[0] != plain.loss[0]).any()
@@ -217,7 +214,7 @@ def test_masks_of_the_job_enter_its_losses(jobs: BridgeJobs) -> None:
     assert masked.score[0][~is_replay].mean() > 0.01
 
 
-def test_metrics_say_what_was_chosen(jobs: BridgeJobs) -> None:
+def test_metrics_say_what_was_chosen(jobs):
     curriculum, rows = jobs.curriculum("rod"), jobs.metrics("rod")
     is_replay = curriculum.block_ids >= HALF
     assert [row["step"] for row in rows] == list(range(STEPS))
@@ -230,7 +227,7 @@ def held_out(row: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in row.items() if key.startswith("validation/")}
 
 
-def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: BridgeJobs) -> None:
+def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs):
     """Every 2 steps if so asked, else at the job's own interval, of 10, and at the end."""
     begin, rows = (
         {name: of(name) for name in ("rod", "twice", "watch")} for of in (jobs.start, jobs.metrics)
@@ -247,7 +244,7 @@ def test_held_out_losses_are_measured_at_the_start_and_every_n_steps(jobs: Bridg
     assert abs(last[REPLAY_LOSS] - begin["rod"][REPLAY_LOSS]) > 0.001
 
 
-def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
+def test_its_metrics_are_in_the_loggers_of_the_job(jobs):
     events, rows = EventAccumulator(str(jobs.root / "tensorboard")).Reload(), jobs.metrics("twice")
     for name in ("rod/replay_share", "train/loss", "rod/threshold"):
         shown = [
@@ -265,7 +262,7 @@ def test_its_metrics_are_in_the_loggers_of_the_job(jobs: BridgeJobs) -> None:
     assert rows[0]["train/lr"] > rows[-1]["train/lr"] > 0
 
 
-def test_a_watched_job_has_its_losses_in_training_by_source(jobs: BridgeJobs) -> None:
+def test_a_watched_job_has_its_losses_in_training_by_source(jobs):
     curriculum, rows = jobs.curriculum("watch"), jobs.metrics("watch")
     for row, ids, loss in zip(rows, curriculum.block_ids, curriculum.loss, strict=True):
         is_replay = ids >= HALF // MULTIPLIER
@@ -274,7 +271,7 @@ def test_a_watched_job_has_its_losses_in_training_by_source(jobs: BridgeJobs) ->
         assert row["train/loss"] == pytest.approx(loss.mean(), rel=1e-6)
 
 
-def test_what_is_not_trained_on_can_be_forgotten(jobs: BridgeJobs) -> None:
+def test_what_is_not_trained_on_can_be_forgotten(jobs):
     """Its sources are in the validation split alone, and count equally."""
     last = jobs.metrics("of_new_alone")[-1]
     forgotten = max(0.0, last[REPLAY_LOSS] - jobs.start("of_new_alone")[REPLAY_LOSS])
@@ -286,7 +283,7 @@ def test_what_is_not_trained_on_can_be_forgotten(jobs: BridgeJobs) -> None:
     assert results["arms"]["watched"]["val_forgetting"] == pytest.approx(forgotten)
 
 
-def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_a_job(jobs, capsys):
     folder = jobs.root / "rod"
     here("report", folder)
     assert capsys.readouterr().out == f"{folder}/rod/report/index.html\n"
@@ -304,7 +301,7 @@ def test_the_report_shows_a_job(jobs: BridgeJobs, capsys: pytest.CaptureFixture[
 
 @pytest.mark.swap_in
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(jobs: BridgeJobs, name: str) -> None:
+def test_layouts(jobs, name):
     jobs.run(
         *LAYOUTS[name],
         {"name": f"stock_{name}", "kind": "stock", "base": "base", "steps": STEPS},
@@ -319,7 +316,7 @@ def test_layouts(jobs: BridgeJobs, name: str) -> None:
 
 
 @pytest.mark.swap_in
-def test_a_multiplier_need_not_be_whole(jobs: BridgeJobs) -> None:
+def test_a_multiplier_need_not_be_whole(jobs):
     """With the paper's 1.5, a pool of 12 for a batch of 8, and samples built for 6 of them."""
     half = {"multiplier": 1.5, "steps": STEPS}
     jobs.run(
@@ -336,7 +333,7 @@ def test_a_multiplier_need_not_be_whole(jobs: BridgeJobs) -> None:
 
 
 @pytest.mark.swap_in
-def test_held_out_losses_at_the_end_are_of_the_last_weights(long: BridgeJobs) -> None:
+def test_held_out_losses_at_the_end_are_of_the_last_weights(long):
     long.run(*ALONE, {**LONG, "name": "after", "base": "rod"})
     last = long.metrics("rod")[-1]
     expected = {name: last[name] for name in (NEW_LOSS, REPLAY_LOSS)}
@@ -344,7 +341,7 @@ def test_held_out_losses_at_the_end_are_of_the_last_weights(long: BridgeJobs) ->
 
 
 @pytest.fixture(scope="module")
-def killed(long: BridgeJobs) -> BridgeJobs:
+def killed(long):
     """And a job that was killed in step 6 in two replicas, and one that was not."""
     long.run(*LAYOUTS["dp2"], {**LONG, "name": "whole"})
     long.run(*LAYOUTS["dp2"], {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
@@ -354,7 +351,7 @@ def killed(long: BridgeJobs) -> BridgeJobs:
 
 @pytest.mark.swap_in
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2"])
-def test_a_killed_job_repeats_and_skips_nothing(killed: BridgeJobs, layout: str) -> None:
+def test_a_killed_job_repeats_and_skips_nothing(killed, layout):
     name = f"killed_{layout}"
     shutil.copytree(killed.root / "killed", killed.root / name)
     killed.run(*LAYOUTS[layout], {**LONG, "name": name})
@@ -370,7 +367,7 @@ def test_a_killed_job_repeats_and_skips_nothing(killed: BridgeJobs, layout: str)
 
 @pytest.mark.swap_in
 @pytest.mark.parametrize(("name", "batch"), [("longer", BATCH), ("larger", 2 * BATCH)])
-def test_a_finished_job_goes_on_as_another(long: BridgeJobs, name: str, batch: int) -> None:
+def test_a_finished_job_goes_on_as_another(long, name, batch):
     """With more steps, or a larger batch too: from what it has consumed on, in a second segment."""
     shutil.copytree(long.root / "rod", long.root / name)
     # Megatron refuses another schedule of the learning rate without the first of these
@@ -396,7 +393,7 @@ def test_a_finished_job_goes_on_as_another(long: BridgeJobs, name: str, batch: i
 
 
 @pytest.mark.swap_in
-def test_a_job_that_trains_adapters_selects_against_whole_weights(jobs: BridgeJobs) -> None:
+def test_a_job_that_trains_adapters_selects_against_whole_weights(jobs):
     """An adapter begins as nothing, so the references of the base are its own losses at first."""
     jobs.run(*ALONE, {**ROD, "name": "lora", "lora": {"dim": 4, "alpha": 8}})
     jobs.assert_trained_on_the_top("lora", steps=STEPS)
@@ -420,7 +417,7 @@ def script(root: Path, lines: str) -> str:
 
 
 @pytest.mark.swap_in
-def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path: Path) -> None:
+def test_the_command_line_scores_as_the_function_does(jobs, tmp_path):
     job = tmp_path / "job.py"
     job.write_text(script(jobs.root, "def make():\n    return cfg\n"))
     roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
@@ -438,7 +435,7 @@ def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path
 
 
 @pytest.mark.swap_in
-def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> None:
+def test_one_script_writes_both_references(jobs, tmp_path):
     """As in docs/swap-in.md, in two processes that the script itself connects."""
     program = tmp_path / "both.py"
     lines = (
@@ -454,7 +451,7 @@ def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> 
 
 
 @pytest.mark.swap_in
-def test_a_base_may_be_of_hugging_face(tmp_path: Path, torchrun: Callable[..., list[str]]) -> None:
+def test_a_base_may_be_of_hugging_face(tmp_path, torchrun):
     """Its references are the losses that transformers itself computes on the job's samples."""
     config = transformers.LlamaConfig(
         vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -502,7 +499,7 @@ def test_a_base_may_be_of_hugging_face(tmp_path: Path, torchrun: Callable[..., l
 
 
 @pytest.mark.swap_in
-def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
+def test_the_recipe_runs_as_its_readme_says(tmp_path):
     shutil.copytree(RECIPE.parent, tmp_path / "swap_in")
     (block,) = re.findall(
         r"^```bash\n(.*?)^```", (RECIPE / "README.md").read_text(), re.DOTALL | re.MULTILINE

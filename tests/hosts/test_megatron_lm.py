@@ -7,7 +7,6 @@ make test-megatron-lm MEGATRON_LM=<checkout>.
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +81,7 @@ JOINT = install_lines("references=['refs_new', 'refs_old']")
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]
-) -> ScriptJobs:
+def jobs(tmp_path_factory, torchrun):
     """A base of the old corpus, a specialist of the new one, both references, and the job."""
     jobs = ScriptJobs(tmp_path_factory.mktemp("megatron_lm"), torchrun)
     jobs.make_data()
@@ -97,20 +94,20 @@ def jobs(
     return jobs
 
 
-def test_a_watched_job_is_the_stock_job(jobs: ScriptJobs) -> None:
+def test_a_watched_job_is_the_stock_job(jobs):
     jobs.run("watch", lines=WATCH)
     jobs.assert_same_steps("watch", "stock")
     assert jobs.steps("stock", "step") == list(range(STEPS))
 
 
-def test_the_job_trains_on_the_top_of_its_pools(jobs: ScriptJobs) -> None:
+def test_the_job_trains_on_the_top_of_its_pools(jobs):
     jobs.assert_trained_on_the_top("rod", steps=STEPS)
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
     jobs.assert_watched("rod", every=4)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(jobs: ScriptJobs, name: str) -> None:
+def test_layouts(jobs, name):
     more = f"{FROM_BASE} {LAYOUTS[name]}"
     for kind, lines in (("stock", ""), ("watch", WATCH), ("rod", JOINT)):
         jobs.run(f"{kind}_{name}", more=more, processes=2, lines=lines)
@@ -118,7 +115,7 @@ def test_layouts(jobs: ScriptJobs, name: str) -> None:
     jobs.assert_same_choices(f"rod_{name}", "rod", "grad_norm")
 
 
-def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
+def test_tensor_parallel_ranks_score_the_same(jobs):
     lines = score_lines("replay", "base", "refs_tp2")
     jobs.run("x", more=LAYOUTS["tp2"], processes=2, lines=lines)
     half = MULTIPLIER * STEPS * BATCH // 2
@@ -129,7 +126,7 @@ def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_killed_job_repeats_and_skips_nothing(jobs: ScriptJobs) -> None:
+def test_a_killed_job_repeats_and_skips_nothing(jobs):
     jobs.run("killed", lines=JOINT, die_at=5)
     jobs.run("killed", lines=JOINT)
     jobs.assert_resumed("killed", "rod", steps=[*range(6), *range(4, STEPS)], repeated=4)
@@ -159,7 +156,7 @@ SENTENCES = {
 }
 
 
-def test_refusals(jobs: ScriptJobs) -> None:
+def test_refusals(jobs):
     target = ("megatron_lm", WORKERS / "megatron_lm_refusals.py", *arguments(BOTH, STEPS, ""))
     messages = answers(jobs.on_cpu(1, *target, path=f"{ROOT}:{jobs.checkout}", timeout=600))
     assert set(messages) == set(SENTENCES)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from nemo_rl_runs import (
     wait_for_steps,
 )
 from places import ROOT, WORKERS
-from tiny import STEPS, Setting, configured
+from tiny import STEPS, configured
 
 from nemo_rod.config import Parallel
 from nemo_rod.jobs import ReferenceJob
@@ -40,18 +39,18 @@ pytestmark = pytest.mark.nemo_rl
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Setting, environment: dict[str, str]) -> Iterator[Runs]:
+def runs(tiny, environment):
     runs = Runs(tiny, environment)
     yield runs
     runs.end()
 
 
 @pytest.fixture(scope="module")
-def trained(runs: Runs) -> Path:
+def trained(runs):
     return runs.train("nemo_rl")
 
 
-def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path: Path) -> None:
+def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path):
     """Those of `make nemo-rl-project`, started as the checkout's own tests of projects are."""
     project = tmp_path / "replay_on_demand"
     make = ROOT / "docs" / "examples" / "nemo_rl_research" / "make.sh"
@@ -63,7 +62,7 @@ def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path: Path
     subprocess.run(["bash", "-n", project / "tests" / "functional" / "rod.sh"], check=True)
 
 
-def test_stock_worker_has_what_the_extension_uses() -> None:
+def test_stock_worker_has_what_the_extension_uses():
     """Read, not run: the stock worker needs CUDA."""
     workers = Path(CHECKOUT) / "nemo_rl" / "models" / "policy" / "workers"
     tree = ast.parse((workers / "megatron_policy_worker.py").read_text())
@@ -81,7 +80,7 @@ def test_stock_worker_has_what_the_extension_uses() -> None:
     assert not any(name.startswith("rod_") for name in methods)
 
 
-def test_same_blocks_and_metrics_as_megatron_bridge(tiny: Setting, trained: Path) -> None:
+def test_same_blocks_and_metrics_as_megatron_bridge(tiny, trained):
     assert_same_choices_as_bridge(tiny, trained)
     for ours, theirs in zip(rows(trained), rows(tiny.root / "single"), strict=True):
         assert ours.keys() == theirs.keys()
@@ -89,13 +88,13 @@ def test_same_blocks_and_metrics_as_megatron_bridge(tiny: Setting, trained: Path
 
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-def test_same_blocks_in_other_layouts(runs: Runs, trained: Path, layout: str) -> None:
+def test_same_blocks_in_other_layouts(runs, trained, layout):
     parallel = Parallel(**{layout: 2}, distributed_optimizer=False)
     out = runs.train(f"nemo_rl_{layout}", parallel=parallel)
     assert chosen_ids(out) == chosen_ids(trained)
 
 
-def test_logger_gets_the_metrics(trained: Path) -> None:
+def test_logger_gets_the_metrics(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # its hyper-parameters lie in a folder of their own
@@ -109,7 +108,7 @@ def test_logger_gets_the_metrics(trained: Path) -> None:
     assert {*ours} <= {*events.Tags()["scalars"]}
 
 
-def test_killed_and_resumed_equals_uninterrupted(runs: Runs, trained: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(runs, trained):
     out = runs.tiny.root / "nemo_rl_killed"
     job = runs.job(out)
     kill_after(runs.start(*job), out, 11)
@@ -121,7 +120,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs: Runs, trained: Path) -> N
     assert whole.read_bytes() == resumed.read_bytes()
 
 
-def test_asked_to_stop_saves(runs: Runs) -> None:
+def test_asked_to_stop_saves(runs):
     out = runs.tiny.root / "nemo_rl_stopped"
     process = runs.start(*runs.job(out, steps=2000))
     wait_for_steps(process, out, 1)
@@ -133,7 +132,7 @@ def test_asked_to_stop_saves(runs: Runs) -> None:
     assert (out / "checkpoints" / f"step_{done}").is_dir()
 
 
-def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
+def test_asked_to_stop_when_its_workers_have_ended_resumes(runs):
     """A worker freezes in step 10; the run is asked to stop and cannot complete the step."""
     out = runs.tiny.root / "nemo_rl_ended_first"
     process = runs.start(*runs.job(out, launcher__stall_seconds=25), fault="stop:1:10")
@@ -153,9 +152,7 @@ def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
         ("stop:1:3", "nemo-rod: rod_step: no answer of rank"),
     ],
 )
-def test_failed_worker_ends_the_driver_with_the_cause(
-    runs: Runs, tmp_path: Path, fault: str, cause: str
-) -> None:
+def test_failed_worker_ends_the_driver_with_the_cause(runs, tmp_path, fault, cause):
     process = runs.start(*runs.job(tmp_path, launcher__stall_seconds=25), fault=fault)
     wait_for_steps(process, tmp_path, 2)
     started = time.monotonic()
@@ -165,7 +162,7 @@ def test_failed_worker_ends_the_driver_with_the_cause(
     assert time.monotonic() - started < 60
 
 
-def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -> None:
+def test_refusals_before_training_are_one_sentence(runs, tmp_path):
     for policy, sentence in (
         ({"max_total_sequence_length": 128}, "max_total_sequence_length is 128: expected 64: dom"),
         ({"sequence_packing": {"enabled": True}}, "sequence_packing.enabled is True: expected"),
@@ -179,7 +176,7 @@ def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -
         assert last and sentence in last[-1], output[-3000:]
 
 
-def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting) -> None:
+def test_reference_losses_equal_megatron_bridges(runs, tiny):
     out = tiny.root / "nemo_rl_reference"
     config = configured(parallel=DP2, scoring__micro_batch_size=4)
     job = tiny.write(
@@ -196,7 +193,7 @@ def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting) -> N
     assert abs(ours - theirs).max() < 1e-6
 
 
-def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path) -> None:
+def test_a_step_of_2048_candidates_moves_under_100_kb(runs, tmp_path):
     program = [sys.executable, "-W", "ignore", WORKERS / "nemo_rl_cpu" / "traffic.py"]
     output = subprocess.run(
         [*program, *runs.job(tmp_path, batch_size=1024, scoring__micro_batch_size=64)],
@@ -210,9 +207,7 @@ def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path
 
 
 @pytest.mark.timeout(1500)
-def test_a_recipe_runs_whole_on_nemo_rl(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_runs_whole_on_nemo_rl(runs, tmp_path, monkeypatch):
     """From text to report, its arms in one process, each with runs of its own in the loggers."""
     tiny = runs.tiny
     settings = {

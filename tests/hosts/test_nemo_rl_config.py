@@ -30,7 +30,7 @@ def rod_arm(**changes: Any) -> Arm:
     return make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, **{**known, **changes})
 
 
-def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> None:
+def test_vision_configurations_have_the_list_that_an_older_bridge_copies():
     configuration = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")
     compat.complete_vision_configs()
     config = configuration.Qwen3_5VisionConfig()
@@ -44,7 +44,7 @@ def conversions_of(model: Path | str, variables: dict[str, str]) -> Path:
     return Path(variables[FOLDER])
 
 
-def test_every_state_of_a_checkpoint_is_converted_to_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_every_state_of_a_checkpoint_is_converted_to_a_folder_of_its_own(tmp_path):
     models, home = [tmp_path / name for name in ("base", "specialist")], {"HF_HOME": "/shared/hf"}
     for model in models:
         model.mkdir()
@@ -81,7 +81,7 @@ def optimised(**changes: Any) -> Optimisation:
     return Optimisation(**{"steps": 10, **changes}, batch_size=16, micro_batch_size=2, lr=1e-3)
 
 
-def test_training_job_in_nemo_rls_terms() -> None:
+def test_training_job_in_nemo_rls_terms():
     keys = {"checkpoint__every": 7, "recipe": "toy", "logger": ["wandb", "tensorboard"]}
     values = translated(arm=rod_arm(), keys={"train": optimised(warmup_fraction=0.25), **keys})
     policy, megatron = values["policy"], values["policy"]["megatron_cfg"]
@@ -104,7 +104,7 @@ def scoring_job(**options: Any) -> dict[str, Any]:
     return translated(ReferenceJob, role="replay", model_digest="abc", lengths=[16], **options)
 
 
-def test_scoring_job_in_nemo_rls_terms() -> None:
+def test_scoring_job_in_nemo_rls_terms():
     values = scoring_job(keys={"cluster__gpus_per_node": 4})
     assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
@@ -124,7 +124,7 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
         ("max_total_sequence_length", 128, "expected 64: domain.block_size sets it"),
     ],
 )
-def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None:
+def test_what_cannot_run_is_refused(key, value, sentence):
     job = job_of(arm=rod_arm())
     ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
     own = OmegaConf.create({"policy": {"megatron_cfg": {"context_parallel_size": 1}}})
@@ -146,9 +146,7 @@ def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None
         ({"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}, False),  # of Nemotron
     ],
 )
-def test_activations_are_fused_where_megatron_can(
-    config: dict[str, Any], fused: bool, tmp_path: Path
-) -> None:
+def test_activations_are_fused_where_megatron_can(config, fused, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (
         scoring_job(start=str(tmp_path))["policy"]["megatron_cfg"]["bias_activation_fusion"]
@@ -157,7 +155,7 @@ def test_activations_are_fused_where_megatron_can(
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_keys_that_save_memory_in_nemo_rls_terms(saves: bool) -> None:
+def test_keys_that_save_memory_in_nemo_rls_terms(saves):
     small = {"recompute": "full", "grad_reduce": "bf16"} if saves else {}
     train = optimised(**small, precision_aware_optimizer=saves, optimizer_offload=saves)
     megatron = translated(arm=rod_arm(), keys={"train": train})["policy"]["megatron_cfg"]
@@ -171,12 +169,12 @@ def test_keys_that_save_memory_in_nemo_rls_terms(saves: bool) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_precisions_have_one_name_each(name: str) -> None:
+def test_precisions_have_one_name_each(name):
     assert precision_name(DTYPES[name]) == precision_name(name) == name
     assert precision_name("float16") == "fp16"  # of NeMo-RL alone
 
 
-def test_winners_are_dealt_by_whole_micro_batches() -> None:
+def test_winners_are_dealt_by_whole_micro_batches():
     shares = deal(np.arange(100, 112), micro_batch_size=2, replicas=3)
     assert [share.tolist() for share in shares] == [
         [100, 101, 106, 107],
@@ -185,14 +183,14 @@ def test_winners_are_dealt_by_whole_micro_batches() -> None:
     ]
 
 
-def test_metrics_of_an_update() -> None:
+def test_metrics_of_an_update():
     trained = {"global_loss": [3.0], "grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5]}}
     metrics = {"train/loss": 3.0, "train/grad_norm": 2.0, "train/lr": 0.5}
     assert update_metrics(trained) == metrics
     assert update_metrics(trained | {"total_flops": 6.0}) == metrics | {"flops": 6.0}
 
 
-def test_tflops_are_of_scoring_too() -> None:
+def test_tflops_are_of_scoring_too():
     """An update of 8e12 operations on half of a pool of half blocks, in 2 s."""
     pool = Pool(0, np.arange(8), np.arange(8) > 3)
     loss = np.ones(8, dtype=np.float32)

@@ -8,8 +8,6 @@ with its submodules and Python 3.12: `make test-nemo-rl-worker`.
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import architectures
 import pytest
@@ -33,12 +31,7 @@ MODELS = ("qwen3", "qwen3_5", "nemotron_3_nano", "qwen3_moe")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def runs(
-    request: pytest.FixtureRequest,
-    pinned: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-    torchrun: Callable[..., list[str]],
-) -> Iterator[Runs]:
+def runs(request, pinned, tmp_path_factory, torchrun):
     """A setting per model, made on our own road, and runs of it on NeMo-RL's."""
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "qwen3":
@@ -54,15 +47,15 @@ def runs(
 
 
 @pytest.fixture(scope="module")
-def trained(runs: Runs) -> Path:
+def trained(runs):
     return runs.train("own", OWN, parallel=ALONE)
 
 
-def test_own_worker_chooses_as_megatron_bridge_does(runs: Runs, trained: Path) -> None:
+def test_own_worker_chooses_as_megatron_bridge_does(runs, trained):
     assert_same_choices_as_bridge(runs.tiny, trained)
 
 
-def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -> None:
+def test_own_worker_resumes_from_its_own_checkpoint(runs, trained):
     out = runs.tiny.root / "own_killed"
     job = runs.job(out, OWN, ALONE)
     kill_after(runs.start(*job), out, 11)
@@ -73,7 +66,7 @@ def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -
     assert rows(out) == rows(trained)
 
 
-def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
+def test_own_worker_refuses_a_checkpoint_with_a_gap(runs):
     """NeMo-RL's conversion only warns of one."""
     gap = runs.tiny.root / "gap"
     shutil.copytree(runs.tiny.base, gap)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -45,7 +44,7 @@ def environment(folder: Path, node: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """A folder with a short path: Ray's sockets lie below it."""
     import tempfile
 
@@ -53,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield Path(made)
 
 
-def test_two_nodes_serve_their_job_alone_and_leave_nothing(folder: Path) -> None:
+def test_two_nodes_serve_their_job_alone_and_leave_nothing(folder):
     program = [sys.executable, "-W", "ignore", "-c", STAGE, str(folder)]
     command = [sys.executable, "-m", "nemo_rod.hosts.nemo_rl.ray_node", *program]
     with open(folder / "log", "w") as log:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.nemo_rl
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
+def ray_here():
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -42,7 +41,7 @@ def prepared(config: Config) -> dict[str, str]:
     return tree(Path(config.run_dir) / "blocks")
 
 
-def test_tasks_of_ray_share_the_text(ray_here: None, tmp_path: Path) -> None:
+def test_tasks_of_ray_share_the_text(ray_here, tmp_path):
     texts = write_texts(tmp_path / "texts", 900)
     expected = prepared(recipe_of(texts, f"run_dir={tmp_path}/one"))
     killed = 0
@@ -71,7 +70,7 @@ def test_tasks_of_ray_share_the_text(ray_here: None, tmp_path: Path) -> None:
     print(f"{killed} kills")
 
 
-def test_a_task_of_ray_names_its_file(ray_here: None, tmp_path: Path) -> None:
+def test_a_task_of_ray_names_its_file(ray_here, tmp_path):
     texts = write_texts(tmp_path / "texts")
     with (texts / "f5.jsonl").open("a") as file:
         file.write('{"text": \n')

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 from command_line import OF_THE_PAPER
@@ -22,7 +21,7 @@ STEPS = 3
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
-def test_a_setting_trains_on_nemo_rl(recipe: str, pinned: dict[str, str], tmp_path: Path) -> None:
+def test_a_setting_trains_on_nemo_rl(recipe, pinned, tmp_path):
     done = subprocess.run(
         [
             *(*CLI, "rehearse", f"recipe={recipe}", "launcher=nemo_rl", "arms=[no_replay,rod]"),

@@ -19,14 +19,14 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Jobs:
+def jobs(tmp_path_factory, torchrun):
     jobs = Jobs(tmp_path_factory.mktemp("shipped"), torchrun)
     jobs.make_data()
     return jobs
 
 
 @pytest.fixture(scope="module")
-def run(jobs: Jobs) -> Run:
+def run(jobs):
     """Runs the worker, once, on the same data in a folder for each family."""
 
     @functools.cache
@@ -55,16 +55,14 @@ def assert_top_of_pools(choices: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])
-def test_a_recipe_selects_and_resumes(family: str, run: Run) -> None:
+def test_a_recipe_selects_and_resumes(family, run):
     choices = run(family)
     assert_top_of_pools(choices["whole"])
     assert choices["resumed"] == choices["whole"]
 
 
 @pytest.mark.parametrize(("family", "layout"), [("mamba", "cp2"), ("gpt_oss", "ep2")])
-def test_positions_or_experts_split_over_processes_choose_the_same(
-    family: str, layout: str, run: Run, jobs: Jobs
-) -> None:
+def test_positions_or_experts_split_over_processes_choose_the_same(family, layout, run, jobs):
     """And TakeAll is the stock job there. Context parallelism is of a model without attention."""
     whole = run(family)["whole"]
     assert_top_of_pools(whole)

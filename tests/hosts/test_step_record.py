@@ -170,15 +170,13 @@ class Recording(RuleBasedStateMachine):
             assert rows[: len(self.rows)] == self.rows
 
 
-def test_whatever_befalls_a_job_its_record_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_befalls_a_job_its_record_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # nobody takes the power off
     machine = type("Machine", (Recording,), {"folder": tmp_path / "job"})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=12))
 
 
-def test_what_is_moved_aside_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_moved_aside_is_said(tmp_path, capsys):
     run(tmp_path, 0, 1)
     run(tmp_path, 2)
     assert len([*tmp_path.iterdir()]) == 4 and not capsys.readouterr().err
@@ -197,9 +195,7 @@ def test_what_is_moved_aside_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert recorded(tmp_path, ".3")[1] == [0, 1, 2, 4]
 
 
-def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(tmp_path, capsys):
     a, b, c = (tmp_path / name / "rod" for name in "abc")
     run(a, 0, 1, 2, 3)  # of a base of loss 2
     assert run(b, 3, 4, former=a) == [3, 4]  # was 0 at the branch
@@ -215,9 +211,7 @@ def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(
 
 
 @pytest.mark.parametrize(("former", "held_out"), [("none", "h"), ("a", "h"), ("a", "other")])
-def test_a_branch_without_the_base_says_how_to_have_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], former: str, held_out: str
-) -> None:
+def test_a_branch_without_the_base_says_how_to_have_it(tmp_path, capsys, former, held_out):
     run(tmp_path / "a", 0, 1, 2)
     if held_out == "h" and former == "a":
         (tmp_path / "a" / "validation_start.json").unlink()
@@ -232,14 +226,14 @@ def test_a_branch_without_the_base_says_how_to_have_it(
     assert "forgetting is unknown" in page
 
 
-def test_a_branch_goes_on_from_a_copy_of_the_record(tmp_path: Path) -> None:
+def test_a_branch_goes_on_from_a_copy_of_the_record(tmp_path):
     run(tmp_path / "a", 0, 1, 2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert run(tmp_path / "b", 2, 3) == [2, 3]
     assert recorded(tmp_path / "b") == ([0, 1, 2, 3], [0, 1, 2, 3])
 
 
-def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_path: Path) -> None:
+def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_path):
     for steps, changed in (((0, 1), {}), ((4, 5), LONGER), ((3, 4), LONGER)):
         run(tmp_path / "rod", *steps, header=replace(HEADER, **changed))
     options = path_parser("report").parse_args(["report", str(tmp_path)])
@@ -248,7 +242,7 @@ def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_p
     assert "no held-out loss of adaptation was measured" in page
 
 
-def test_the_report_of_a_job_writes_the_schedule_that_judges_it(tmp_path: Path) -> None:
+def test_the_report_of_a_job_writes_the_schedule_that_judges_it(tmp_path):
     run(tmp_path, 0, 1)
     results = build_job_report(tmp_path)
     file = tmp_path / "report" / "tables" / "schedule_like_rod.csv"
@@ -261,7 +255,7 @@ def test_the_report_of_a_job_writes_the_schedule_that_judges_it(tmp_path: Path) 
         assert step == record.step
 
 
-def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path: Path) -> None:
+def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path):
     run(tmp_path, 0, 1)
     old, other = '"validation/replay/old/loss"', '"validation/replay/other/loss": 2.0, '
     for name in ("validation_start.json", "metrics.jsonl"):
@@ -274,7 +268,7 @@ def test_held_out_sources_that_are_not_trained_on_change_no_counts(tmp_path: Pat
     assert results["arms"]["rod"]["val_forgetting"] == pytest.approx(0.5)  # of 1 and 0, alike
 
 
-def test_the_page_of_a_job_that_diverges_has_its_curves(tmp_path: Path) -> None:
+def test_the_page_of_a_job_that_diverges_has_its_curves(tmp_path):
     run(tmp_path, 0, 1)
     file = tmp_path / "metrics.jsonl"
     first, last = file.read_text().splitlines()
@@ -285,7 +279,7 @@ def test_the_page_of_a_job_that_diverges_has_its_curves(tmp_path: Path) -> None:
     assert '"value":2.0' in page and "NaN" not in page.partition('id="charts"')[2][:9000]
 
 
-def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:
+def test_a_damaged_description_of_the_job_is_named(tmp_path):
     run(tmp_path, 0)
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(ValueError, match=r"job\.json lacks the key 'held_out'"):
@@ -293,7 +287,7 @@ def test_a_damaged_description_of_the_job_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ['"2.0"', "null", "true", "-2.0", "1e999"])
-def test_what_is_no_loss_of_the_base_is_refused_before_a_step(tmp_path: Path, value: str) -> None:
+def test_what_is_no_loss_of_the_base_is_refused_before_a_step(tmp_path, value):
     run(tmp_path / "a", *range(6))
     (tmp_path / "a" / START_FILE).write_text(f'{{"validation/replay/old/loss": {value}}}')
     for folder, more in (("b", {"former": tmp_path / "a"}), ("a", {})):

@@ -30,7 +30,7 @@ class Nothing:
 
 
 @pytest.fixture(autouse=True)
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def modules(monkeypatch):
     """Stand-ins for the imports from Ray and NeMo-RL."""
     for name, content in {
         "ray": {"is_initialized": lambda: True},
@@ -81,8 +81,8 @@ DIED = WorkerFailed("rank 1: its process died")
     ],
 )
 def test_workers_that_end_after_the_signal_do_not_fail_a_run_that_saves(
-    tmp_path: Path, error: Exception, signalled: bool, saves: bool, why: str
-) -> None:
+    tmp_path, error, signalled, saves, why
+):
     end = ending(tmp_path, error, signalled=signalled, saves=saves)
     if not why:
         assert end is error
@@ -98,9 +98,7 @@ def test_workers_that_end_after_the_signal_do_not_fail_a_run_that_saves(
     ("raised", "expected"),
     [(Stopped("rod stopped after step 3"), Stopped), (RayError("no connection"), WorkerFailed)],
 )
-def test_a_stop_is_told_from_a_failure(
-    monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException]
-) -> None:
+def test_a_stop_is_told_from_a_failure(monkeypatch, raised, expected):
     def train(*_: object) -> None:
         raise raised
 
@@ -118,9 +116,8 @@ def test_a_stop_is_told_from_a_failure(
     ("flops", "counter", "speed"), [(8e12, None, 4.0), (None, 8e12, 4.0), (None, None, None)]
 )
 def test_a_step_shows_its_speed_where_nemo_rl_counts_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flops: float | None,
-    counter: float | None, speed: float | None,
-) -> None:  # fmt: skip
+    tmp_path, monkeypatch, flops, counter, speed
+):
     """The operations of an update are counted by its workers, by its policy or not at all."""
     monkeypatch.setattr(algorithm, "model_tflops", lambda _, work, *__, **___: work / 1e12)
     rows: list[dict[str, Any]] = []

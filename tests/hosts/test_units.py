@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
 
-def test_saving_in_the_background_is_refused_on_a_cpu() -> None:
+def test_saving_in_the_background_is_refused_on_a_cpu():
     from nemo_rod import cpu
 
     cpu.prepare()
@@ -73,9 +73,7 @@ TRAIN = ["/data/new/t", "/data/old/t"]
         (["/data/\udcff"], {0: A}, [], "/data/.*, whose name is not UTF-8"),
     ],
 )
-def test_roles_of_a_split_or_why_they_do_not_fit(
-    train: list[str], roles: Any, split: list[str], expected: Any
-) -> None:
+def test_roles_of_a_split_or_why_they_do_not_fit(train, roles, split, expected):
     refusal = pytest.raises(ValueError, match=expected) if isinstance(expected, str) else None
     with refusal or nullcontext():
         keys = check_roles(roles, [train, split])
@@ -83,14 +81,14 @@ def test_roles_of_a_split_or_why_they_do_not_fit(
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, -1.0, float("nan"), float("inf")])
-def test_a_source_without_a_weight_is_refused_by_name(weight: float) -> None:
+def test_a_source_without_a_weight_is_refused_by_name(weight):
     check_weights(TRAIN, [1e-9, 1e9])
     check_weights(TRAIN, None)
     with pytest.raises(ValueError, match=f"reads /data/old/t with weight {weight}: expected a fi"):
         check_weights(TRAIN, [1.0, weight])
 
 
-def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
+def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused():
     policy: Any = type("Newest", (), {"needs": frozenset(), "select": print})()
     with pytest.raises(ValueError, match=r"^Newest has no __repr__, .*: make it a dataclass"):
         jobs.SelectingJob(roles={}, multiplier=1, policy=policy)
@@ -108,7 +106,7 @@ def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
         (torch.bfloat16, {"fp4": "e2m1", "fp4_recipe": "nvfp4"}, "fp4 nvfp4 over bf16"),
     ],
 )
-def test_precisions_have_the_names_of_recipes(dtype: Any, low: dict[str, Any], name: str) -> None:
+def test_precisions_have_the_names_of_recipes(dtype, low, name):
     chunk = SimpleNamespace(config=SimpleNamespace(params_dtype=dtype, **low))
     assert jobs.precision_of([chunk]) == name
 
@@ -141,8 +139,8 @@ BINDS_MASK = partial(sum, MASK)
     ],
 )
 def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
-    output: torch.Tensor, bound: Any, works: bool
-) -> None:
+    output, bound, works
+):
     step = job_data.losses_and_mask(lambda batches, chunk: (output, bound))
     if bound is BINDS_MASK:
         step(None, SimpleNamespace(post_process=False))
@@ -156,7 +154,7 @@ def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
             other(None, last)
 
 
-def test_sources_are_named_by_what_tells_them_apart() -> None:
+def test_sources_are_named_by_what_tells_them_apart():
     assert name_sources(["/a/legal", "/b/web"]) == ["legal", "web"]
     for folder in ("/a", "/moved/to"):
         paths = [f"{folder}/legal/text", f"{folder}/web/text"]
@@ -194,7 +192,7 @@ class Samples(list):
         return {"tokens": tokens[:-1], "labels": tokens[1:]}
 
 
-def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path) -> None:
+def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path):
     samples = Samples([[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 0, 1], [1, 1, 1, 1]])
     data = job_data.JobData(samples, {0: "replay"}, num_samples=4)
     manifest = ReferenceManifest(
@@ -220,9 +218,7 @@ def test_winners_are_read_once_and_compared_with_what_was_scored(tmp_path: Path)
 @pytest.mark.parametrize("consumed", [0, 24])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("sampler", ["single", "cyclic", "short"])
-def test_an_iterator_that_reads_in_another_order_is_refused(
-    sampler: str, replicas: int, consumed: int
-) -> None:
+def test_an_iterator_that_reads_in_another_order_is_refused(sampler, replicas, consumed):
     """Of Megatron-Bridge's own samplers, the sequential one reads sample after sample."""
     from megatron.bridge.data import samplers
 
@@ -243,9 +239,7 @@ def test_an_iterator_that_reads_in_another_order_is_refused(
             job_data.refuse_other_order(Numbers(), iterator, consumed, count, size, group)
 
 
-def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(capsys, monkeypatch):
     monkeypatch.setattr("nemo_rod.hosts.swap_in.job.is_recorder", lambda: True)
     other = Samples([[1, 2, 3, 4]])
     other.dataset_path = "/data/other"  # type: ignore[misc]
@@ -267,7 +261,7 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(
         jobs.SelectingJob(roles={}, multiplier=1, policy=TakeAll(), validation_every=-1)
 
 
-def test_several_validation_sets_are_one_split() -> None:
+def test_several_validation_sets_are_one_split():
     """Of any kinds, with a source in two of them; and a split of its own if nobody built it."""
     old, new, other = (Samples([[1, 2, 3, 4]] * count) for count in (1, 2, 3))
     for part, path in ((old, "/data/old/t"), (new, "/held/new/t"), (other, "/data/old/t")):
@@ -284,7 +278,7 @@ def test_several_validation_sets_are_one_split() -> None:
 
 
 @pytest.mark.parametrize("kind", ["select", "reference"])
-def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind: str) -> None:
+def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind):
     data: dict[str, Any] = {"roles": {"/data/web": R}, "multiplier": 1}
     facts = jobs.Facts(batch_size=2, seed=0, steps=2, every=None, checkpoints=None)
     job = (
@@ -297,7 +291,7 @@ def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind: str) 
         job.built(Samples([[1, 2, 3, 4]] * 3), None, 4, facts)
 
 
-def test_sources_that_are_not_trained_on_are_forgotten_alike() -> None:
+def test_sources_that_are_not_trained_on_are_forgotten_alike():
     names = [f"validation/replay/{name}/loss" for name in "ab"]
     start, now = (dict(zip(names, losses, strict=True)) for losses in ((1.0, 2.0), (1.5, 2.1)))
     new, *old = (SourceRow("new", A, 0, 9), SourceRow("a", R, 9, 3), SourceRow("b", R, 12, 1))
@@ -306,12 +300,12 @@ def test_sources_that_are_not_trained_on_are_forgotten_alike() -> None:
         assert row == pytest.approx({"validation/forgetting": expected})
 
 
-def test_held_out_losses_are_due_at_intervals_and_at_the_end() -> None:
+def test_held_out_losses_are_due_at_intervals_and_at_the_end():
     for every, due in ((3, [3, 6, 7]), (0, [7]), (None, [7])):
         assert [done for done in range(1, 8) if is_due(done, every=every, steps=7)] == due
 
 
-def test_held_out_samples_are_known_by_their_content() -> None:
+def test_held_out_samples_are_known_by_their_content():
     one, other = (
         job_data.HeldOut(Samples([[1, 2, 3, 4], last]), {0: "replay"}, unused=()).content()
         for last in ([4, 5, 6, 7], [4, 5, 6, 0])
@@ -319,7 +313,7 @@ def test_held_out_samples_are_known_by_their_content() -> None:
     assert one != other
 
 
-def test_hosts_without_megatron_bridge_import_none_of_it() -> None:
+def test_hosts_without_megatron_bridge_import_none_of_it():
     """Neither themselves nor by what they import at the top of a module."""
     roots = "nemo_rod.hosts.megatron_lm", "nemo_rod.hosts.swap_in.job_references"
     imported, waiting = set(), [*roots]
@@ -337,9 +331,7 @@ def test_hosts_without_megatron_bridge_import_none_of_it() -> None:
     assert "nemo_rod.megatron.rod_selector" in imported
 
 
-def test_a_script_runs_with_the_megatron_core_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_runs_with_the_megatron_core_beside_it(tmp_path, monkeypatch):
     from nemo_rod.cpu.on_cpu import _prefer_megatron_of
 
     restarts: list[list[str]] = []

@@ -6,12 +6,11 @@ Needs `pip install playwright`, and Debian's `chromium-headless-shell` or `chrom
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_build import FakeRun, write_run
+from test_build import write_run
 from test_under_way import write_partial
 
 from nemo_rod.lab.report import build_report
@@ -29,7 +28,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+def run(tmp_path_factory):
     """Base and RoD are evaluated, and another arm is in training."""
     run = write_run(
         tmp_path_factory.mktemp("runs") / "german_smollm2_135m_debian",
@@ -45,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -75,7 +74,7 @@ def fits(page: Any) -> bool:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str) -> None:
+def test_the_explorer_shows_the_selection(run, browser, size):
     path = run.folder / "arms" / "rod" / "curriculum.rod"
     data = explore(path)
     assert data is not None
@@ -105,7 +104,7 @@ def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any, size: str) -> None:
+def test_the_page_during_a_run_leads_to_the_explorer(run, browser, size):
     page = open_page(browser, size, (run.folder / "report" / "index.html").as_uri())
     assert "Not done yet: fixed 32 %." in page.inner_text(".standing")
     assert page.locator("progress").evaluate_all("all => all.map(one => one.value)").count(0.4) == 1
@@ -122,7 +121,7 @@ def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any,
     page.close()
 
 
-def test_a_served_page_reloads_itself_and_shows_later_steps(tmp_path: Path, browser: Any) -> None:
+def test_a_served_page_reloads_itself_and_shows_later_steps(tmp_path, browser):
     run = tmp_path / "german_smollm2_135m_debian"
     write_partial(run / "arms" / "rod.partial", 4, 10)
     build_report(run, arms=["rod"])

@@ -36,7 +36,7 @@ LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
         ("recipe=toy_synthetic", []),  # too small to judge by
     ],
 )
-def test_recipes_with_rod_have_controls_of_themselves(words: str, added: list[str]) -> None:
+def test_recipes_with_rod_have_controls_of_themselves(words, added):
     with_none = composed(*words.split(), "report.max_controls=0").arms
     assert composed(*words.split()).arms == [*with_none, *added]
 
@@ -49,14 +49,14 @@ def test_recipes_with_rod_have_controls_of_themselves(words: str, added: list[st
         ("scoring.every=0", 320 * (1 + 1 + 2 / 3)),
     ],
 )
-def test_fixed_replay_is_trained_for_as_long_as_rod_costs_in_all(words: str, steps: float) -> None:
+def test_fixed_replay_is_trained_for_as_long_as_rod_costs_in_all(words, steps):
     config = composed("recipe=toy", "arms=[base,rod,fixed_32_total]", *words.split())
     settings = arm_settings(config, "fixed_32_total")
     assert (settings.train.steps, settings.of) == (round(steps), "fixed_32")
 
 
 @pytest.mark.parametrize("share", [0.02, 0.98])
-def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share: float) -> None:
+def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share):
     words = ("train.batch_size=32", "selection.balance=expected", "selection.multiplier=1.5")
     settings = arm_settings(composed("recipe=toy", *words), "fixed_like_rod")
     arm = settings.arm(num_adaptation=500, num_replay=900, seed=1, share=share)
@@ -76,7 +76,7 @@ def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share: float) -
         ("fixed_8_kl_base_0.5", "fixed_8", {"terms": {"kl_base": 0.5}}),
     ],
 )
-def test_names_of_parts_are_arms(name: str, of: str, changed: dict[str, Any]) -> None:
+def test_names_of_parts_are_arms(name, of, changed):
     config = composed("recipe=toy", f"arms=[base,rod,{name}_merge_0.8,{name}]")
     settings = arm_settings(config, name)
     assert settings.of == of
@@ -96,12 +96,12 @@ def test_names_of_parts_are_arms(name: str, of: str, changed: dict[str, Any]) ->
         ("arms=[l2_base_1] launcher.kind=nemo_rl", "l2_base_1 has train.terms={'l2_base': 1.0}, "),
     ],
 )
-def test_names_that_mean_nothing_are_refused(words: str, sentence: str) -> None:
+def test_names_that_mean_nothing_are_refused(words, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         composed("recipe=toy", *words.split())
 
 
-def test_a_plan_counts_the_blocks_that_the_base_reads_again() -> None:
+def test_a_plan_counts_the_blocks_that_the_base_reads_again():
     config = composed("recipe=toy", "arms=[fixed_8,fixed_8_kl_base_1]")
     counts = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)
     shape = SimpleNamespace(parameters=1)
@@ -152,8 +152,8 @@ def outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     world = World(0.5, rod=(1.1, 0.04))  # as little as fixed_42, though its own share is a half
     judged(tmp_path / "whole", world, monkeypatch)
     made, verdict = outcome(tmp_path / "whole")
@@ -200,9 +200,7 @@ def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_not
         (World(0.5, (1.1, -0.1)), 1, "every fixed share forgot more than RoD; 1 shares were tried"),
     ],
 )
-def test_no_more_shares_are_tried_than_can_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, most: int, why: str
-) -> None:
+def test_no_more_shares_are_tried_than_can_tell(tmp_path, monkeypatch, world, most, why):
     monkeypatch.setattr(made_up_run, "RECIPE", (*made_up_run.RECIPE, f"report.max_controls={most}"))
     judged(tmp_path, world, monkeypatch)
     made, _ = outcome(tmp_path)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import product
 from math import ceil
-from pathlib import Path
 
 import pytest
 from command_line import composed
@@ -30,7 +29,7 @@ SHAPE = read_shape(
 ROD = Work(name="rod", steps=10, batch_size=32, pool_size=64)
 
 
-def test_a_selecting_step_by_hand() -> None:
+def test_a_selecting_step_by_hand():
     # 32 blocks of 1000 tokens at 3 GFLOP each, on 4 processes of 1 TFLOP/s
     update = 32 * 1000 * 3e9 / 4e12
     stage = cost(ROD, SETUP, SHAPE)
@@ -43,7 +42,7 @@ def test_a_selecting_step_by_hand() -> None:
     assert stage.flops == pytest.approx(10 * (3 * 32 + 64) * 1000 * 1e9)
 
 
-def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time() -> None:
+def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time():
     slow, fast = (cost(ROD, replace(SETUP, scoring=share), SHAPE) for share in (1.0, 0.75))
     assert fast.scoring_seconds == pytest.approx(0.75 * slow.scoring_seconds)
     assert fast.update_seconds == slow.update_seconds
@@ -58,9 +57,7 @@ def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time() -> 
         ("a.jsonl", {"max_tokens": 10**9, "subsample": 0.5}, 50), ("a.jsonl", {"max_tokens": 5}, 1),
     ],
 )  # fmt: skip
-def test_files_of_plain_text_bound_their_source(
-    tmp_path: Path, name: str, keys: dict[str, float], blocks: int | None
-) -> None:
+def test_files_of_plain_text_bound_their_source(tmp_path, name, keys, blocks):
     (tmp_path / name).write_bytes(b"x" * 12_800)
     source = {"kind": "jsonl", "files": [str(tmp_path / name)], **keys}
     sources = {role: {"role": role, **source} for role in ROLES}
@@ -75,12 +72,12 @@ def test_files_of_plain_text_bound_their_source(
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8])
-def test_the_share_of_scoring_follows_the_multiplier(m: int) -> None:
+def test_the_share_of_scoring_follows_the_multiplier(m):
     stage = cost(replace(ROD, pool_size=32 * m), SETUP, SHAPE)
     assert stage.scoring_share == pytest.approx(m / (m + 3))
 
 
-def test_stages_of_a_pipeline_wait() -> None:
+def test_stages_of_a_pipeline_wait():
     # 8 micro-batches pass 4 stages in 8 + 3 slots, and a third of them with three chunks a stage
     plain = SETUP.training_seconds(1e6, 8)
     for chunks, wait in ((1, 11 / 8), (3, 1 + 3 / 24)):
@@ -89,14 +86,14 @@ def test_stages_of_a_pipeline_wait() -> None:
         assert pipelined == pytest.approx(plain * wait)
 
 
-def test_a_quick_backward_pass_makes_forward_passes_dearer() -> None:
+def test_a_quick_backward_pass_makes_forward_passes_dearer():
     training = SETUP.training_seconds(1e6, 1)
     assert SETUP.forward_seconds(1e6, 1) == pytest.approx(training / 3)
     quick = replace(SETUP, backward=1.5)
     assert quick.forward_seconds(1e6, 1) == pytest.approx(training / 2.5)
 
 
-def test_recomputing_takes_time_of_the_update_alone() -> None:
+def test_recomputing_takes_time_of_the_update_alone():
     plain, full = (cost(ROD, replace(SETUP, recomputed=share), SHAPE) for share in (0.0, 1.0))
     assert full.update_seconds == pytest.approx(plain.update_seconds * 4 / 3)
     assert full.scoring_seconds == plain.scoring_seconds
@@ -107,7 +104,7 @@ def test_recomputing_takes_time_of_the_update_alone() -> None:
     assert slow.flops == plain.flops
 
 
-def test_recomputing_costs_a_share_of_a_forward_pass() -> None:
+def test_recomputing_costs_a_share_of_a_forward_pass():
     assert recomputed_share(SHAPE, 1000, "none") == 0
     assert recomputed_share(SHAPE, 1000, "full") == 1
     # two layers with 4 FLOPs per channel of 16 and attended position, 500.5 on average
@@ -116,14 +113,14 @@ def test_recomputing_costs_a_share_of_a_forward_pass() -> None:
     assert recomputed_share(SHAPE, 1000, "selective") == pytest.approx(share)
 
 
-def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
+def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not():
     read = cost(Work(name="references_base", read=1600), SETUP, SHAPE)
     assert read.gpu_hours == pytest.approx(1600 * 1000 * 1e9 / 1e12 / 3600)
     prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP, SHAPE)
     assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
 
 
-def test_tokens_that_stay_in_place_take_no_disk() -> None:
+def test_tokens_that_stay_in_place_take_no_disk():
     blocks = {"num_adaptation": 90, "held_adaptation": 10, "num_replay": 60, "held_replay": 0}
     config = composed("recipe=toy_synthetic")
     there = {"kind": "megatron", "files": ["x"], "options": {"copy": False}}
@@ -136,7 +133,7 @@ def test_tokens_that_stay_in_place_take_no_disk() -> None:
     assert prepare.disk == 160 * 36 + (100 + 30) * 512
 
 
-def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
+def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows():
     whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
     setup = replace(SETUP, forward_flops=whole)
     saved = prefix_saving([(ROD, setup)], SHAPE, 2)
@@ -155,7 +152,7 @@ def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() ->
     )
 
 
-def test_numbers_for_people() -> None:
+def test_numbers_for_people():
     counts = {0: "", 12.41e9: "12.4 G", 885e18: "885 E", 7e21: "7 Z", 512: "512 ", 999_999: "1 M"}
     assert {v: count(v) for v in counts} == counts
     assert size(369e9) == "369 GB"
@@ -168,7 +165,7 @@ LAYOUTS = [(1, 1, 1), (4, 1, 1), (1, 4, 1), (3, 2, 1), (2, 2, 2), (1, 4, 3)]
 
 
 @pytest.mark.parametrize(("replicas", "pipeline", "chunks"), LAYOUTS)
-def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, chunks: int) -> None:
+def test_passes_hold_all_blocks_and_little_else(replicas, pipeline, chunks):
     for blocks, most, parts in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):  # 1/parts
         per_pass, passes = scoring_passes(
             blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
@@ -203,14 +200,12 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
         ({"pipeline": 2, "virtual_pipeline": 2}, 4, 1, 20, (24.0, 6)),
     ],
 )
-def test_the_plan_counts_the_passes_that_run(
-    layout: dict[str, int], size: int, part: float, blocks: int, expected: tuple[float, int]
-) -> None:
+def test_the_plan_counts_the_passes_that_run(layout, size, part, blocks, expected):
     setup = replace(SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part)
     assert setup.padded(blocks) == expected
 
 
-def test_the_plan_counts_the_bubble_of_scoring() -> None:
+def test_the_plan_counts_the_bubble_of_scoring():
     """Five micro-batches on two stages take six turns of half the model."""
     alone, stages = (
         replace(SETUP, parallel=Parallel(pipeline=n)).scoring_seconds(20) for n in (1, 2)

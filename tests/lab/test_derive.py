@@ -4,7 +4,6 @@ import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from command_line import OF_THE_PAPER, composed
@@ -57,7 +56,7 @@ def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple
 
 
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
-def test_only_sizes_and_places_change(recipe: str) -> None:
+def test_only_sizes_and_places_change(recipe):
     config, small = derived(recipe)
     check(small)
     before, after = (flatten("", dataclasses.asdict(c)) for c in (config, small))
@@ -77,7 +76,7 @@ def test_only_sizes_and_places_change(recipe: str) -> None:
         assert changed <= {"steps", "curriculum", "reference", "train"}, name
 
 
-def test_steps_keep_their_proportion() -> None:
+def test_steps_keep_their_proportion():
     config, small = derived("german_qwen3_5_4b")
     train, shrunk = config.train, small.train
     assert (train.steps, train.warmup_steps, train.decay_steps) == (2862, 50, 588)
@@ -88,7 +87,7 @@ def test_steps_keep_their_proportion() -> None:
 
 
 @pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_every_axis_above_one_stays_above_one(file: Path) -> None:
+def test_every_axis_above_one_stays_above_one(file):
     recipe = next(name for name in OF_THE_PAPER if name.endswith(f"_{file.parent.name}"))
     choice, cluster = f"{file.parent.name}/{file.stem}", file.stem.removesuffix("_one_node")
     config = composed(f"recipe={recipe}", f"parallel={choice}", f"cluster={cluster}")
@@ -108,9 +107,7 @@ def test_every_axis_above_one_stays_above_one(file: Path) -> None:
         (Parallel(data=16, pipeline=2, expert=8), 2, Parallel(pipeline=2), ["data", "expert"]),
     ],
 )  # fmt: skip
-def test_what_too_few_processes_cannot_keep_is_named(
-    parallel: Parallel, processes: int, expected: Parallel, lost: list[str]
-) -> None:
+def test_what_too_few_processes_cannot_keep_is_named(parallel, processes, expected, lost):
     assert small_layout(parallel, processes) == (expected, lost)
 
 
@@ -125,9 +122,7 @@ def test_what_too_few_processes_cannot_keep_is_named(
         ("german_nemotron_3_nano_30b_a3b", "NemotronHForCausalLM", "MEMEM*", False),
     ],
 )
-def test_a_model_in_small_keeps_what_decides_which_code_runs(
-    recipe: str, class_name: str, pattern: str, tied: bool
-) -> None:
+def test_a_model_in_small_keeps_what_decides_which_code_runs(recipe, class_name, pattern, tied):
     config = composed(f"recipe={recipe}")
     small = small_model(config, stages=2)
     assert config.model.shape is not None
@@ -148,7 +143,7 @@ def test_a_model_in_small_keeps_what_decides_which_code_runs(
 
 
 @needs_qwen3_5
-def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> None:
+def test_experts_in_small_are_stored_as_they_are_published(tmp_path):
     """All of a layer in one tensor, but those of the head for further tokens one by one."""
     from safetensors.torch import load_file
 
@@ -175,9 +170,7 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> No
          {"text_config": {"model_type": "gemma3_text"}}, "gemma3_text"),
     ],
 )  # fmt: skip
-def test_a_model_without_a_small_form_is_refused(
-    kind: str, name: str | None, more: dict[str, Any], text_kind: str
-) -> None:
+def test_a_model_without_a_small_form_is_refused(kind, name, more, text_kind):
     described = {"model_type": kind, "architectures": [name] if name else [], **more}
     sentence = f"some/model is of the class {name}, model type {text_kind}, which has no shrunken"
     with pytest.raises(ValueError, match=sentence):
@@ -209,15 +202,13 @@ def test_a_model_without_a_small_form_is_refused(
          {"mamba_d_ssm": 64, "time_step_limit": [0.0, float("inf")]}),
     ],
 )  # fmt: skip
-def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(
-    described: dict[str, Any], stages: int, expected: dict[str, Any]
-) -> None:
+def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(described, stages, expected):
     small = shrunken(described, where="some/model", stages=stages)
     assert {key: small.values[key] for key in expected} == expected
     assert small.values["hidden_size"] == SIZES["hidden_size"] and small.predictors == 0
 
 
-def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
+def test_transfers_name_the_runs_that_are_rehearsed_first():
     run, others = "runs/german_qwen3_5_4b", Path.cwd() / "somewhere/else/others"
     config, small = derived("german_qwen3_5_9b")
     assert other_runs(config) == {run: ["no_replay", "rod"]}
@@ -233,7 +224,7 @@ def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
     assert small.domain.eod == 2 and small.domain.tokenizer == config.domain.tokenizer
 
 
-def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
+def test_a_run_on_several_nodes_is_rehearsed_on_two():
     _, small = derived("german_nemotron_nano_12b_v2", "cluster=h100_8",
                        "parallel=nemotron_nano_12b_v2/h100_8")  # fmt: skip
     assert (small.parallel.world_size, small.cluster.gpus_per_node) == (4, 2)
@@ -241,9 +232,7 @@ def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
     assert (small.parallel.world_size, small.cluster.gpus_per_node) == (2, 8)
 
 
-def test_text_is_made_up_only_where_the_users_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_is_made_up_only_where_the_users_cannot_be_read(monkeypatch):
     reader = SimpleNamespace(load=lambda: takes("files")(lambda spec: []))  # without max_bytes
     monkeypatch.setattr(parts, "registered", lambda: ({}, {"readers": {"own": reader}}))
     config, small = derived("german_qwen3_5_4b")
@@ -271,21 +260,19 @@ def test_text_is_made_up_only_where_the_users_cannot_be_read(
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path):
     return composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
 
 
 @pytest.mark.parametrize("folder", ["real", "real/inside", "."])
-def test_a_rehearsal_keeps_to_a_folder_of_its_own(
-    config: Config, folder: str, tmp_path: Path
-) -> None:
+def test_a_rehearsal_keeps_to_a_folder_of_its_own(config, folder, tmp_path):
     config.rehearsal.run_dir = str(tmp_path / folder)
     with pytest.raises(ValueError, match="never writes into the folder of the real run"):
         rehearse(config)
     assert not (tmp_path / "real").exists()
 
 
-def test_a_rehearsal_is_recognised(config: Config, tmp_path: Path) -> None:
+def test_a_rehearsal_is_recognised(config, tmp_path):
     folder = tmp_path / "real_rehearsal"
     folder.mkdir()
     assert rehearsal_folder(config) == folder
@@ -299,9 +286,7 @@ def test_a_rehearsal_is_recognised(config: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"recipe": "Pflaumenmus", "rows": []}', "no JSON", "\xff"]
 )
-def test_a_file_of_the_tables_name_is_not_yet_a_rehearsal(
-    config: Config, content: str, tmp_path: Path
-) -> None:
+def test_a_file_of_the_tables_name_is_not_yet_a_rehearsal(config, content, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")

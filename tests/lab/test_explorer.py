@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_build import COUNTS, FakeRun, create, write_run
+from test_build import COUNTS, create, write_run
 
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.explorer import MAX_CHARACTERS, MAX_POOLED, Texts, explore
@@ -21,7 +21,7 @@ HOSTILE = "</script><script>document.title='no'</script>\u2028 & \"quoted\" <b>"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> FakeRun:
+def run(tmp_path):
     return write_run(tmp_path / "small", arms=("base", "rod"))
 
 
@@ -31,7 +31,7 @@ def explored(path: Path, texts: Texts | None = None) -> dict[str, Any]:
     return data
 
 
-def test_counts_and_pools_are_those_of_every_candidate(run: FakeRun) -> None:
+def test_counts_and_pools_are_those_of_every_candidate(run):
     path = run.folder / "arms" / "rod" / "curriculum.rod"
     data = explored(path, lambda store, ids: [f"text of {number}" for number in ids])
     names = [row[1] for row in data["sources"]]
@@ -63,7 +63,7 @@ def test_counts_and_pools_are_those_of_every_candidate(run: FakeRun) -> None:
         assert mean == pytest.approx(totals[name] / drawn[name], abs=1e-6)
 
 
-def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
+def test_another_score_leaves_the_references_unknown(tmp_path):
     header = CurriculumHeader(
         num_candidates=2, num_chosen=1, block_size=8, store="s", tokenizer="t", references="r",
         config="c", seed=0, sources=(SourceRow("new", "adaptation", 0, 2),), score="relative",
@@ -76,7 +76,7 @@ def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
     assert pool["candidates"] == [[0, 1.0, None, 0.5, 0, 1], [1, 0.5, None, 0.25, 0, 0]]
 
 
-def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path: Path) -> None:
+def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path):
     """A policy may leave the best block; blocks without a finite score are not shown."""
     rows = [SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2)]
     ids, score = np.array([3, -1, 0, 2, 1]), np.array([0.9, -np.inf, 0.5, 0.1, -np.inf], "f4")
@@ -90,7 +90,7 @@ def test_the_pool_shows_what_the_record_says_was_chosen(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
+def test_the_page_of_a_long_run_is_bounded(tmp_path):
     """Sixteen sources, 400 steps and 128 candidates, with texts of several bytes per character."""
     rows = [SourceRow(f"s{i}", "replay" if i else "adaptation", 100 * i, 100) for i in range(16)]
     path, rng = tmp_path / "curriculum.rod", np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert len(page.encode()) < size < 3_000_000
 
 
-def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
+def test_a_text_cannot_end_the_element_that_holds_it(run):
     stores = []
 
     def texts(store: str, ids: Sequence[int]) -> list[str]:
@@ -128,7 +128,7 @@ def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
     assert 'href="curriculum.html"' in (report / "index.html").read_text()
 
 
-def test_blocks_that_cannot_be_read_leave_the_numbers(run: FakeRun) -> None:
+def test_blocks_that_cannot_be_read_leave_the_numbers(run):
     def texts(store: object, ids: object) -> list[str]:
         raise ValueError("the tokenizer is not there.")
 
@@ -138,14 +138,14 @@ def test_blocks_that_cannot_be_read_leave_the_numbers(run: FakeRun) -> None:
     assert '"texts":{}' in page
 
 
-def test_arms_without_scores_have_no_explorer(tmp_path: Path) -> None:
+def test_arms_without_scores_have_no_explorer(tmp_path):
     run = write_run(tmp_path / "small", arms=("base", "no_replay"))
     build_report(run.folder)
     assert not (run.folder / "report" / "curriculum.html").exists()
     assert "curriculum.html" not in (run.folder / "report" / "index.html").read_text()
 
 
-def test_a_run_under_way_has_an_explorer_already(run: FakeRun) -> None:
+def test_a_run_under_way_has_an_explorer_already(run):
     arms = run.folder / "arms"
     (arms / "base" / "evaluation.json").unlink()
     (arms / "rod" / "evaluation.json").unlink()

@@ -33,7 +33,7 @@ def loss_with(*scores: float) -> float:
     return float(block_losses(TwoExperts(*scores), TOKENS).mean())
 
 
-def test_either_of_two_equal_experts_is_right() -> None:
+def test_either_of_two_equal_experts_is_right():
     model = TwoExperts(1.0, 1.0 + 2e-7)
     before = [weight.detach().clone() for weight in model.parameters()]
     first, second = loss_with(1.0, 0.0), loss_with(0.0, 1.0)
@@ -44,7 +44,7 @@ def test_either_of_two_equal_experts_is_right() -> None:
 
 
 @pytest.mark.parametrize("loss", [loss_with(1.0, 0.0), loss_with(0.0, 1.0) + 3e-5])
-def test_a_difference_beyond_rounding_is_reported(loss: float) -> None:
+def test_a_difference_beyond_rounding_is_reported(loss):
     result = smallest(TwoExperts(1.0, 1.001), loss)
     assert result == pytest.approx(abs(loss - loss_with(0.0, 1.0)), abs=1e-5)
     assert result > TOLERANCE["fp32"]

@@ -19,7 +19,7 @@ def save(folder: Path, *steps: int) -> None:
         write_json(folder / "checkpoints" / f"iter_{step:07d}" / "metadata.json", {})
 
 
-def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
+def test_a_step_is_found_by_its_number(tmp_path):
     save(tmp_path, 200, 1200)
     (tmp_path / "checkpoints" / "iter_0001400").mkdir()  # being written
     assert find_checkpoint(tmp_path, 1200).name == "iter_0001200"
@@ -30,12 +30,12 @@ def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stages(tmp_path: Path) -> Stages:
+def stages(tmp_path):
     """Those of a run of which step 20 of RoD is to be exported."""
     return Stages(composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20"))
 
 
-def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_path: Path) -> None:
+def test_an_arm_in_training_is_exported_from_where_it_works(stages, tmp_path):
     stage, looked = evaluate_stages(stages)
     assert (stage.name, stage.command) == ("export_rod_20", "export arm=rod step=20")
     assert stage.folder == tmp_path / "exports/rod/step_20"
@@ -51,7 +51,7 @@ def test_an_arm_in_training_is_exported_from_where_it_works(stages: Stages, tmp_
         stage.is_done()
 
 
-def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) -> None:
+def test_an_export_is_of_the_arm_as_it_was_made(stages, tmp_path):
     arm = tmp_path / "arms" / "rod"
     save(arm, 20)
     write_json(arm / "manifest.json", {"inputs": {"base": "b", "blocks": "d"}})
@@ -83,19 +83,19 @@ def test_an_export_is_of_the_arm_as_it_was_made(stages: Stages, tmp_path: Path) 
         (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(words: list[str], expected: str, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(words, expected, tmp_path):
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
     with pytest.raises(ValueError, match=expected):
         export_stages(Stages(config))
 
 
-def test_an_arm_that_has_not_begun_is_refused(stages: Stages, tmp_path: Path) -> None:
+def test_an_arm_that_has_not_begun_is_refused(stages, tmp_path):
     with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
         export_stages(stages)[0].run()
     assert not (tmp_path / "exports" / "rod" / "step_20").exists()
 
 
-def test_every_stage_says_what_it_needs() -> None:
+def test_every_stage_says_what_it_needs():
     config = composed("recipe=toy", "arm=rod", "step=20")
     known = [*Stages(composed("recipe=toy")).all(), *evaluate_stages(Stages(config))]
     assert [*lacking(known, config)] == []
@@ -103,7 +103,7 @@ def test_every_stage_says_what_it_needs() -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path: Path) -> None:
+def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path):
     words = [f"run_dir={tmp_path}", "arms=[no_replay]", "train.steps=12", "checkpoint.every=6"]
     words += ["recipe=toy_synthetic", "checkpoint.keep=2", "pretrain.steps=4"]
     for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["evaluate"]):

@@ -26,7 +26,7 @@ from nemo_rod.run.base_model import initialise_base
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("model")
     initialise_base(tiny.ARCHITECTURE, folder, tokenizer="byte", seed=1)
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -52,7 +52,7 @@ def some(spec: SourceSpec, number: int) -> list[bytes]:
     return [bytes(np.asarray(next(documents)).tolist()) for _ in range(number)]
 
 
-def test_an_interrupted_source_goes_on_with_the_same_text(model: Path, cache: Path) -> None:
+def test_an_interrupted_source_goes_on_with_the_same_text(model, cache):
     whole = some(source(model), 12)
     batches = sorted(cache.rglob("0*.json"))
     assert len(batches) >= 2
@@ -70,7 +70,7 @@ def test_an_interrupted_source_goes_on_with_the_same_text(model: Path, cache: Pa
     assert about["sampled"] == about["kept"] + dropped
 
 
-def test_it_is_a_source_of_a_store(model: Path, tmp_path: Path) -> None:
+def test_it_is_a_source_of_a_store(model, tmp_path):
     new = tmp_path / "new.txt"
     new.write_text("something new " * 200)
     sources = [
@@ -86,7 +86,7 @@ def test_it_is_a_source_of_a_store(model: Path, tmp_path: Path) -> None:
     assert own.role == "replay" and 50 <= own.count <= 2_000 // 32
 
 
-def test_it_goes_on_from_given_texts(model: Path, tmp_path: Path) -> None:
+def test_it_goes_on_from_given_texts(model, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": t * 9}) + "\n" for t in ("Once upon", "a", "It")))
     spec = source(model, files=[str(file)], options={"first": 9})
@@ -96,7 +96,7 @@ def test_it_goes_on_from_given_texts(model: Path, tmp_path: Path) -> None:
     assert any(text.startswith((b"Once upon", b"a" * 9, b"ItItItItI")) for text in texts)
 
 
-def test_short_documents_loops_and_strange_ones_are_dropped(model: Path) -> None:
+def test_short_documents_loops_and_strange_ones_are_dropped(model):
     sampler = Sampler(source(model), Sampling(first=1), model)
     good = list(range(65, 95))
     rows = [
@@ -131,9 +131,7 @@ SMILE = "\U0001f642".encode()
         (b"a sentence of this base\0\0", [(b"a sentence of this base", False)]),
     ],
 )  # fmt: skip
-def test_what_is_cut_off_has_no_end(
-    model: Path, written: bytes, documents: list[tuple[bytes, bool]]
-) -> None:
+def test_what_is_cut_off_has_no_end(model, written, documents):
     sampler = Sampler(source(model), Sampling(first=1), model)
     kept = sampler.keep([[0, *written]], [[2.0] * len(written)])
     assert [(bytes(ids), is_cut) for ids, is_cut in kept["documents"]] == documents
@@ -141,7 +139,7 @@ def test_what_is_cut_off_has_no_end(
     assert kept["counts"].get("cut", 0) == is_open
 
 
-def test_a_store_has_the_ends_that_the_model_wrote(model: Path, tmp_path: Path) -> None:
+def test_a_store_has_the_ends_that_the_model_wrote(model, tmp_path):
     spec = source(model, options={"tokens": 40})
     store = prepare(
         tmp_path / "blocks", [spec], tokenizer=load_tokenizer(str(model)), block_size=32,
@@ -157,7 +155,7 @@ def test_a_store_has_the_ends_that_the_model_wrote(model: Path, tmp_path: Path) 
     assert ends["cut"] > 0 and ends["tokens"] == 40
 
 
-def test_another_tokenizer_than_the_model_s_is_refused(model: Path, tmp_path: Path) -> None:
+def test_another_tokenizer_than_the_model_s_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"own\.path=.* writes ids of another tokenizer, or with"):
         prepare(
             tmp_path / "blocks", [source(model)], tokenizer=load_tokenizer(str(model), eod=10),
@@ -178,18 +176,18 @@ def test_another_tokenizer_than_the_model_s_is_refused(model: Path, tmp_path: Pa
         ({"options": {"tokens": 65}}, r"options\.tokens=65 is longer than the context of .*, 64"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(model: Path, keys: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_sampled_is_refused(model, keys, words):
     with pytest.raises(ValueError, match=words):
         some(source(model, **keys), 1)
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors"):
         some(source(tmp_path / "empty"), 1)
 
 
-def test_vllm_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_vllm_is_asked_for_the_same(monkeypatch, model):
     """Calls as vLLM's documentation has them; vLLM itself has not run here."""
     asked: dict[str, Any] = {}
 
@@ -215,7 +213,7 @@ def test_vllm_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch, model: Path
     assert all(row["max_tokens"] == 2 and row["ignore_eos"] for row in asked["parameters"])
 
 
-def test_forgetting_of_real_text_is_that_of_held_out_losses(model: Path, tmp_path: Path) -> None:
+def test_forgetting_of_real_text_is_that_of_held_out_losses(model, tmp_path):
     from transformers import AutoModelForCausalLM
 
     real, generated = tmp_path / "real", tmp_path / "generated"
@@ -248,7 +246,7 @@ def test_forgetting_of_real_text_is_that_of_held_out_losses(model: Path, tmp_pat
     assert forgotten["rod"] == pytest.approx({"": mean, **lost}, abs=1e-5)
 
 
-def test_make_demo_llm_composes() -> None:
+def test_make_demo_llm_composes():
     make = ["make", "--dry-run", "--no-print-directory", "demo-llm"]
     # `make test ARGS=...` hands its own variables to every make below it.
     env = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS")}
@@ -263,9 +261,7 @@ def test_make_demo_llm_composes() -> None:
     assert config.model.hf == config.domain.tokenizer == own.path == model
 
 
-def test_the_model_of_the_package_needs_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_the_package_needs_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("package_model.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"run `make demo-llm`"):
         write_model(tmp_path / "model")

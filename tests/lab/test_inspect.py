@@ -27,7 +27,7 @@ from nemo_rod.selection.references.folder import role_manifest
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory):
     """A run folder with everything but models in it."""
     folder = tmp_path_factory.mktemp("run")
     news = source("news", [write(folder / "news.jsonl", texts(300, 1))], role="adaptation")
@@ -65,7 +65,7 @@ def lines(text: str) -> list[list[str]]:
 # --- what is shown
 
 
-def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path: Path) -> None:
+def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path):
     config = tmp_path / "launch" / "slurm" / "config.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("recipe: toy\n")
@@ -73,7 +73,7 @@ def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path: Path) -> None:
     assert ["base", "to do"] in shown and ["blocks", "to do"] in shown
 
 
-def test_a_store_and_its_sources(run_dir: Path) -> None:
+def test_a_store_and_its_sources(run_dir):
     store, held = BlockStore(run_dir / "blocks"), BlockStore(run_dir / "blocks", "holdout")
     shown = lines(inspect(run_dir / "blocks"))
     assert ["digest", store.digest] in shown
@@ -88,7 +88,7 @@ def test_a_store_and_its_sources(run_dir: Path) -> None:
         assert ["web.jsonl", f"{(run_dir / 'web.jsonl').stat().st_size:,}", "200"] in shown
 
 
-def test_blocks_as_text(run_dir: Path) -> None:
+def test_blocks_as_text(run_dir):
     store = BlockStore(run_dir / "blocks")
     whole = "\0".join(texts(300, 1)) + "\0"
     shown = inspect(run_dir / "blocks", block=0)
@@ -107,7 +107,7 @@ def test_blocks_as_text(run_dir: Path) -> None:
     assert held == inspect(run_dir / "blocks", split="holdout", block=number)
 
 
-def test_a_report_has_the_beginnings_of_blocks_of_its_store_alone(run_dir: Path) -> None:
+def test_a_report_has_the_beginnings_of_blocks_of_its_store_alone(run_dir):
     blocks, store = run_dir / "blocks", BlockStore(run_dir / "blocks")
     whole = inspect(blocks, block=3).partition("\n\n")[2]
     assert block_texts(blocks, store.digest, [3]) == [whole]
@@ -119,7 +119,7 @@ def test_a_report_has_the_beginnings_of_blocks_of_its_store_alone(run_dir: Path)
         block_texts(run_dir / "nowhere", store.digest, [0])
 
 
-def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:
+def test_text_of_a_block_cannot_steer_a_terminal(tmp_path):
     web = source("web", [write(tmp_path / "web.jsonl", ["a\x1b]0;title\x07\x1b[2J\tb\nc"] * 40)])
     run(tmp_path / "blocks", [web], holdout_fraction=0)
     shown = inspect(tmp_path / "blocks", block=0)
@@ -127,7 +127,7 @@ def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:
     assert "a\\x1b]0;title\\x07\\x1b[2J\tb\nc" in shown
 
 
-def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:
+def test_a_damaged_block_is_not_shown(run_dir, tmp_path):
     shutil.copytree(run_dir / "blocks", tmp_path / "blocks")
     folder = tmp_path / "blocks" / "replay" / "web"
     tokens = np.memmap(folder / "tokens-00000.bin", "<i4", "r+").reshape(-1, S)
@@ -143,7 +143,7 @@ def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:
     assert shown == inspect(run_dir / "blocks", block=first + 4)
 
 
-def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
+def test_the_tokenizer_is_found_beside_or_named(tmp_path):
     bpe = train_bpe(tmp_path / "bpe", 300)
     web = source("web", [write(tmp_path / "web.jsonl", ["the cat sat on the mat"] * 40)])
     run(tmp_path / "blocks", [web], tokenizer=load_tokenizer(str(bpe)), holdout_fraction=0)
@@ -157,13 +157,13 @@ def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
     assert inspect(tmp_path / "blocks", block=0) == named
 
 
-def test_overlap_of_the_holdout(run_dir: Path) -> None:
+def test_overlap_of_the_holdout(run_dir):
     shown = lines(inspect(run_dir / "blocks", overlap=8))
     assert [row[0] for row in shown[3:]] == ["news", "web"]
     assert all(0 <= int(row[2]) <= int(row[1]) for row in shown[3:])
 
 
-def test_references_finished_and_not(run_dir: Path) -> None:
+def test_references_finished_and_not(run_dir):
     store = BlockStore(run_dir / "blocks")
     shown = lines(inspect(run_dir / "references" / "base"))
     start, count = store.num_adaptation, store.num_replay
@@ -176,7 +176,7 @@ def test_references_finished_and_not(run_dir: Path) -> None:
     assert ["scored", state] in lines(inspect(run_dir / "references" / "unfinished"))
 
 
-def test_curricula(run_dir: Path) -> None:
+def test_curricula(run_dir):
     path = run_dir / "arms" / "rod" / "curriculum.rod"
     with Curriculum.open(path, read_only=True) as curriculum:
         arrays, header = curriculum_tools.arrays(curriculum), curriculum.header
@@ -197,7 +197,7 @@ def test_curricula(run_dir: Path) -> None:
     assert ["from step", "steps", "replay"] in shown
 
 
-def test_means_of_a_curriculum_are_over_what_was_scored(tmp_path: Path) -> None:
+def test_means_of_a_curriculum_are_over_what_was_scored(tmp_path):
     """A score of -inf is of an excluded candidate; beside an estimated score there is no loss."""
     path, pool = tmp_path / "curriculum.rod", Pool(0, np.arange(3), np.arange(3) > 1)
     score = np.array([1, 2, -np.inf], np.float32)
@@ -209,7 +209,7 @@ def test_means_of_a_curriculum_are_over_what_was_scored(tmp_path: Path) -> None:
         assert ["0", "1", "0.0%", "2.0000", *mean] in lines(inspect(path))
 
 
-def test_stages_and_runs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_and_runs(run_dir, capsys):
     shown = lines(inspect(run_dir / "arms" / "rod" / "manifest.json"))
     assert ["state", "done"] in shown and ["train.lr", "0.5"] in shown
     assert ["weights", "abc"] in shown and ["replay", "web", "2.2500", "1,234"] in shown
@@ -219,7 +219,7 @@ def test_stages_and_runs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert ["arms/fixed_50", "interrupted"] in shown
 
 
-def test_metrics_by_tenths(tmp_path: Path) -> None:
+def test_metrics_by_tenths(tmp_path):
     rows = [
         {"step": step, "train/loss": 3 - step / 10, "rod/replay_share": None if step < 2 else 0.5}
         for step in range(20)
@@ -235,7 +235,7 @@ def test_metrics_by_tenths(tmp_path: Path) -> None:
 # --- curricula: export, verify, diff
 
 
-def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curricula_are_compared(run_dir, capsys):
     paths = [str(run_dir / "arms" / arm / "curriculum.rod") for arm in ("rod", "rod_again")]
     here("curriculum", "diff", paths[0], str(run_dir / "arms" / "rod"))
     shown = lines(capsys.readouterr().out)
@@ -246,9 +246,7 @@ def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert 0 < float(overlap.rstrip("%")) < 100
 
 
-def test_curricula_are_checked_and_exported(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curricula_are_checked_and_exported(run_dir, tmp_path, capsys):
     path = run_dir / "arms" / "rod" / "curriculum.rod"
     here("curriculum", "verify", path)  # the run's blocks are found
     assert f"25 steps, whole and of the blocks in {run_dir / 'blocks'}" in capsys.readouterr().out
@@ -267,7 +265,7 @@ def test_curricula_are_checked_and_exported(
     assert path.read_bytes() == before
 
 
-def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir, tmp_path):
     arm = Path(shutil.copytree(run_dir / "arms" / "rod", tmp_path / "rod"))
     cut = arm / "curriculum.rod"
     cut.write_bytes(cut.read_bytes()[:-500])
@@ -293,7 +291,7 @@ def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_looks_at_everything(run_dir, capsys):
     here("doctor", run_dir / "blocks")
     shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
     needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
@@ -303,9 +301,7 @@ def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFix
     assert shown.keys() == needed | works | {"datasets", "lm-eval", "pyarrow", "zstandard", "apt"}
 
 
-def test_the_doctor_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_says_what_to_do(tmp_path, capsys, monkeypatch):
     def fails(command: object) -> None:
         raise RuntimeError("no  network\nhere")
 
@@ -323,25 +319,21 @@ def test_the_doctor_says_what_to_do(
     assert f"there is no complete block store in {tmp_path}" in shown
 
 
-def test_the_doctor_names_versions_that_are_newer_than_tested() -> None:
+def test_the_doctor_names_versions_that_are_newer_than_tested():
     remark = {"0.20.0rc1": ", untested: the newest tested is 0.19.2"}
     for version in ("0.19.2", "0.16.1", "0.20.0rc1", "there, but pip does not list it"):
         finding = doctor._untested(doctor.Finding("megatron-core", True, version))
         assert finding.result == version + remark.get(version, "")
 
 
-def test_the_doctor_speaks_while_it_works(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_speaks_while_it_works(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     finding = doctor._attempt("forward pass", lambda: capsys.readouterr().err, "")
     assert finding.result == "\r\033[K   forward pass ..."
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_doctor_looks_at_the_workers_of_nemo_rl(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+def test_the_doctor_looks_at_the_workers_of_nemo_rl(tmp_path, capfd, monkeypatch, status):
     """In NeMo-RL's image the driver's environment has no Megatron, and needs none."""
     python = tmp_path / MEGATRON_WORKER / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -367,7 +359,7 @@ def test_the_doctor_looks_at_the_workers_of_nemo_rl(
     assert shown.splitlines()[-2:] == [title, "ran -P -m nemo_rod.cli doctor, alone"]
 
 
-def test_the_doctor_finds_what_pip_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_finds_what_pip_lacks(tmp_path, monkeypatch):
     (tmp_path / "sources_on_a_path").mkdir()
     (tmp_path / "sources_on_a_path" / "core.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -382,12 +374,12 @@ def test_the_doctor_finds_what_pip_lacks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("block", [-1, 10000000])
-def test_blocks_that_are_not_there(run_dir: Path, block: int) -> None:
+def test_blocks_that_are_not_there(run_dir, block):
     with pytest.raises(ValueError, match=f"^block={block} is not"):
         inspect(run_dir / "blocks", block=block)
 
 
-def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
+def test_damage_is_named(run_dir, tmp_path):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     (copy / "arms" / "rod" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"arms/rod/manifest.json is damaged"):
@@ -398,7 +390,7 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
         inspect(path.parent)
 
 
-def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> None:
+def test_a_manifest_of_another_kind_is_named(run_dir, tmp_path):
     source = run_dir / "blocks" / "replay" / "web" / "manifest.json"
     references = Path(shutil.copytree(run_dir / "references", tmp_path / "references")) / "base"
     shutil.copy(source, references)
@@ -413,7 +405,7 @@ def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> N
         inspect(other)
 
 
-def test_text() -> None:
+def test_text():
     assert table(("a",), [["\x1b[31mred\n"]]).splitlines()[1] == "\\x1b[31mred\\n"
     shown = table(("name", ">count"), [["a", 5], ["long name", None], ["b", "1,234"]])
     assert shown == "name       count\na              5\nlong name\nb          1,234"

@@ -34,7 +34,7 @@ def write_blocks(folder: Path, arm: str, rng: np.random.Generator) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     rng = np.random.default_rng(3)
     fake = write_run(tmp_path / "small", arms=("base", "no_replay", "fixed_32", "rod"))
     for arm in ("base", "no_replay", "fixed_32", "rod"):
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Run:
     return read_run(fake.folder)
 
 
-def test_the_report_keeps_the_loss_of_every_held_out_block(run: Run) -> None:
+def test_the_report_keeps_the_loss_of_every_held_out_block(run):
     results = build_report(run.folder)
     file = run.folder / "report" / results["block_losses"]
     with np.load(file) as kept:
@@ -57,7 +57,7 @@ def test_the_report_keeps_the_loss_of_every_held_out_block(run: Run) -> None:
     assert file.read_bytes() == before
 
 
-def test_every_draw_is_evaluated_as_the_results_are(run: Run) -> None:
+def test_every_draw_is_evaluated_as_the_results_are(run):
     draws, on_chord = 40, ["no_replay", "fixed_32"]
     rng, values = np.random.default_rng(SEED), dict[str, list[dict[str, float]]]()
     counts = {
@@ -110,28 +110,28 @@ def of_one_source(run: Run, **blocks: list[float]) -> Run:
     return replace(run, arms=arms, block_counts={"adaptation": {"new": 7}, "replay": {}})
 
 
-def test_three_blocks_by_enumeration(run: Run) -> None:
+def test_three_blocks_by_enumeration(run):
     """Of 27 draws one has mean 0, three 1/3, three 7, and one 10."""
     one = of_one_source(run, rod=[0.0, 1.0, 10.0])
     low, high = intervals_of(one, [], draws=20_000)["rod"]["adapt_loss"]
     assert (low, high) == (pytest.approx(1 / 3), pytest.approx(7))
 
 
-def test_arms_have_the_same_draws(run: Run) -> None:
+def test_arms_have_the_same_draws(run):
     two = of_one_source(run, no_replay=[0.0, 1.0, 10.0], rod=[0.5, 1.5, 10.5])
     actual = intervals_of(two, [])
     shifted = np.subtract(actual["rod"]["adapt_loss"], actual["no_replay"]["adapt_loss"])
     np.testing.assert_allclose(shifted, 0.5)
 
 
-def test_an_arm_without_its_blocks_has_no_interval(run: Run) -> None:
+def test_an_arm_without_its_blocks_has_no_interval(run):
     (run.folder / "arms" / "fixed_32" / BLOCK_LOSSES).unlink()
     intervals = results_of(read_run(run.folder))["intervals"]
     assert set(intervals) == {"base", "no_replay", "rod"}
     assert set(intervals["rod"]) == {"adapt_loss", "val_forgetting"}  # an arm of the chord lacks
 
 
-def test_losses_of_other_blocks_are_refused(run: Run) -> None:
+def test_losses_of_other_blocks_are_refused(run):
     file = run.folder / "arms" / "rod" / BLOCK_LOSSES
     for wrong in (np.load(file) + 0.1, np.load(file)[:-1]):
         np.save(file, wrong)
@@ -139,7 +139,7 @@ def test_losses_of_other_blocks_are_refused(run: Run) -> None:
             read_run(run.folder)
 
 
-def test_the_page_says_what_the_intervals_are(run: Run) -> None:
+def test_the_page_says_what_the_intervals_are(run):
     results = build_report(run.folder)
     assert results is not None
     report = run.folder / "report"

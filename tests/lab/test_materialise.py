@@ -10,7 +10,7 @@ import pytest
 from command_line import here, nemo_rod
 from places import ROOT
 from random_curriculum import write_curriculum
-from tiny import Setting, metric, sources
+from tiny import metric, sources
 
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
 from nemo_rod.lab import materialise
@@ -30,7 +30,7 @@ def example(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run folder with a store, a scored arm and one without scores."""
     root = tmp_path_factory.mktemp("run")
     store = prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=S)
@@ -80,9 +80,7 @@ def expected(run: Path, arm: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("arm", ["rod", "plain"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_has_blocks_in_order(
-    run: Path, arm: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_format_has_blocks_in_order(run, arm, format, tmp_path, capsys):
     words = ("curriculum", "materialise", run / "arms" / arm, "--format", format)
     here(*words, tmp_path / "all")
     assert f"{STEPS * K} blocks of {STEPS} steps" in capsys.readouterr().out
@@ -101,9 +99,7 @@ def test_every_format_has_blocks_in_order(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_interrupted_call_is_continued(
-    run: Path, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_call_is_continued(run, format, tmp_path, monkeypatch):
     store = BlockStore(run / "blocks")
     curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
     options = {"format": format, "part_tokens": 2 * K * S}  # parts of two steps
@@ -129,7 +125,7 @@ def test_an_interrupted_call_is_continued(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_part_that_was_removed_is_written_again(run: Path, format: str, tmp_path: Path) -> None:
+def test_a_part_that_was_removed_is_written_again(run, format, tmp_path):
     store = BlockStore(run / "blocks")
     curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
     options = {"format": format, "part_tokens": 2 * K * S}
@@ -140,7 +136,7 @@ def test_a_part_that_was_removed_is_written_again(run: Path, format: str, tmp_pa
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == whole
 
 
-def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(run, tmp_path):
     rod, plain, out, mine = run / "arms/rod", run / "arms/plain", tmp_path / "out", tmp_path / "me"
     mine.mkdir()
     (mine / "notes.txt").touch()
@@ -161,9 +157,7 @@ def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_plain_loop_repeats_the_training(
-    tiny: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_loop_repeats_the_training(tiny, tmp_path, monkeypatch):
     """The rod arm of the tiny setting, trained again by the program of the documents."""
     from transformers import AutoModelForCausalLM
 

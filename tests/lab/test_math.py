@@ -38,19 +38,19 @@ SOURCES = (
         ("fixed_20_converged", "other", 0, "fixed 20 %, converged"),
     ],
 )  # fmt: skip
-def test_arm_names(name: str, kind: str, value: float, label: str) -> None:
+def test_arm_names(name, kind, value, label):
     arm = parse_arm(name)
     assert (arm.kind, arm.value, arm.label) == (kind, value, label)
 
 
-def test_arms_are_listed_from_the_base_to_rod() -> None:
+def test_arms_are_listed_from_the_base_to_rod():
     names = ["rod_x", "rod", "merge_0.8", "merge_0.2", "fixed_95", "fixed_20", "no_replay", "base"]
     assert sorted(names, key=lambda name: parse_arm(name).order) == [
         "base", "no_replay", "fixed_20", "fixed_95", "merge_0.2", "merge_0.8", "rod", "rod_x",
     ]  # fmt: skip
 
 
-def test_roles_and_fixed_arms_have_different_colours() -> None:
+def test_roles_and_fixed_arms_have_different_colours():
     for colours in zip(*COLOURS.values(), strict=True):
         assert len(set(colours)) == len(colours)
     arms = [f"fixed_{percent}" for percent in (10, 20, 32, 50)]
@@ -62,7 +62,7 @@ STRAIGHT = [ChordPoint(f"f{k}", 2.0**-k, 1.9 + 0.1 * k) for k in range(4)]
 
 
 @pytest.mark.parametrize("k", [-2, 0, 1, 1.5, 2, 3, 5])
-def test_the_chord_is_straight_in_ln_f_also_beyond_its_ends(k: float) -> None:
+def test_the_chord_is_straight_in_ln_f_also_beyond_its_ends(k):
     chord = Chord.through(STRAIGHT[::-1])
     assert chord is not None
     value = chord.at(2.0**-k)
@@ -76,9 +76,7 @@ def test_the_chord_is_straight_in_ln_f_also_beyond_its_ends(k: float) -> None:
     ),
     forgetting=st.floats(1e-4, 10),
 )
-def test_inside_its_ends_the_chord_is_numpy_interpolation(
-    points: dict[float, float], forgetting: float
-) -> None:
+def test_inside_its_ends_the_chord_is_numpy_interpolation(points, forgetting):
     chord = Chord.through([ChordPoint(str(f), f, loss) for f, loss in points.items()])
     assert chord is not None
     value, order = chord.at(forgetting), sorted(points)
@@ -89,7 +87,7 @@ def test_inside_its_ends_the_chord_is_numpy_interpolation(
         assert math.isclose(value.adapt_loss, oracle, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def test_points_that_span_no_chord() -> None:
+def test_points_that_span_no_chord():
     assert Chord.through(STRAIGHT[:1]) is None
     assert Chord.through([STRAIGHT[0], ChordPoint("zero", 0.0, 2.0)]) is None
     chord = Chord.through(STRAIGHT)
@@ -98,7 +96,7 @@ def test_points_that_span_no_chord() -> None:
     assert Chord.through([*STRAIGHT, ChordPoint("worse", 0.5, 9.0)]) == chord
 
 
-def test_fits_need_three_sources_that_differ() -> None:
+def test_fits_need_three_sources_that_differ():
     two, flat, slanted = (
         {"a": 1.0, "b": 2.0},
         dict.fromkeys("abc", 1.0),
@@ -125,7 +123,7 @@ def history_of(tmp_path: Path, steps: list[Step]) -> History:
     return read_history(path)
 
 
-def test_history_by_hand(tmp_path: Path) -> None:
+def test_history_by_hand(tmp_path):
     steps: list[Step] = [
         ([0, 1, 10, 15], [0, 1], [0.5, 0.75, 0.0, 0.0]),
         ([2, 11, 16, 17], [0, 2], [0.5, 0.125, 0.25, -0.125]),
@@ -151,7 +149,7 @@ def test_history_by_hand(tmp_path: Path) -> None:
     assert history.epochs_by_source(counts) == epochs
 
 
-def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
+def test_padding_and_sources_never_offered(tmp_path):
     steps: list[Step] = [([0, 15, -1, -1], [0, 1], [0.5, 0.25, -math.inf, -math.inf])]
     history = history_of(tmp_path, steps)
     assert history.drawn_BO.tolist() == [[1, 0, 1]]
@@ -159,7 +157,7 @@ def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
     assert history.sampling_ratio_by_source() == {"code": None, "web": 1.0}
 
 
-def test_an_empty_curriculum_is_refused(tmp_path: Path) -> None:
+def test_an_empty_curriculum_is_refused(tmp_path):
     history_of(tmp_path, [([0, 1], [0, 1], None)])
     with Curriculum.open(tmp_path / "curriculum.rod") as curriculum:
         curriculum.truncate(0)
@@ -182,7 +180,7 @@ def arms_of(**changes: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_variants_in_one_key_alone() -> None:
+def test_variants_in_one_key_alone():
     arms = arms_of(
         rod={}, wide={"multiplier": 4.0}, narrow={"multiplier": 1.5}, base=None,
         both={"multiplier": 8.0, "kappa": 2.0}, heavy={"kappa": 0.5}, other={"of": "x"},
@@ -212,7 +210,7 @@ def test_variants_in_one_key_alone() -> None:
     assert varying(arms_of(base=None), "kappa") == [] and varying({}, "kappa") == []
 
 
-def test_profiles_with_and_without_the_outlier() -> None:
+def test_profiles_with_and_without_the_outlier():
     names = "abcdefg"
     x, y, ratio, fixed = np.random.default_rng(5).uniform(0, 1, (4, 7))
     x[3] = 9.0
@@ -234,7 +232,7 @@ def test_profiles_with_and_without_the_outlier() -> None:
     assert outlier({"a": 1.0, "b": 2.0, "c": 9.0}) is None
 
 
-def test_passes_by_counting(tmp_path: Path) -> None:
+def test_passes_by_counting(tmp_path):
     # chosen: 2, 1, 0, 2, 1 adaptation blocks; three of them are in the store
     chosen = [[0, 1], [0, 2], [2, 3], [0, 1], [0, 2]]
     steps: list[Step] = [([0, 1, 10, 15], picked, [1.0, 1.0, 0.0, 0.0]) for picked in chosen]

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +43,7 @@ def parts(config: dict[str, Any], load: Load = LOAD, **layout: Any) -> dict[str,
     return memory_per_gpu(read_shape(config), Parallel(**layout), load, None).parts
 
 
-def test_a_model_on_one_gpu_by_hand() -> None:
+def test_a_model_on_one_gpu_by_hand():
     count = 2 * V * H + H + LAYERS * (ATTENTION + MLP + 2 * H)
     assert parts(DENSE) == {
         "weights": 2 * (count - H),  # the last norm is left out
@@ -60,9 +59,7 @@ def test_a_model_on_one_gpu_by_hand() -> None:
 @pytest.mark.parametrize("layout", [{"data": 8}, {"data": 4, "tensor": 2, "sequence": True}])
 @pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_8b", "smollm2_1_7b"])
 @pytest.mark.filterwarnings("ignore")  # of what a machine without CUDA lacks
-def test_weights_and_optimizer_agree_with_megatron_bridges_estimator(
-    model: str, layout: dict[str, Any]
-) -> None:
+def test_weights_and_optimizer_agree_with_megatron_bridges_estimator(model, layout):
     """It counts every layer as attention and a MLP: hybrid models are exact in `test_shapes`."""
     pytest.importorskip("megatron")
     import nemo_rod.megatron  # noqa: F401 - without CUDA, it stands in for what Bridge asks for
@@ -195,7 +192,7 @@ LAYOUTS = {
 BLOCK = 32
 
 
-def test_the_plan_tells_which_types_were_measured() -> None:
+def test_the_plan_tells_which_types_were_measured():
     assert sorted({name.partition(",")[0] for name in CLASSES}) == list(memory.MEASURED)
 
 
@@ -215,9 +212,7 @@ def planned(
     "layout",
     [pytest.param(name, marks=pytest.mark.slow if "further" in name else ()) for name in LAYOUTS],
 )
-def test_activations_are_those_that_megatron_keeps(
-    layout: str, torchrun: Callable[..., list[str]]
-) -> None:
+def test_activations_are_those_that_megatron_keeps(layout, torchrun):
     """Built by Megatron-Bridge; `activations_worker.py` says what stands in for a GPU's kernels."""
     pytest.importorskip("megatron")
     core = importlib.metadata.version("megatron-core")
@@ -257,14 +252,14 @@ def test_activations_are_those_that_megatron_keeps(
         assert again == pytest.approx(kept["full"] + layer, rel=0.02)
 
 
-def test_replicas_share_the_optimizer_alone() -> None:
+def test_replicas_share_the_optimizer_alone():
     one, four = parts(DENSE), parts(DENSE, data=4)
     assert four == {**one, "optimizer": one["optimizer"] / 4}
     unshared = dataclasses.replace(LOAD, split_optimizer=False)
     assert parts(DENSE, unshared, data=4) == one
 
 
-def test_tensor_parallelism_splits_matrices_and_with_sequence_all_activations() -> None:
+def test_tensor_parallelism_splits_matrices_and_with_sequence_all_activations():
     norms = LAYERS * 2 * H
     one, two = parts(DENSE), parts(DENSE, tensor=2)
     assert two["weights"] == (one["weights"] - 2 * norms) / 2 + 2 * norms
@@ -273,7 +268,7 @@ def test_tensor_parallelism_splits_matrices_and_with_sequence_all_activations() 
     assert parts(DENSE, tensor=2, sequence=True)["activations"] == one["activations"] / 2
 
 
-def test_experts_are_split_and_their_optimizer_shared_by_fewer() -> None:
+def test_experts_are_split_and_their_optimizer_shared_by_fewer():
     one = parts(MOE)
     eight = parts(MOE, data=16, expert=8)
     experts = LAYERS * EXPERTS * 3 * H * 16
@@ -287,7 +282,7 @@ def test_experts_are_split_and_their_optimizer_shared_by_fewer() -> None:
     assert parts(MOE, data=4, tensor=2, sequence=True)["optimizer"] == two["optimizer"] / 4
 
 
-def test_the_first_pipeline_stage_holds_most_micro_batches() -> None:
+def test_the_first_pipeline_stage_holds_most_micro_batches():
     layer, end = 2 * S * 2 * SAVED, 2 * S * 2 * ENDS
     # 4 stages: the first has a quarter of the layers, of four micro-batches
     assert parts(DENSE, pipeline=4)["activations"] == 4 * layer
@@ -297,7 +292,7 @@ def test_the_first_pipeline_stage_holds_most_micro_batches() -> None:
     assert two_chunks == 2 * layer * 2 * (1 + 1 / 4) + end
 
 
-def test_scoring_counts_where_it_needs_more_than_the_update() -> None:
+def test_scoring_counts_where_it_needs_more_than_the_update():
     large = dataclasses.replace(LOAD, scoring_micro_batch_size=64)
     hidden = 2 * 64 * S * (SAVED_MLP + 2 * H)  # of the larger block
     # all logits, or slices of more logits than there is room for
@@ -307,7 +302,7 @@ def test_scoring_counts_where_it_needs_more_than_the_update() -> None:
         assert memory["scoring"] == hidden + 6 * logits - update > 0
 
 
-def test_recomputed_layers_keep_their_input_alone() -> None:
+def test_recomputed_layers_keep_their_input_alone():
     full = dataclasses.replace(LOAD, recompute="full")
     assert parts(DENSE, full)["activations"] == 2 * S * 2 * (LAYERS * H + SAVED + ENDS)
     # the last stage, with the logits, is the fullest: one micro-batch is in flight there
@@ -318,7 +313,7 @@ def test_recomputed_layers_keep_their_input_alone() -> None:
     assert parts(DENSE, selective) == parts(DENSE)
 
 
-def test_narrow_gradients_and_an_optimizer_elsewhere() -> None:
+def test_narrow_gradients_and_an_optimizer_elsewhere():
     one = parts(DENSE)
     narrow = dataclasses.replace(LOAD, grad_reduce="bf16")
     assert parts(DENSE, narrow) == {
@@ -334,7 +329,7 @@ def test_narrow_gradients_and_an_optimizer_elsewhere() -> None:
     assert memory_per_gpu(read_shape(DENSE), Parallel(), aware, None).host == 0
 
 
-def test_the_reserve_is_a_share_of_the_gpu() -> None:
+def test_the_reserve_is_a_share_of_the_gpu():
     load, shape = dataclasses.replace(LOAD, reserve=0.25), read_shape(DENSE)
     small, large = (memory_per_gpu(shape, Parallel(), load, limit) for limit in (1000.0, 1e9))
     assert small.parts["reserve"] == 250
@@ -357,9 +352,7 @@ def test_the_reserve_is_a_share_of_the_gpu() -> None:
         (WIDE, {"tensor": 16}, "tensor=16 does not stay within a node of 8 GPUs"),
     ],
 )
-def test_layouts_that_cannot_run_are_refused(
-    config: dict[str, Any], layout: dict[str, Any], sentence: str
-) -> None:
+def test_layouts_that_cannot_run_are_refused(config, layout, sentence):
     shape, parallel = read_shape(config), Parallel(**layout)
     with pytest.raises(ValueError) as refusal:
         check_layout(shape, parallel, block_size=S, gpus_per_node=8)

@@ -79,9 +79,7 @@ def assert_equal(tensors: Tensors, expected: Tensors) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_ends_are_the_inputs_and_between_them_it_is_the_formula_of_the_paper(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_the_ends_are_the_inputs_and_between_them_it_is_the_formula_of_the_paper(tmp_path, dtype):
     base, adapted = tensors_of(0, dtype), tensors_of(1, dtype)
     assert_equal(merged(tmp_path, base, adapted, 0.0), base)
     assert_equal(merged(tmp_path, base, adapted, 1.0), adapted)
@@ -97,12 +95,12 @@ def test_the_ends_are_the_inputs_and_between_them_it_is_the_formula_of_the_paper
             assert torch.allclose(result[name].double(), oracle, rtol=2 * eps, atol=2 * eps)
 
 
-def test_equal_tensors_stay_bit_equal_and_masks_survive(tmp_path: Path) -> None:
+def test_equal_tensors_stay_bit_equal_and_masks_survive(tmp_path):
     base = tensors_of(0) | {"mask": torch.tensor([0.0, -torch.inf])}
     assert_equal(merged(tmp_path, base, base, 0.3), base)
 
 
-def test_integers_are_copied_and_if_they_differ_refused_between_the_ends(tmp_path: Path) -> None:
+def test_integers_are_copied_and_if_they_differ_refused_between_the_ends(tmp_path):
     ids = {"ids": torch.tensor([1, 2])}
     result = merged(tmp_path / "a", {"w": torch.zeros(2), **ids}, {"w": torch.ones(2), **ids}, 0.25)
     assert_equal(result, {"w": torch.full((2,), 0.25), **ids})
@@ -114,16 +112,14 @@ def test_integers_are_copied_and_if_they_differ_refused_between_the_ends(tmp_pat
     assert not (tmp_path / "b" / "merged_0.5").exists()
 
 
-def test_two_floating_dtypes_give_the_one_that_holds_both(tmp_path: Path) -> None:
+def test_two_floating_dtypes_give_the_one_that_holds_both(tmp_path):
     base, adapted = tensors_of(0, torch.bfloat16), tensors_of(1, torch.float32)
     assert_equal(merged(tmp_path, base, adapted, 1.0), adapted)
 
 
 @pytest.mark.parametrize("changed", ["base", "adapted", "both"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_values_that_are_not_finite_are_merged_only_if_they_are_equal(
-    tmp_path: Path, changed: str, value: float
-) -> None:
+def test_values_that_are_not_finite_are_merged_only_if_they_are_equal(tmp_path, changed, value):
     sides = {"base": tensors_of(0), "adapted": tensors_of(1)}
     for name in sides if changed == "both" else [changed]:
         sides[name][NORM][1] = value
@@ -141,7 +137,7 @@ def test_values_that_are_not_finite_are_merged_only_if_they_are_equal(
 
 
 @pytest.mark.parametrize("stored_in", ["base", "adapted"])
-def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path: Path, stored_in: str) -> None:
+def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path, stored_in):
     sides = {"base": tensors_of(0), "adapted": tensors_of(1)}
     sides[stored_in]["lm_head.weight"] = sides[stored_in]["model.embed_tokens.weight"].clone()
     result = merged(tmp_path, sides["base"], sides["adapted"], 0.4)
@@ -150,14 +146,14 @@ def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path: Path, stor
         assert torch.equal(result["lm_head.weight"], result["model.embed_tokens.weight"])
 
 
-def test_equal_vectors_are_not_tied_weights(tmp_path: Path) -> None:
+def test_equal_vectors_are_not_tied_weights(tmp_path):
     """Norms of ones are equal by chance: the adapted model's own one is missing here."""
     base = {"a.norm": torch.ones(4), "b.norm": torch.ones(4)}
     with pytest.raises(ValueError, match=r"b\.norm"):
         merged(tmp_path, base, {"a.norm": torch.full((4,), 3.0)}, 0.5)
 
 
-def test_output_shards_respect_the_limit_and_have_an_index(tmp_path: Path) -> None:
+def test_output_shards_respect_the_limit_and_have_an_index(tmp_path):
     adapted = tensors_of(1)
     result = merged(tmp_path, tensors_of(0), adapted, 1.0, max_shard_bytes=200)
     assert_equal(result, adapted)
@@ -174,7 +170,7 @@ def test_output_shards_respect_the_limit_and_have_an_index(tmp_path: Path) -> No
             assert handle.metadata() == {"format": "pt"}
 
 
-def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path: Path) -> None:
+def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path):
     base = write(tmp_path / "base", tensors_of(0), shards=2, config={"_name_or_path": "kept"})
     for name in ("tokenizer.json", "modeling_toy.py", "LICENSE", "manifest.json", "old.bin"):
         (base / name).write_text("{}")
@@ -188,7 +184,7 @@ def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path: Path
     assert len({*modes}) == 1  # safetensors writes files that a group cannot read
 
 
-def test_an_interrupted_merge_starts_again(tmp_path: Path) -> None:
+def test_an_interrupted_merge_starts_again(tmp_path):
     rest = tmp_path / ".merged_1.0.partial"
     rest.mkdir()
     (rest / "model-00001-of-00009.safetensors").write_bytes(b"half")
@@ -196,16 +192,14 @@ def test_an_interrupted_merge_starts_again(tmp_path: Path) -> None:
     assert not rest.exists()
 
 
-def test_a_full_disk_is_no_fault_of_the_inputs(tmp_path: Path) -> None:
+def test_a_full_disk_is_no_fault_of_the_inputs(tmp_path):
     sides = [write(tmp_path / name, tensors_of(n)) for n, name in enumerate(("base", "adapted"))]
     sentence = r"model\.safetensors cannot be written .*: make room"
     with largest_file(200), pytest.raises(OSError, match=sentence):
         merge_checkpoints(*sides, tmp_path / "out", 0.5)
 
 
-def test_the_working_folder_may_be_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_may_be_the_output(tmp_path, monkeypatch):
     for name, number in (("base", 0), ("adapted", 1)):
         write(tmp_path / name, tensors_of(number))
     (out := tmp_path / "out").mkdir()
@@ -229,9 +223,7 @@ def test_the_working_folder_may_be_the_output(
     ],
     ids=["missing", "extra", "shape", "dtype", "adapter", "quantised"],
 )
-def test_checkpoints_that_do_not_match_are_refused(
-    tmp_path: Path, change: dict[str, Any], words: list[str]
-) -> None:
+def test_checkpoints_that_do_not_match_are_refused(tmp_path, change, words):
     changed = {**tensors_of(1), **change}
     adapted = {name: tensor for name, tensor in changed.items() if tensor is not None}
     with pytest.raises(ValueError) as error:
@@ -240,7 +232,7 @@ def test_checkpoints_that_do_not_match_are_refused(
     assert not (tmp_path / "merged_0.5").exists()
 
 
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(tmp_path):
     base, new = write(tmp_path / "base", tensors_of(0)), tmp_path / "out"
     torn = write(tmp_path / "torn", tensors_of(0), shards=2)
     (torn / "model-1.safetensors").unlink()
@@ -269,7 +261,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
             merge_checkpoints(base, adapted, out, lam)
 
 
-def test_predictors_that_training_left_out_are_not_merged(tmp_path: Path) -> None:
+def test_predictors_that_training_left_out_are_not_merged(tmp_path):
     one, other = tensors_of(1), tensors_of(2)
     base = {**one, "mtp.fc.weight": torch.ones(2, 2)}
     expected = {name: torch.lerp(one[name], other[name], 0.5) for name in one}
@@ -282,7 +274,7 @@ def test_predictors_that_training_left_out_are_not_merged(tmp_path: Path) -> Non
     "file", ["latest_checkpointed_iteration.txt", ".metadata", "iter_0000004/.metadata"]
 )
 @pytest.mark.parametrize("side", ["base", "adapted"])
-def test_a_checkpoint_of_megatron_is_refused(tmp_path: Path, side: str, file: str) -> None:
+def test_a_checkpoint_of_megatron_is_refused(tmp_path, side, file):
     for name in ("base", "adapted"):
         write(tmp_path / name, tensors_of(0))
     path = tmp_path / side / file
@@ -291,7 +283,7 @@ def test_a_checkpoint_of_megatron_is_refused(tmp_path: Path, side: str, file: st
     merge_or_refuse(tmp_path, rf"{side} is a .* Megatron.s .*nemo-rod export")
 
 
-def test_the_command_takes_two_folders(tmp_path: Path) -> None:
+def test_the_command_takes_two_folders(tmp_path):
     base, adapted, out = tensors_of(0), tensors_of(1), tmp_path / "out"
     folders = [write(tmp_path / "base", base), write(tmp_path / "adapted", adapted), out]
     done = nemo_rod("merge", *folders, "lambda=0.25")
@@ -316,17 +308,15 @@ PLAIN = {**LLAMA, "hidden_act": "silu", "text_config": {"head_dim": 1}}
     ],
 )
 def test_checkpoints_whose_configurations_compute_something_else_are_refused(
-    tmp_path: Path, new: dict[str, Any], sentence: str | None
-) -> None:
+    tmp_path, new, sentence
+):
     write(tmp_path / "base", tensors_of(0), config={**PLAIN, "max_position_embeddings": 8})
     write(tmp_path / "adapted", tensors_of(1), config={**PLAIN, **new})
     merge_or_refuse(tmp_path, sentence)
 
 
 @pytest.mark.parametrize("has_head", [True, False])
-def test_an_output_layer_that_only_one_side_ties_is_refused_if_both_store_one(
-    tmp_path: Path, has_head: bool
-) -> None:
+def test_an_output_layer_that_only_one_side_ties_is_refused_if_both_store_one(tmp_path, has_head):
     """The other's would be ignored; `test_a_tied_weight_...` is for one that is not stored."""
     for number, (side, is_tied) in enumerate((("base", True), ("adapted", False))):
         tensors = tensors_of(number)
@@ -336,7 +326,7 @@ def test_an_output_layer_that_only_one_side_ties_is_refused_if_both_store_one(
     merge_or_refuse(tmp_path, "tie_word_embeddings=False, but that of" if has_head else None)
 
 
-def test_frequencies_that_old_checkpoints_store_are_left_out(tmp_path: Path) -> None:
+def test_frequencies_that_old_checkpoints_store_are_left_out(tmp_path):
     base, inverse = tensors_of(0), "model.layers.0.self_attn.rotary_emb.inv_freq"
     result = merged(tmp_path, {**base, inverse: torch.ones(2)}, tensors_of(1), 0.0)
     assert_equal(result, base)
@@ -362,9 +352,7 @@ SCORED_AB, SCORED_BA = [["a", -1.0], ["b", -2.0]], [["b", -1.0], ["a", -2.0]]
         ("vocab.json", AB, BA, "one tokenizer"),
     ],
 )
-def test_checkpoints_of_other_tokenizers_are_refused(
-    tmp_path: Path, name: str, ours: Any, theirs: Any, sentence: str | None
-) -> None:
+def test_checkpoints_of_other_tokenizers_are_refused(tmp_path, name, ours, theirs, sentence):
     for side, value in (("base", ours), ("adapted", theirs)):
         (write(tmp_path / side, tensors_of(0)) / name).write_text(json.dumps(value))
     merge_or_refuse(tmp_path, sentence)

@@ -3,7 +3,6 @@
 The installed transformers decides which are tested. SmolLM2's output layer is tied.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def is_tied(model: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "nemotron_h", "llama"])
-def test_merges_are_exact_and_load(name: str, tmp_path: Path) -> None:
+def test_merges_are_exact_and_load(name, tmp_path):
     models = [model_of(name) for _ in range(2)]
     torch.manual_seed(1)
     with torch.no_grad():
@@ -56,7 +55,7 @@ def test_merges_are_exact_and_load(name: str, tmp_path: Path) -> None:
             assert torch.isfinite(loaded(input_ids=ids).logits).all()
 
 
-def test_sides_of_different_writers_merge_under_the_published_names(tmp_path: Path) -> None:
+def test_sides_of_different_writers_merge_under_the_published_names(tmp_path):
     model = model_of("nemotron_h")
     model.save_pretrained(tmp_path / "base")
     save_published(model, tmp_path / "adapted")

@@ -1,7 +1,5 @@
 """The model card in every checkpoint of a run."""
 
-from pathlib import Path
-
 import pytest
 from made_up_run import recipe
 
@@ -10,7 +8,7 @@ from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.run_files import read_run
 
 
-def test_cards_say_what_a_model_was_made_of(run_dir: Path) -> None:
+def test_cards_say_what_a_model_was_made_of(run_dir):
     hub = pytest.importorskip("huggingface_hub")
     results = judged(read_run(run_dir))
     cards = write_model_cards(recipe(run_dir), results)

@@ -35,7 +35,7 @@ def by_hand(root: Path, window: int) -> dict[str, Overlap]:
 
 
 @pytest.mark.parametrize("window", [1, 5, 20, 32])
-def test_windows_are_counted_as_by_hand(tmp_path: Path, window: int) -> None:
+def test_windows_are_counted_as_by_hand(tmp_path, window):
     quoted = texts(30, 1)
     random = np.random.default_rng(0)
     web = [text + quoted[random.integers(30)] for text in texts(150, 2)]
@@ -51,14 +51,14 @@ def test_windows_are_counted_as_by_hand(tmp_path: Path, window: int) -> None:
     assert fewer["web"].blocks == 3
 
 
-def test_a_window_longer_than_a_block_is_refused(tmp_path: Path) -> None:
+def test_a_window_longer_than_a_block_is_refused(tmp_path):
     run(tmp_path / "blocks", [source("a", [write(tmp_path / "a.jsonl", texts(50, 1))])])
     with pytest.raises(ValueError, match="window must lie between 1 and the block size 32"):
         overlap_report(tmp_path / "blocks", window=33)
 
 
 @given(st.lists(st.integers(0, 2), min_size=12, max_size=12), st.integers(1, 12))
-def test_equal_windows_have_equal_hashes_and_others_do_not(row: list[int], window: int) -> None:
+def test_equal_windows_have_equal_hashes_and_others_do_not(row, window):
     tokens = np.array([row, row[::-1]], dtype=np.int32)
     hashes = _windows(tokens, window).ravel()
     windows = [tuple(r[i : i + window]) for r in tokens.tolist() for i in range(13 - window)]

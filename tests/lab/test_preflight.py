@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +28,7 @@ ENDS = {"<|endoftext|>": 7, "<|im_end|>": 8}
 
 
 @pytest.mark.parametrize("where", ["folder", "cache"])
-def test_a_wrong_end_of_documents_is_refused(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_end_of_documents_is_refused(where, tmp_path, monkeypatch):
     name, folder = str(tmp_path), tmp_path
     if where == "cache":  # where the hub's library keeps what it has downloaded
         pytest.importorskip("huggingface_hub")
@@ -61,7 +57,7 @@ def test_a_wrong_end_of_documents_is_refused(
         check_separator(config)
 
 
-def test_what_a_run_would_refuse_is_refused_before_a_rehearsal(tmp_path: Path) -> None:
+def test_what_a_run_would_refuse_is_refused_before_a_rehearsal(tmp_path):
     mine = {"role": "adaptation", "kind": "text", "files": [f"{tmp_path}/*.txt"]}
     old = {**mine, "role": "replay"}
     config = with_sources(composed("recipe=toy_synthetic", "parallel=single"), new=mine, old=old)
@@ -79,9 +75,7 @@ def with_sources(config: Config, **sources: Any) -> Config:
     return config
 
 
-def test_recipes_of_other_runs_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipes_of_other_runs_are_named(tmp_path, capsys):
     run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
     variant = "variants.rod_transfer.curriculum=runs/thesis"
     unknown, known = composed(*run, variant, "arms=[rod_transfer]"), composed(*run)
@@ -96,7 +90,7 @@ def test_recipes_of_other_runs_are_named(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_layout_that_does_not_divide_is_refused() -> None:
+def test_a_layout_that_does_not_divide_is_refused():
     config = composed(QWEN)
     config.parallel.pipeline = 3
     with pytest.raises(ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hid"):
@@ -104,7 +98,7 @@ def test_a_layout_that_does_not_divide_is_refused() -> None:
     assert check_layout(composed(QWEN)).startswith("8 B200 on 1 node")
 
 
-def test_a_class_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_loaded_is_refused(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("megatron.core")
     config = composed(QWEN, f"model.hf={tmp_path}")
@@ -142,7 +136,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hub(monkeypatch):
     hf_api = pytest.importorskip("huggingface_hub.hf_api")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -155,7 +149,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def test_a_missing_token_for_a_gated_set_is_named(hub: None) -> None:
+def test_a_missing_token_for_a_gated_set_is_named(hub):
     def access(*names: str) -> str:
         config = composed(QWEN)
         return check_access(with_sources(config, **{n: config.domain.sources[n] for n in names}))
@@ -171,7 +165,7 @@ def test_a_missing_token_for_a_gated_set_is_named(hub: None) -> None:
     assert access("pdf") == "2 repositories of the hub can be read"
 
 
-def test_without_a_network_access_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_access_is_not_checked(monkeypatch):
     hf_api = pytest.importorskip("huggingface_hub.hf_api")
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")
     the_hub._answer.cache_clear()

@@ -21,7 +21,7 @@ from nemo_rod.run.prepared_blocks import prepare_blocks
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
@@ -50,9 +50,7 @@ def joined(domain: Domain, run: Path) -> dict[str, str]:
     ],
     ids=lambda keys: "-".join(keys) or "plain",
 )  # fmt: skip
-def test_any_number_of_tasks_makes_the_same_bytes(
-    keys: dict[str, Any], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_tasks_makes_the_same_bytes(keys, texts, tmp_path, monkeypatch):
     domain = domain_of(texts, keys)
     expected = joined(domain, tmp_path / "one")
     read = list[int]()
@@ -69,9 +67,7 @@ def test_any_number_of_tasks_makes_the_same_bytes(
         assert not [*(run / "text_parts").rglob("tokens.bin")]  # they would take as much again
 
 
-def test_what_no_task_has_done_is_read_and_other_settings_are_not_taken(
-    texts: Path, tmp_path: Path
-) -> None:
+def test_what_no_task_has_done_is_read_and_other_settings_are_not_taken(texts, tmp_path):
     domain = domain_of(texts, {})
     expected = joined(domain, tmp_path / "one")
     folders = [tmp_path / "two" / "text_parts" / f"{number}_of_2" for number in (1, 2)]
@@ -80,7 +76,7 @@ def test_what_no_task_has_done_is_read_and_other_settings_are_not_taken(
     assert joined(domain, tmp_path / "two") == expected
 
 
-def test_every_file_has_one_task_and_tasks_are_of_like_size(texts: Path) -> None:
+def test_every_file_has_one_task_and_tasks_are_of_like_size(texts):
     domain = domain_of(texts, {})
     tasks = tasks_of(domain, 3, load_tokenizer("byte"))
     files = sorted((file.spec.name, file.number) for files in tasks for file in files)
@@ -90,7 +86,7 @@ def test_every_file_has_one_task_and_tasks_are_of_like_size(texts: Path) -> None
     assert max(loads) - min(loads) <= largest
 
 
-def test_a_task_names_the_file_that_it_cannot_read(texts: Path, tmp_path: Path) -> None:
+def test_a_task_names_the_file_that_it_cannot_read(texts, tmp_path):
     (tmp_path / "f0.jsonl").write_text((texts / "f1.jsonl").read_text())
     (tmp_path / "f1.jsonl").write_text('{"text": "good"}\n{"text": \n')
     new = {"role": "adaptation", "kind": "jsonl", "files": [f"{tmp_path}/f*.jsonl"]}
@@ -119,7 +115,7 @@ def killed_until_done(work: Callable[[], object], draw: random.Random, kills: in
     return kills
 
 
-def test_forty_kills_leave_the_same_bytes(tmp_path: Path) -> None:
+def test_forty_kills_leave_the_same_bytes(tmp_path):
     """Of tasks, and of the join."""
     domain = domain_of(write_texts(tmp_path / "texts", 2000), {"dedup": True})
     expected = joined(domain, tmp_path / "one")

@@ -20,7 +20,7 @@ SMALL = (
 )
 
 
-def test_a_probe_is_the_recipe_cut_short(tmp_path: Path) -> None:
+def test_a_probe_is_the_recipe_cut_short(tmp_path):
     config = composed(*SMALL, f"run_dir={tmp_path}/run", "+domain.sources.dialect.max_tokens=900")
     small = probed(config)
     assert small.run_dir == f"{tmp_path}/run_probe" and small.arms == ARMS
@@ -33,9 +33,7 @@ def test_a_probe_is_the_recipe_cut_short(tmp_path: Path) -> None:
         probed(config)
 
 
-def test_what_a_probe_says_is_what_its_arms_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_probe_says_is_what_its_arms_measured(tmp_path, capsys):
     config = recipe(tmp_path / "run", "probe.price=2", "train.steps=40", "probe.steps=10")
     with made_up_training():
         probe(config)
@@ -77,9 +75,7 @@ def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
         (0.149, [-0.01, 0.1], [None, None]),  # 0.049 after five: new text itself is not learned
     ],
 )
-def test_a_source_is_known_that_gains_little(
-    gained: float, changes: list[float], verdicts: list[bool | None], tmp_path: Path
-) -> None:
+def test_a_source_is_known_that_gains_little(gained, changes, verdicts, tmp_path):
     config = recipe(tmp_path / "run", "train.steps=40", "probe.steps=10")
     with made_up_training():
         run_stages.run(small := probed(config))

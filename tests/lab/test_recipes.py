@@ -72,7 +72,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
+def test_every_recipe_has_a_finite_plan_that_fits(recipe):
     config, plan = as_it_is(recipe)
     values = list(numbers(json.loads(json.dumps(plan.as_dict()))))
     assert len(values) > 50
@@ -83,7 +83,7 @@ def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
     assert max(map(len, text.splitlines())) <= 160
 
 
-def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
+def test_a_stage_whose_time_is_not_counted_shows_none():
     _, plan = as_it_is("german_qwen3_5_4b")
     table = format_plan(plan)
     rows = {row.split()[0]: row.split()[1:] for row in table.splitlines() if row.strip()}
@@ -91,7 +91,7 @@ def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
 
 
 @pytest.mark.parametrize("recipe", TRANSFERS)
-def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
+def test_a_note_counts_hours_in_the_unit_of_the_table(recipe):
     _, plan = as_it_is(recipe)
     others = ("no commit is given by ", "the held-out blocks")
     recorded, note = (note for note in plan.notes if not note.startswith(others))
@@ -100,7 +100,7 @@ def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
     assert "process-hours" not in format_plan(plan)
 
 
-def test_a_plan_names_what_no_commit_pins(tmp_path: Path) -> None:
+def test_a_plan_names_what_no_commit_pins(tmp_path):
     commit = "a" * 40
 
     def unpinned(*overrides: str) -> str:
@@ -114,7 +114,7 @@ def test_a_plan_names_what_no_commit_pins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path) -> None:
+def test_every_layout_fits_its_model_on_its_cluster(layout, tmp_path):
     model, cluster = layout.removesuffix("_one_node").split("/")
     recipe = next(recipe for recipe in RECIPES if recipe.endswith(f"_{model}"))
     overrides = (f"cluster={cluster}", f"parallel={layout}", f"run_dir={tmp_path}")
@@ -126,7 +126,7 @@ def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path)
     assert not any("fills each pool" in note for note in plan.notes)
 
 
-def test_every_cluster_has_every_model() -> None:
+def test_every_cluster_has_every_model():
     usual = [layout for layout in LAYOUTS if not layout.endswith("_one_node")]
     clusters = {layout.split("/")[1] for layout in usual}
     models = {layout.split("/")[0] for layout in usual}
@@ -135,7 +135,7 @@ def test_every_cluster_has_every_model() -> None:
 
 
 @pytest.mark.parametrize("recipe", PAPER)
-def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
+def test_the_papers_settings_have_its_budgets(recipe):
     config, plan = as_it_is(recipe)
     planned = stages(plan)
     budget, longer = PAPER[recipe]
@@ -156,7 +156,7 @@ def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
-def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
+def test_the_papers_corpora_have_its_sources(recipe):
     config, _ = as_it_is(recipe)
     specs = config.domain.specs
     roles = [spec.role for spec in specs]
@@ -182,7 +182,7 @@ def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
     assert config.domain.eod == (2 if "nemotron" in recipe else None)
 
 
-def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
+def test_work_that_is_not_counted_is_noted(tmp_path):
     thinned, german = "after prepare has tokenised all of it", as_it_is("german_qwen3_5_9b")[1]
     assert any(thinned in note for note in as_it_is("legal_qwen3_5_9b")[1].notes)
     assert not any(thinned in note or "tasks" in note for note in german.notes)
@@ -190,9 +190,7 @@ def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
     assert "evaluate is planned without the questions of tasks." in with_tasks.notes
 
 
-def test_a_type_whose_activations_were_not_measured_is_noted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_type_whose_activations_were_not_measured_is_noted(monkeypatch, tmp_path):
     unmeasured = "planned like those of other types, and were never measured"
     assert not any(unmeasured in note for note in as_it_is("german_qwen3_5_9b")[1].notes)
     monkeypatch.setattr("nemo_rod.lab.plan.command.MEASURED", ())
@@ -231,12 +229,12 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("recipe", "arm"), RUNS)
-def test_schedules_are_those_that_ran(recipe: str, arm: str) -> None:
+def test_schedules_are_those_that_ran(recipe, arm):
     train = arm_settings(as_it_is(recipe)[0], arm).train
     assert (train.steps, train.warmup, train.decay) == RUNS[recipe, arm]
 
 
-def test_ablations_hold_the_share_that_the_authors_held() -> None:
+def test_ablations_hold_the_share_that_the_authors_held():
     config, _ = as_it_is("legal_nemotron_nano_12b_v2")
     for arm in ("random_random", "random_rho", "rho_random", "rho_rho"):
         settings = arm_settings(config, arm)
@@ -248,7 +246,7 @@ def test_ablations_hold_the_share_that_the_authors_held() -> None:
     assert retained == {0.111}
 
 
-def test_the_larger_model_trains_on_the_smaller_ones_blocks() -> None:
+def test_the_larger_model_trains_on_the_smaller_ones_blocks():
     small, large = (
         as_it_is(f"german_{m}")[0] for m in ("nemotron_nano_12b_v2", "nemotron_3_nano_30b_a3b")
     )
@@ -261,7 +259,7 @@ def test_the_larger_model_trains_on_the_smaller_ones_blocks() -> None:
 
 
 @pytest.mark.parametrize("recipe", sorted(OPEN))
-def test_a_night_on_one_gpu_is_enough(recipe: str) -> None:
+def test_a_night_on_one_gpu_is_enough(recipe):
     config, plan = as_it_is(recipe)
     assert plan.layout["processes"] == 1 and plan.memory.limit == 79 * 2**30
     hours = sum(stage.hours for stage in plan.stages)
@@ -274,7 +272,7 @@ def test_a_night_on_one_gpu_is_enough(recipe: str) -> None:
     assert not any(path.startswith(gated) for path in paths)
 
 
-def test_a_plan_by_hand(tmp_path: Path) -> None:
+def test_a_plan_by_hand(tmp_path):
     plan = plan_of("legal_qwen3_5_9b", "plan.startup_seconds=0", run_dir=tmp_path)
     per_token = plan.model["forward_flops"]
     share = 819.2 / 2500  # Qwen3.8-27B, the only run of its family
@@ -293,7 +291,7 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
     assert estimated.gpu_hours == pytest.approx(scored)
 
 
-def test_a_start_takes_its_time_on_every_process(tmp_path: Path) -> None:
+def test_a_start_takes_its_time_on_every_process(tmp_path):
     words = ("legal_qwen3_5_9b", "plan.startup_seconds=90")
     plan, without = (
         plan_of(*words, run_dir=tmp_path),
@@ -311,13 +309,13 @@ CLUSTERS = sorted(file.stem for file in (config_folder() / "cluster").glob("*_[1
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_toys_can_be_planned_on_any_cluster(cluster: str, tmp_path: Path) -> None:
+def test_toys_can_be_planned_on_any_cluster(cluster, tmp_path):
     plan = plan_of("toy_synthetic", f"cluster={cluster}", "parallel=single", run_dir=tmp_path)
     gpu = str(plan.layout["gpu"])
     assert plan.memory.fits and plan.assumptions["peak_tflops"] == PEAK_TFLOPS[gpu]["fp32"]
 
 
-def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
+def test_layouts_that_are_shipped_and_fit_are_named(tmp_path):
     recipe = ("recipe=legal_nemotron_nano_12b_v2", "cluster=h100_8", f"run_dir={tmp_path}")
     done = nemo_rod("plan", *recipe)
     assert done.returncode == 2
@@ -342,9 +340,7 @@ def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
         *(("qwen3_4b", False), ("qwen3_8b", False)),
     ],
 )
-def test_an_open_model_has_layouts_of_one_and_of_eight_gpus(
-    model: str, alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_open_model_has_layouts_of_one_and_of_eight_gpus(model, alone, tmp_path, capsys):
     at = (f"run_dir={tmp_path}", f"model={model}", "cluster=h100_8")
     config = composed("recipe=german_smollm2_135m", *at, "parallel=single")
     # here and not in a fork: transformers, which knows the shape of a Gemma, is imported once
@@ -355,7 +351,7 @@ def test_an_open_model_has_layouts_of_one_and_of_eight_gpus(
     assert {("dp8", "8"), ("tp2_dp4", "8")} & {*rows}
 
 
-def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
+def test_a_dry_submission_says_what_it_would_take(tmp_path):
     words = ("launcher=slurm", "cluster.account=a", "cluster.partition=p", "dry_run=true")
     done = nemo_rod("run", "recipe=legal_qwen3_5_9b", f"run_dir={tmp_path / 'run'}", *words)
     assert done.returncode == 0, done.stderr
@@ -367,7 +363,7 @@ def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
     assert size.endswith("; no image") and "none submitted" in rendered
 
 
-def test_existing_blocks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_blocks_are_counted(tmp_path, capsys):
     overrides = ("domain.sources.dialect.max_bytes=9000", f"run_dir={tmp_path}")
     config = composed("recipe=toy_synthetic", *overrides)
     assert make_plan(config).corpus["source"] != "counted"
@@ -382,7 +378,7 @@ def test_existing_blocks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert written["total"]["gpu_hours"] > 0
 
 
-def test_a_layout_that_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
+def test_a_layout_that_does_not_fit_is_shown_and_refused(tmp_path):
     large = ("recipe=legal_nemotron_nano_12b_v2", "cluster=h100_8", f"run_dir={tmp_path}/runs/new")
     done = nemo_rod("plan", *large, "train.micro_batch_size=2")
     assert done.returncode == 2
@@ -398,7 +394,7 @@ def test_a_layout_that_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None
     assert not (tmp_path / "runs" / "new" / "launch").exists()
 
 
-def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> None:
+def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path):
     layout = ("cluster=h100_8", "parallel=nemotron_3_nano_30b_a3b/h100_8_one_node")
     arguments = ("recipe=german_nemotron_3_nano_30b_a3b", *layout, f"run_dir={tmp_path}")
     config = composed(*arguments, "cluster.node_memory_gib=300")
@@ -412,7 +408,7 @@ def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "settings", [{"recompute": "full", "micro_batch_size": 1}, {"micro_batch_size": 2}]
 )
-def test_an_arm_is_planned_by_its_own_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_an_arm_is_planned_by_its_own_settings(settings, tmp_path):
     recipe, arms = "legal_nemotron_nano_12b_v2", "arms=[base,no_replay,rod]"
     variant = ", ".join(f"{key}: {value}" for key, value in settings.items())
     variant = f"+variants.own={{of: rod, train: {{{variant}}}}}"
@@ -427,7 +423,7 @@ def test_an_arm_is_planned_by_its_own_settings(settings: dict[str, Any], tmp_pat
     assert own.memory == max(memories, key=lambda memory: memory.total)
 
 
-def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:
+def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path):
     plan = plan_of("legal_qwen3_5_9b", "cluster.gpu_memory_gib=0", run_dir=tmp_path)
     assert plan.memory.limit is None and plan.memory.fits
 
@@ -444,16 +440,14 @@ def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:
         (["parallel.tensor=3", "parallel.data=8"], "does not divide linear_num_key_heads=16"),
     ],
 )  # fmt: skip
-def test_what_the_plan_does_not_know_is_named(
-    overrides: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_plan_does_not_know_is_named(overrides, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # does not try for long
     with pytest.raises(ValueError) as refusal:
         plan_of("legal_qwen3_5_9b", *overrides, run_dir=tmp_path)
     assert sentence in str(refusal.value)
 
 
-def test_a_local_checkpoint_gives_its_own_shape(tmp_path: Path) -> None:
+def test_a_local_checkpoint_gives_its_own_shape(tmp_path):
     config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
               "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -477,14 +471,14 @@ def documented_row(recipe: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def test_the_documents_table_is_what_the_plans_say() -> None:
+def test_the_documents_table_is_what_the_plans_say():
     expected = [documented_row(recipe) for recipe in RECIPES if not recipe.startswith("toy")]
     text = DOCUMENT.read_text()
     missing = [row for row in expected if row not in text]
     assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
 
 
-def test_finished_steps_are_compared_with_the_plan(tmp_path: Path) -> None:
+def test_finished_steps_are_compared_with_the_plan(tmp_path):
     (tmp_path / "arms" / "no_replay").mkdir(parents=True)
     rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
     torn = '{"timing/train/upd'
@@ -496,7 +490,7 @@ def test_finished_steps_are_compared_with_the_plan(tmp_path: Path) -> None:
     assert f"plan.utilisation={819.2 / 2500 * planned / 5:.2g} would plan that" in note
 
 
-def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:
+def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path):
     """Arms may have the references of another run alone, or the base's."""
     small = plan_of("german_qwen3_5_9b", "arms=[base,rod_small_reference]", run_dir=tmp_path)
     assert "rod_small_reference" in stages(small)
@@ -505,7 +499,7 @@ def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:
     assert any("smaller model's specialist" in saving.what for saving in whole.savings)
 
 
-def test_a_plan_counts_the_run_that_an_arm_follows(tmp_path: Path) -> None:
+def test_a_plan_counts_the_run_that_an_arm_follows(tmp_path):
     elsewhere = "+variants.rod_transfer={of: rod, curriculum: runs/smaller/arms/rod}"
     arms = "arms=[no_replay,rod,schedule_like_rod,rod_transfer]"
     notes = plan_of("toy_synthetic", arms, elsewhere, run_dir=tmp_path).notes

@@ -69,9 +69,7 @@ def checked_states(table: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(tmp_path, capsys):
     make_texts(texts := tmp_path / "texts")
     model = published(tmp_path / "model", "qwen3", **QWEN3)
     sources = (
@@ -113,9 +111,7 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(
     assert (folder / "report" / "index.html").exists()
 
 
-def test_failed_checks_end_a_rehearsal_before_anything_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_checks_end_a_rehearsal_before_anything_is_made(tmp_path, capsys):
     recipe, model = "german_qwen3_5_4b", published(tmp_path / "model", "qwen3")
     config = {**json.loads((model / "config.json").read_text()), "architectures": ["Fancy"]}
     (model / "config.json").write_text(json.dumps(config))
@@ -133,7 +129,7 @@ def test_failed_checks_end_a_rehearsal_before_anything_is_made(
 @pytest.mark.rehearsal
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
-def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
+def test_every_arm_of_a_setting(recipe, tmp_path):
     table, _ = rehearse(recipe, tmp_path)
     checked_states(table)
     arms = {"base", *composed(f"recipe={recipe}").arms}
@@ -144,7 +140,7 @@ def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", IN_FULL_PRECISION)
-def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path) -> None:
+def test_losses_are_hugging_faces_in_full_precision(recipe, tmp_path):
     # in twice the memory of bf16, the real layouts need recompute, which changes no bit
     whole = ("model.precision=fp32", "plan.peak_tflops=80", "train.recompute=full")
     table, _ = rehearse(recipe, tmp_path, "arms=[base,no_replay]", *whole)
@@ -154,7 +150,7 @@ def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path)
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_other_type_of_model(kind: str, tmp_path: Path) -> None:
+def test_every_other_type_of_model(kind, tmp_path):
     folder = published(tmp_path / "published", kind, **TYPES[kind])
     model = (f"model.hf={folder}", "model.precision=fp32", "~cluster")
     table, _ = rehearse(
@@ -165,7 +161,7 @@ def test_every_other_type_of_model(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1800)
-def test_tasks_are_run_by_lm_eval(tmp_path: Path) -> None:
+def test_tasks_are_run_by_lm_eval(tmp_path):
     pytest.importorskip("lm_eval")
     rehearse("german_nemotron_nano_12b_v2", tmp_path, "arms=[no_replay]", "tasks=paper")
     file = tmp_path / "run_rehearsal" / "arms" / "no_replay" / "tasks.json"

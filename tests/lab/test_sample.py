@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from made_up_run import recipe
@@ -15,9 +14,7 @@ from nemo_rod.lab.text import printable_lines
 from nemo_rod.run.stages import Stages
 
 
-def test_a_prompt_is_continued_by_the_likeliest_tokens(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_continued_by_the_likeliest_tokens(run_dir, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen3Config(

@@ -4,7 +4,6 @@ import json
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from command_line import composed
@@ -19,7 +18,7 @@ class Ended(Exception):
     pass
 
 
-def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path: Path) -> None:
+def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path):
     for name in ("index.html", "curriculum.html"):
         (tmp_path / name).write_text(name)
     server = serve(tmp_path, port=0, every=9)
@@ -33,7 +32,7 @@ def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path: Path
     server.shutdown()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = composed("recipe=toy", "arms=[rod]")
     write_files(launch_folder(config), Local().render(config, []))
@@ -44,9 +43,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     server.shutdown()
 
 
-def test_it_rebuilds_only_after_progress_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_rebuilds_only_after_progress_of_the_run(tmp_path, capsys):
     metrics = tmp_path / "arms" / "rod.partial" / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
     built: list[int] = []
@@ -71,7 +68,7 @@ def test_it_rebuilds_only_after_progress_of_the_run(
     assert "has no JSON in line 1" in capsys.readouterr().err
 
 
-def test_a_report_waits_for_another_in_progress(tmp_path: Path) -> None:
+def test_a_report_waits_for_another_in_progress(tmp_path):
     """The server and the run itself write the same files."""
     building, waiting = StageLog(tmp_path, "report"), StageLog(tmp_path, "report")
     ended: list[float] = []

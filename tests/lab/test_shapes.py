@@ -47,12 +47,12 @@ def shape_of(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_parameters_are_those_of_the_real_classes(name: str) -> None:
+def test_parameters_are_those_of_the_real_classes(name):
     shape = read_shape(shape_of(config_folder() / "model" / f"{name}.yaml"))
     assert (shape.parameters, shape.active_parameters) == COUNTED[name]
 
 
-def test_every_model_of_a_recipe_has_a_shape() -> None:
+def test_every_model_of_a_recipe_has_a_shape():
     counted = {file.stem for file in MODELS if read_shape(shape_of(file)).parameters > 1e9}
     assert counted == set(COUNTED)
 
@@ -85,7 +85,7 @@ def built(keys: dict[str, Any]) -> tuple[Any, dict[str, int], float]:
     ],
     ids=lambda config: f"{config['model_type']}-{config.get('tie_word_embeddings', False)}",
 )
-def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]) -> None:
+def test_parameters_and_flops_are_those_that_torch_counts(config):
     keys = {"tie_word_embeddings": False, **config}
     described, parameters, counted = built(keys)
     shape = read_shape(keys)
@@ -127,7 +127,7 @@ BUILT: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("kind", BUILT)
-def test_other_models_are_counted_in_transformers_own_class(kind: str) -> None:
+def test_other_models_are_counted_in_transformers_own_class(kind):
     pytest.importorskip("transformers", minversion="5.0")
     special, is_counted = BUILT[kind]
     keys = {"model_type": kind, "tie_word_embeddings": False, **TINY}
@@ -155,7 +155,7 @@ def without_attention(shape: Shape) -> Shape:
     return dataclasses.replace(shape, layers=tuple(layers))
 
 
-def test_a_token_attends_to_a_window_alone() -> None:
+def test_a_token_attends_to_a_window_alone():
     block = Block(kind="attention", attending=1.0, window=3)
     shape = Shape(layers=((block,),), hidden_size=0, vocab_size=0, tied=True)
     assert forward_flops(shape, 5) == (1 + 2 + 3 + 3 + 3) / 5
@@ -163,7 +163,7 @@ def test_a_token_attends_to_a_window_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what a machine without CUDA lacks
-def test_flops_agree_with_megatron_bridges_counter() -> None:
+def test_flops_agree_with_megatron_bridges_counter():
     pytest.importorskip("megatron")
     import nemo_rod.megatron  # noqa: F401 - without CUDA, it stands in for what Bridge asks for
 
@@ -189,14 +189,14 @@ def test_flops_agree_with_megatron_bridges_counter() -> None:
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
-def test_a_prefix_costs_less_than_its_share() -> None:
+def test_a_prefix_costs_less_than_its_share():
     shape = read_shape(shape_of(config_folder() / "model" / "qwen3_5_9b.yaml"))
     whole, half = (forward_flops(shape, 4096, prefix=p) for p in (4096, 2048))
     attending = sum(block.attending for block in shape.blocks)
     assert whole - half == pytest.approx(attending * 1024)
 
 
-def test_a_multimodal_config_is_read_for_its_text() -> None:
+def test_a_multimodal_config_is_read_for_its_text():
     text = {"model_type": "qwen3", **TINY}
     both = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 3}}
     assert read_shape(both) == read_shape(text)
@@ -213,7 +213,7 @@ def test_a_multimodal_config_is_read_for_its_text() -> None:
          "names 2 layers, but num_hidden_layers=3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(config: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_read_is_named(config, sentence):
     with pytest.raises(ValueError) as refusal:
         read_shape(config)
     assert sentence in str(refusal.value)

@@ -106,7 +106,7 @@ def heads_for_further_tokens(row: Measured, shape: Shape) -> float:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model}-{r.gpu}-{r.precision}-{r.data}")
-def test_a_plan_is_near_every_published_run(row: Measured) -> None:
+def test_a_plan_is_near_every_published_run(row):
     shape = read_shape(CONFIGS[row.model])
     assert (family(shape), shape.kind) == (row.family, row.kind)
     assert row.peak == PEAK_TFLOPS.get(row.gpu, {"bf16": 2500})["bf16"]
@@ -131,10 +131,7 @@ def test_a_plan_is_near_every_published_run(row: Measured) -> None:
     ],
     ids=["half_a_billion", "smollm2_135m"],
 )  # fmt: skip
-def test_a_plan_is_near_what_one_h100_did(
-    config: dict[str, Any], block: int, micro_batch: int, trained: int, scored: int,
-    step: tuple[float, float],
-) -> None:  # fmt: skip
+def test_a_plan_is_near_what_one_h100_did(config, block, micro_batch, trained, scored, step):
     shape = read_shape(config)
     h100 = processor(composed("recipe=german_qwen3_0_6b"), shape)
     setup = Setup(
@@ -199,7 +196,7 @@ def hours_of_a_billion_tokens(shape: Shape, card: str) -> str:
     return "-"
 
 
-def test_the_documents_table_of_models_and_cards_is_what_plans_say() -> None:
+def test_the_documents_table_of_models_and_cards_is_what_plans_say():
     rows = []
     for file in sorted((config_folder() / "model").glob("*.yaml")):
         model = OmegaConf.load(file)

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_a_stage_stands(case: str) -> None:
+def test_where_a_stage_stands(case):
     given, state, why = CASES[case]
     job = given.get("job")
     others = {"base": Standing(given.get("base", "to do")), "references_base": Standing("done")}
@@ -90,18 +90,18 @@ def test_where_a_stage_stands(case: str) -> None:
     assert standing.state == state and why in standing.why
 
 
-def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
+def test_a_clock_that_was_set_back_takes_no_time_away():
     times = (("began", 50.0), ("stopped", 20.0), ("began", 30.0), ("done", 37.0))
     assert working_seconds([{"event": event, "time": time} for event, time in times]) == 7
 
 
-def test_place_is_that_of_the_last_start() -> None:
+def test_place_is_that_of_the_last_start():
     assert place([]) == ""
     assert place([BEGAN, STOPPED, {"event": "began", "host": "desk"}]) == "desk"
     assert place([BEGAN, DONE]) == "n[1-2]"
 
 
-def test_progress_of_training_counts_and_estimates(tmp_path: Path) -> None:
+def test_progress_of_training_counts_and_estimates(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps({"config": {"train": {"steps": 100}}}))
     (tmp_path / "metrics.jsonl").write_text("")
     assert training_progress(tmp_path) == ("0/100", "", "")
@@ -119,7 +119,7 @@ def test_progress_of_training_counts_and_estimates(tmp_path: Path) -> None:
     assert training_progress(tmp_path)[1] == "00:00:00"
 
 
-def test_progress_of_other_jobs_is_what_they_printed(tmp_path: Path) -> None:
+def test_progress_of_other_jobs_is_what_they_printed(tmp_path):
     log = tmp_path / "references_base.log"
     log.write_text("timing:\n  progress: False\n")
     assert last_progress(log) == ("", "", "")
@@ -133,7 +133,7 @@ def test_progress_of_other_jobs_is_what_they_printed(tmp_path: Path) -> None:
     assert (far, left, last) == ("40/100 blocks", "0:00:15", "4 blocks/s")
 
 
-def test_a_bar_is_as_long_as_what_is_done() -> None:
+def test_a_bar_is_as_long_as_what_is_done():
     running = Standing("running")
     assert bar(running, "0/100 blocks") == "\u2591" * 20
     assert bar(running, "1,000/4,000 blocks") == "\u2588" * 5 + "\u2591" * 15
@@ -149,9 +149,7 @@ def launched(arm: str | None = None) -> None:
     write_files(launch_folder(config), Local().render(config, Stages(config).all()))
 
 
-def test_watching_shows_bars_until_it_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_shows_bars_until_it_is_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     launched()
     slept = []
@@ -170,16 +168,14 @@ def test_watching_shows_bars_until_it_is_ended(
     assert all("\u2591" * 20 in line for line in stages) and stages[0].startswith("prepare")
 
 
-def test_a_report_is_to_do_until_all_that_it_shows_is_done() -> None:
+def test_a_report_is_to_do_until_all_that_it_shows_is_done():
     report = replace(rod(is_there=True), name="report", needs=("evaluate",), runs_model=False)
     for state, expected in (("done", "done"), ("to do", "to do"), ("running", "to do")):
         others = {"evaluate": Standing(state)}
         assert stand(report, [DONE], None, False, False, others).state == expected
 
 
-def test_the_time_left_follows_the_pace_of_the_models_that_are_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_follows_the_pace_of_the_models_that_are_done(tmp_path, monkeypatch):
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "plan.startup_seconds=0")
     stages = Stages(config).all()
     assert re.fullmatch(r"\d+ (s|min)", status.time_left(config))
@@ -204,9 +200,7 @@ def test_the_time_left_follows_the_pace_of_the_models_that_are_done(
     assert status.hours_left(config)["rod"] == pytest.approx(0.75 * left["rod"])
 
 
-def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_nemo_rl_leaves_its_launch_for_status(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_stages, "_run_here", lambda *_, **__: None)
     monkeypatch.setattr(run_stages, "lacking", lambda stages, config: [])
@@ -219,7 +213,7 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     assert commands and all(line.endswith(" launcher.kind=nemo_rl") for line in commands)
 
 
-def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_a_run_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = nemo_rod("status", "runs/toy")
     assert done.returncode == 2

@@ -52,7 +52,7 @@ RESULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_normalised_accuracy_where_it_is_defined() -> None:
+def test_normalised_accuracy_where_it_is_defined():
     entry = entry_for("a", RESULTS)
     assert entry["accuracy"] == 1.0 and entry["leaves"]["a"]["metric"] == "acc_norm"
     # x has one question, asked with two choices, and no normalised accuracy; y has three
@@ -62,18 +62,18 @@ def test_normalised_accuracy_where_it_is_defined() -> None:
     assert entry["leaves"]["x"]["metric"] == "acc" and entry["leaves"]["x"]["few_shot"] == 5
 
 
-def test_a_task_without_accuracy_is_refused() -> None:
+def test_a_task_without_accuracy_is_refused():
     results = RESULTS | {"results": {"a": {"exact_match,none": 1.0}}}
     with pytest.raises(ValueError, match=r"Task a reports \['exact_match,none'\]"):
         entry_for("a", results)
 
 
-def test_capabilities_weigh_their_entries_alike() -> None:
+def test_capabilities_weigh_their_entries_alike():
     accuracy = {"a": 0.5, "b": 0.25, "group": 0.75, "c": 0.1}
     assert capability_accuracy(CAPABILITIES, accuracy) == {"knowledge": 0.5, "sense": 0.1}
 
 
-def test_digest_of_prompts() -> None:
+def test_digest_of_prompts():
     samples = [sample(0), sample(1)]
     assert prompts_digest(samples) == prompts_digest(samples[::-1])
     assert prompts_digest(samples) != prompts_digest([sample(0), sample(1, "other")])
@@ -93,14 +93,14 @@ def store(folder: Path, sources: list[SourceSpec], holdout_fraction: float) -> N
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blocks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks") / "blocks"
     sources = [source("new", "adaptation", "dialect:0:0.25"), source("old", "replay", "markov:0")]
     store(folder, sources, holdout_fraction=0.2)
     return folder
 
 
-def test_questions_are_what_follows_in_the_block(blocks: Path) -> None:
+def test_questions_are_what_follows_in_the_block(blocks):
     held, tokenizer = BlockStore(blocks, split="holdout"), load_tokenizer("byte")
     (old,) = [place for place in held.sources if place.role == "replay"]
     made = list(questions(held, old, tokenizer, 20))
@@ -115,7 +115,7 @@ def test_questions_are_what_follows_in_the_block(blocks: Path) -> None:
     assert {question["answer"] for question in made} == set(range(NUM_CHOICES))
 
 
-def test_too_few_held_out_blocks_are_refused(tmp_path: Path) -> None:
+def test_too_few_held_out_blocks_are_refused(tmp_path):
     store(tmp_path / "b", [source("old", "replay", "markov:0", 2_000)], holdout_fraction=0.06)
     with pytest.raises(ValueError, match="held-out blocks, expected 4 or more"):
         write_held_out_tasks(
@@ -130,12 +130,12 @@ def test_too_few_held_out_blocks_are_refused(tmp_path: Path) -> None:
         (["+tasks.capabilities.a=[sciq]", "+tasks.capabilities.b=[]"], r"capabilities\.b lists no"),
     ],
 )
-def test_two_lists_of_tasks_or_an_empty_one_are_refused(words: list[str], sentence: str) -> None:
+def test_two_lists_of_tasks_or_an_empty_one_are_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         composed("recipe=toy_synthetic", *words)
 
 
-def test_the_papers_list_has_its_four_groups() -> None:
+def test_the_papers_list_has_its_four_groups():
     tasks = composed("recipe=toy_synthetic", "tasks=paper").tasks
     assert [len(names) for names in tasks.capabilities.values()] == [21, 15, 4, 13]
     names = [name for listed in tasks.capabilities.values() for name in listed]
@@ -163,9 +163,7 @@ def arguments_for(backend: str) -> set[str]:
     ("backend", "own"),
     [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
 )
-def test_a_backend_has_every_argument_of_its_job(
-    backend: str, own: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_backend_has_every_argument_of_its_job(backend, own, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     arguments = {"dtype": "float32", **own}
     job = job_of(tmp_path, Path("tasks.json"), backend=backend, arguments=arguments)
@@ -208,7 +206,7 @@ def job_for(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) ->
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_lm_eval_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
+def test_lm_eval_agrees_with_torch(blocks, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -245,7 +243,7 @@ def test_lm_eval_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
 
 
-def test_mamba_without_kernels_refuses_long_texts() -> None:
+def test_mamba_without_kernels_refuses_long_texts():
     pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import make, token_losses
 
@@ -271,7 +269,7 @@ def test_mamba_without_kernels_refuses_long_texts() -> None:
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: Path) -> None:
+def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks, tmp_path):
     pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import write
 
@@ -287,7 +285,7 @@ def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: P
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None:
+def test_vllm_answers_as_transformers_does(blocks, tmp_path):
     pytest.importorskip("vllm", reason="the other backend needs vLLM: pip install vllm")
     job = job_for(blocks, tmp_path, num_questions=40, head_dim=64)
     eager = {"enforce_eager": True, "max_model_len": 128, "gpu_memory_utilization": 0.3}
@@ -303,7 +301,7 @@ def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_lm_eval_knows_the_papers_tasks() -> None:
+def test_lm_eval_knows_the_papers_tasks():
     capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
     names, manager = (
         [name for listed in capabilities.values() for name in listed],
@@ -316,7 +314,7 @@ def test_lm_eval_knows_the_papers_tasks() -> None:
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_every_arm_gets_the_same_questions_through_the_command_line(tmp_path: Path) -> None:
+def test_every_arm_gets_the_same_questions_through_the_command_line(tmp_path):
     """lm-eval reads a trained arm and a merged one as the base."""
     names = ("base", "no_replay", "merge_0.5")
     kept = ("dialect", "chain_0", "chain_1")

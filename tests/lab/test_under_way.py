@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_build import FakeRun, write_run
+from test_build import write_run
 
 from nemo_rod.lab.metrics import metrics_of
 from nemo_rod.lab.report import build_report
@@ -30,7 +30,7 @@ def write_partial(folder: Path, steps: int, total: int) -> None:
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> FakeRun:
+def begun(tmp_path):
     """Without an evaluated arm: blocks, base and specialist are done, RoD is at step 4 of 10."""
     run = write_run(tmp_path / "runs" / "small", arms=("no_replay",))
     arms = run.folder / "arms"
@@ -40,7 +40,7 @@ def begun(tmp_path: Path) -> FakeRun:
     return run
 
 
-def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
+def test_parts_are_there_in_progress_or_missing(begun):
     parts = parts_of(begun.folder, ["base", "no_replay", "fixed_32", "rod"])
     assert {part.label: part.state for part in parts} == {
         "blocks": "done", "base": "trained", "no replay": "trained", "fixed 32 %": "to do",
@@ -61,7 +61,7 @@ def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
         build_report(nowhere)
 
 
-def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> None:
+def test_a_page_before_any_evaluation_says_what_is_missing(begun):
     assert build_report(begun.folder, arms=["base", "no_replay", "fixed_32", "rod"]) is None
     report = begun.folder / "report"
     page = (report / "index.html").read_text()
@@ -72,7 +72,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     assert not (report / "results.json").exists()
 
 
-def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path) -> None:
+def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path):
     run = write_run(tmp_path / "small", arms=("base", "no_replay"))
     write_partial(run.folder / "arms" / "rod.partial", 2, 10)
     launch = run.folder / "launch" / "1" / "config.yaml"
@@ -91,7 +91,7 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path)
     assert "Missing from" not in (run.folder / "report" / "index.html").read_text()
 
 
-def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
+def test_curves_begin_before_the_first_step(begun):
     parts = parts_of(begun.folder)
     charts = {name: picture.figure for name, picture in curves_of(parts).items()}
     points = {
@@ -108,7 +108,7 @@ def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     assert curves_of([part for part in parts if part.label == "base"]) == {}
 
 
-def test_curves_against_hours_colours_and_scores(tmp_path: Path) -> None:
+def test_curves_against_hours_colours_and_scores(tmp_path):
     """The base is apart, hours add up, an arm's colour is the frontier's; Vega draws all of it."""
     import vl_convert
 

@@ -76,9 +76,7 @@ PLAIN: dict[str, Outcome] = {
         ({"no_replay": (0.0, 2.0, 0.0)}, "better", "Nothing was forgotten even without replay"),
     ],
 )
-def test_rod_is_judged_against_fixed_replay_at_its_own_share(
-    change: dict[str, Outcome], says: str, advised: str
-) -> None:
+def test_rod_is_judged_against_fixed_replay_at_its_own_share(change, says, advised):
     verdict = told(PLAIN | change, seed=2)  # one draw in five tells equal arms apart
     assert verdict["says"] == says and verdict["advice"].startswith(advised)
     assert verdict["seeds"] == 1
@@ -86,7 +84,7 @@ def test_rod_is_judged_against_fixed_replay_at_its_own_share(
     assert (verdict["difference"] is None) == ("Against" not in text)
 
 
-def test_a_user_is_told_in_numbers() -> None:
+def test_a_user_is_told_in_numbers():
     first, frontier, cost, shown = sentences(told(PLAIN))
     assert first.startswith("Against fixed 20 % (+0.0 points of replay): better in both. RoD learn")
     assert "0.05" in first and "more and forgot 0.05" in first and first.endswith("less.")
@@ -113,7 +111,7 @@ RAW = ROOT / "docs" / "research"
     "file", [*sorted(RAW.glob("controls/*.json")), *sorted(RAW.glob("budgets/*.json"))],
     ids=lambda file: f"{file.parent.name} {file.stem}",
 )  # fmt: skip
-def test_a_measured_fixed_share_is_not_said_to_beat_its_neighbours(file: Path) -> None:
+def test_a_measured_fixed_share_is_not_said_to_beat_its_neighbours(file):
     """Each lies below the line between them, by as much as RoD was once praised for."""
     measured = json.loads(file.read_text())["arms"]
     plain = {name: arm for name, arm in measured.items() if re.fullmatch(r"no_.*|fixed_\d+", name)}
@@ -129,7 +127,7 @@ def test_a_measured_fixed_share_is_not_said_to_beat_its_neighbours(file: Path) -
 
 
 @pytest.mark.parametrize("left_out", [name for name in CURVE if name not in ("no_replay",)])
-def test_fixed_replay_is_never_said_to_beat_fixed_replay(left_out: str) -> None:
+def test_fixed_replay_is_never_said_to_beat_fixed_replay(left_out):
     """Of far neighbours nothing is said, because the frontier sags between them."""
     outcomes = {name: value for name, value in CURVE.items() if name != left_out}
     verdict = told(outcomes | {"rod": CURVE[left_out]}, noise=0.002)
@@ -138,7 +136,7 @@ def test_fixed_replay_is_never_said_to_beat_fixed_replay(left_out: str) -> None:
     assert verdict["says"] != "better"
 
 
-def test_between_near_shares_the_gain_is_the_distance_from_their_line() -> None:
+def test_between_near_shares_the_gain_is_the_distance_from_their_line():
     near = {"fixed_40": (0.4, 1.743, 0.16), "fixed_45": (0.45, 1.767, 0.145)}
     verdict = told({**near, "no_replay": CURVE["no_replay"], "rod": (0.4, 1.735, 0.152)}, noise=0.0)
     part = np.log(0.16 / 0.152) / np.log(0.16 / 0.145)
@@ -155,7 +153,7 @@ def test_between_near_shares_the_gain_is_the_distance_from_their_line() -> None:
         (None, "At equal cost in all: not judged, no fixed share was trained for as long as RoD "),
     ],
 )
-def test_fixed_replay_that_was_trained_for_longer(cost: float | None, told_first: str) -> None:
+def test_fixed_replay_that_was_trained_for_longer(cost, told_first):
     run, results = made_up(PLAIN | {"fixed_20_total": (0.2, 1.7, 0.1)})
     results["arms"]["fixed_20_total"] |= {"compute_in_all": cost, "trained_tokens": 3300}
     results["arms"]["fixed_20_total"]["design"]["of"] = "fixed_20"
@@ -164,7 +162,7 @@ def test_fixed_replay_that_was_trained_for_longer(cost: float | None, told_first
     assert sentences(verdict)[2].startswith(told_first)
 
 
-def test_what_one_would_do_instead_is_compared_and_is_no_fixed_replay() -> None:
+def test_what_one_would_do_instead_is_compared_and_is_no_fixed_replay():
     """A lower rate at RoD's very share does not stand for fixed replay there."""
     others: dict[str, Outcome] = {
         "fixed_20_lower_lr_3": (0.2, 2.3, 0.02), "fixed_20_merge_0.8": (0.2, 2.15, 0.08),
@@ -185,7 +183,7 @@ def test_what_one_would_do_instead_is_compared_and_is_no_fixed_replay() -> None:
     assert verdict["frontier"]["between"] == []
 
 
-def test_an_early_stop_is_compared_where_it_had_forgotten_as_much() -> None:
+def test_an_early_stop_is_compared_where_it_had_forgotten_as_much():
     run, results = made_up(PLAIN)
     stops = {
         name: [
@@ -209,7 +207,7 @@ def test_an_early_stop_is_compared_where_it_had_forgotten_as_much() -> None:
     )
 
 
-def test_nine_in_ten_intervals_hold_the_true_difference() -> None:
+def test_nine_in_ten_intervals_hold_the_true_difference():
     inside = 0
     for seed in range(200):
         difference = told(PLAIN, noise=0.1, num_blocks=60, seed=seed)["difference"]
@@ -218,7 +216,7 @@ def test_nine_in_ten_intervals_hold_the_true_difference() -> None:
     assert 0.87 <= inside / 200 <= 0.93
 
 
-def test_too_few_blocks_are_said_to_be_too_few() -> None:
+def test_too_few_blocks_are_said_to_be_too_few():
     verdict = told(PLAIN, noise=0.3, num_blocks=8)
     assert verdict["says"] == "not_judged"
     assert re.fullmatch(
@@ -227,7 +225,7 @@ def test_too_few_blocks_are_said_to_be_too_few() -> None:
     )  # fmt: skip
 
 
-def test_over_seeds_the_interval_is_students() -> None:
+def test_over_seeds_the_interval_is_students():
     verdicts = [verdict_of(*made_up(PLAIN, noise=0.0, seed=s)) for s in range(3)]
     for verdict, gain in zip(verdicts, (0.01, 0.02, 0.03), strict=True):
         assert verdict is not None
@@ -240,7 +238,7 @@ def test_over_seeds_the_interval_is_students() -> None:
     assert "Take RoD" in advice(merged)
 
 
-def test_fixed_replay_that_repeats_few_blocks_is_named() -> None:
+def test_fixed_replay_that_repeats_few_blocks_is_named():
     """RoD draws from all replay; nothing is said of a fixed arm that went as often through it."""
     run, results = made_up({**PLAIN, "fixed_22": (0.22, 2.11, 0.04)})
     for passes, is_named in ((2.0, False), (12.0, True)):

@@ -1,7 +1,5 @@
 """What the tests of the trainer share."""
 
-from collections.abc import Iterator
-
 import pytest
 
 
@@ -11,13 +9,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def megatron() -> None:
+def megatron():
     """Makes Megatron importable without CUDA; the import takes seconds."""
     import nemo_rod.megatron  # noqa: F401
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone():
     """This process as the only rank of a job."""
     import torch.distributed as dist
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from architectures import tensors  # noqa: E402
 from test_resume import assert_same_run  # noqa: E402
-from tiny import BATCH, LAYOUTS, Torchrun, configured, metric, prepare_beginning  # noqa: E402
+from tiny import BATCH, LAYOUTS, configured, metric, prepare_beginning  # noqa: E402
 
 from nemo_rod.checkpoints.losses import load  # noqa: E402
 from nemo_rod.config import Optimisation  # noqa: E402
@@ -35,7 +35,7 @@ F = torch.nn.functional
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Path:
+def trained(tmp_path_factory, torchrun):
     """The folder of all jobs, trained one after the other on two processes."""
     root = tmp_path_factory.mktemp("alternatives")
     prepare_beginning(root)
@@ -108,7 +108,7 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", JOBS)
-def test_terms_train_as_plain_arithmetic(trained: Path, name: str) -> None:
+def test_terms_train_as_plain_arithmetic(trained, name):
     terms = JOBS[name][1]
     weights = {n: w.float() for n, w in tensors(trained / name / "hf").items()}
     error = apart(by_hand(trained, trained / name, terms), weights)
@@ -119,9 +119,7 @@ def test_terms_train_as_plain_arithmetic(trained: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(
-    trained: Path, torchrun: Torchrun, tmp_path: Path
-) -> None:
+def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(trained, torchrun, tmp_path):
     name = "both_tp2_sp"
     whole = Path(shutil.copytree(trained / name, tmp_path / "whole"))
     shutil.rmtree(trained / name / "hf")

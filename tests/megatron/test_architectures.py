@@ -8,7 +8,6 @@ The oracle is Hugging Face's own model of the same checkpoint.
 import functools
 import json
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ TRIED = {
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoints(tmp_path_factory):
     """Folder of an architecture's checkpoint; all lie in one."""
     root = tmp_path_factory.mktemp("architectures")
 
@@ -113,11 +112,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="module")
-def scored(
-    checkpoints: Callable[[str], Path],
-    torchrun: Torchrun,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., dict[tuple[str, str], dict[str, Any]]]:
+def scored(checkpoints, torchrun, tmp_path_factory):
     """The worker's lines about models in layouts of as many processes."""
 
     @functools.cache
@@ -163,7 +158,7 @@ def assert_trained_by_the_next_token_alone(name: str, counts: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.architectures) for name in OTHERS)]
 )
-def test_losses_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
+def test_losses_are_hugging_faces(name, checkpoints, scored):
     row = scored(TOGETHER if name in FAST else OTHERS, ("single",))[name, "single"]
     assert_scores_and_exports(checkpoints(name), row)
     assert_trained_by_the_next_token_alone(name, row["objective"])
@@ -171,14 +166,14 @@ def test_losses_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> N
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", LEFT_ON)
-def test_any_other_loss_is_refused(name: str, scored: Any) -> None:
+def test_any_other_loss_is_refused(name, scored):
     refused = scored(TOGETHER, ("single",))[name, "single"]["refused"]
     assert re.search(LEFT_ON[name][2], refused), refused
     assert refused.startswith("The model would also be trained by ")
 
 
 @pytest.mark.timeout(900)
-def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: Any) -> None:
+def test_a_load_that_leaves_something_out_is_refused(checkpoints, scored):
     rows = scored(TOGETHER, ("single",))
     assert rows[MISNAMED, "single"]["refused"] == (
         f"{checkpoints(MISNAMED)} leaves 1 parameter(s) of the model without a tensor "
@@ -197,7 +192,7 @@ def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: A
 @pytest.mark.parametrize(
     ("name", "layout"), [(name, layout) for name in ARCHITECTURES for layout in TRIED[name]]
 )
-def test_losses_in_every_layout(name: str, layout: str, checkpoints: Any, scored: Any) -> None:
+def test_losses_in_every_layout(name, layout, checkpoints, scored):
     row = scored((name,), tuple(TRIED[name]))[name, layout]
     if layout in refusals(name):
         assert str(checkpoints(name)) in row["refused"]
@@ -207,7 +202,7 @@ def test_losses_in_every_layout(name: str, layout: str, checkpoints: Any, scored
 
 
 @pytest.mark.architectures
-def test_a_gap_on_one_pipeline_stage_is_refused_by_all(scored: Any) -> None:
+def test_a_gap_on_one_pipeline_stage_is_refused_by_all(scored):
     refused = scored((MISNAMED,), ("pp2",))[MISNAMED, "pp2"]["refused"]
     assert "leaves 1 parameter(s) of the model without a tensor (embedding." in refused
     assert "1 tensor(s) without a place in the model (backbone.embedding.weight)" in refused
@@ -265,9 +260,7 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def chain(
-    checkpoints: Any, torchrun: Torchrun, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Chain]:
+def chain(checkpoints, torchrun, tmp_path_factory):
     @functools.cache
     def made(name: str) -> Chain:
         return Chain(tmp_path_factory.mktemp(name), torchrun, name, checkpoints(name))
@@ -278,7 +271,7 @@ def chain(
 @pytest.mark.architectures
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_job_runs_and_agrees_with_hugging_face(name: str, chain: Any) -> None:
+def test_every_job_runs_and_agrees_with_hugging_face(name, chain):
     run = chain(name)
     store = run.setting.store
     first = run.records("rod", "single")[0]
@@ -304,7 +297,7 @@ def test_every_job_runs_and_agrees_with_hugging_face(name: str, chain: Any) -> N
 @pytest.mark.architectures
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_evaluation_and_merge_are_hugging_faces(name: str, chain: Any) -> None:
+def test_evaluation_and_merge_are_hugging_faces(name, chain):
     run = chain(name)
     store = BlockStore(run.setting.blocks, split="holdout")
     for model, folder in run.models.items():
@@ -325,7 +318,7 @@ def test_evaluation_and_merge_are_hugging_faces(name: str, chain: Any) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_same_choice_in_every_layout(name: str, arm: str, chain: Any) -> None:
+def test_same_choice_in_every_layout(name, arm, chain):
     run = chain(name)
     single = run.records(arm, "single")
     assert [record.step for record in single] == list(range(STEPS))

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,7 +104,7 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blocks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared") / "blocks"
     sources = [
         SourceSpec(name=role, role=role, kind="synthetic", files=[file], max_bytes=20_000)
@@ -117,7 +115,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def fresh():
     """Megatron keeps settings of attention in the environment, and refuses another model's."""
     yield
     from megatron.core import parallel_state
@@ -132,9 +130,7 @@ def fresh() -> Iterator[None]:
     ("kind", "settings", "refusal"),
     [*BASES, *(pytest.param(*row, marks=pytest.mark.slow) for row in FURTHER)],
 )
-def test_a_base_is_equal_or_refused_by_name(
-    kind: str, settings: dict, refusal: str, blocks: Path, tmp_path: Path
-) -> None:
+def test_a_base_is_equal_or_refused_by_name(kind, settings, refusal, blocks, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from nemo_rod.megatron.base_losses import FILE, compare_base

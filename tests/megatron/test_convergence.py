@@ -26,7 +26,7 @@ def slow_converged_at(losses, tolerance, patience):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_rule_is_what_it_says(seed: int) -> None:
+def test_the_rule_is_what_it_says(seed):
     random = np.random.default_rng(seed)
     values = 2 * np.exp(-np.arange(30) / 6) + 0.1 * random.random(30)
     losses = [(5 * (i + 1), float(value)) for i, value in enumerate(values)]
@@ -36,11 +36,11 @@ def test_the_rule_is_what_it_says(seed: int) -> None:
             assert actual == slow_converged_at(losses, tolerance, patience)
 
 
-def test_losses_that_go_on_falling_never_converge() -> None:
+def test_losses_that_go_on_falling_never_converge():
     assert Rule(0.01, 1, 1).converged_at([(i, 5 - 0.1 * i) for i in range(40)]) is None
 
 
-def test_the_loss_is_that_of_new_sources_by_their_size() -> None:
+def test_the_loss_is_that_of_new_sources_by_their_size():
     look = {
         "validation/adaptation/a/loss": 2.0,
         "validation/adaptation/b/loss": 3.0,
@@ -69,7 +69,7 @@ def converging(tiny: Setting, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_before_and_after_converging_equals_uninterrupted(tiny: Setting) -> None:
+def test_killed_before_and_after_converging_equals_uninterrupted(tiny):
     whole, broken = converging(tiny, "whole_converging"), converging(tiny, "broken_converging")
     tiny.torchrun(2, "nemo_rod.megatron", whole)
     kill_after(4, broken, 2)

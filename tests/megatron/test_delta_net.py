@@ -29,8 +29,8 @@ def rule(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **_: Any) -> tuple[torch.
     ],
 )
 def test_versions_with_known_faults_are_refused_on_blackwell(
-    version: str | None, capability: Any, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    version, capability, refused, monkeypatch
+):
     def find(name: str) -> str:
         if version is None:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -48,7 +48,7 @@ def test_versions_with_known_faults_are_refused_on_blackwell(
         delta_net.refuse_faulty_kernels(provider)
 
 
-def test_the_probe_finds_gradients_that_are_nan_and_calls_that_differ() -> None:
+def test_the_probe_finds_gradients_that_are_nan_and_calls_that_differ():
     from megatron.core.ssm import gated_delta_net
 
     if not hasattr(gated_delta_net, "common"):

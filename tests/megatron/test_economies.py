@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from places import WORKERS
 from test_resume import assert_same_run
-from tiny import BATCH, Torchrun, configured, metric, prepare_beginning, printed
+from tiny import BATCH, configured, metric, prepare_beginning, printed
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore
@@ -27,7 +27,7 @@ Found = tuple[Path, dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Found:
+def trained(tmp_path_factory, torchrun):
     """The folder of all jobs, and the worker's line about each."""
     root = tmp_path_factory.mktemp("economies")
     prepare_beginning(root)
@@ -57,7 +57,7 @@ def write(root: Path, name: str) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "again"), [("selective", "core"), ("full", "layer")])
-def test_what_is_computed_again_trains_the_same_bits(name: str, again: str, trained: Found) -> None:
+def test_what_is_computed_again_trains_the_same_bits(name, again, trained):
     root, results = trained
     plain, calls = results["plain"]["calls"], results[name]["calls"]
     assert plain["layer training"] == plain["core training"] == STEPS * MICRO_BATCHES
@@ -72,7 +72,7 @@ def test_what_is_computed_again_trains_the_same_bits(name: str, again: str, trai
 
 
 @pytest.mark.timeout(900)
-def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained: Found) -> None:
+def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained):
     root, results = trained
     assert results["plain"]["gradients"] == results["wide"]["gradients"] == "torch.float32"
     assert results["narrow"]["gradients"] == "torch.bfloat16"
@@ -84,7 +84,7 @@ def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained: Found) -
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU refuses them")
-def test_an_optimizer_that_is_not_there_is_refused(trained: Found) -> None:
+def test_an_optimizer_that_is_not_there_is_refused(trained):
     _, results = trained
     assert results["aware"]["refused"] == (
         "train.precision_aware_optimizer=true needs the Adam of TransformerEngine, which is not "

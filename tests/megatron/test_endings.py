@@ -17,9 +17,7 @@ from nemo_rod.signals import Stopped
         (16, RuntimeError, "Megatron ended the process with exit status 16"),  # a rerun differed
     ],
 )
-def test_only_an_exit_without_a_fault_is_a_stop(
-    status: int, error: type[BaseException], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_exit_without_a_fault_is_a_stop(status, error, sentence, monkeypatch):
     from nemo_rod.megatron import train_job
 
     monkeypatch.setattr(train_job, "pretrain", lambda *_, **__: sys.exit(status))

@@ -15,7 +15,7 @@ from nemo_rod.jobs import ExportJob
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Parallel(), Parallel(tensor=2)])
-def test_a_saved_step_is_what_was_validated_then(tiny: Setting, layout: Parallel) -> None:
+def test_a_saved_step_is_what_was_validated_then(tiny, layout):
     """Validated after step 10 of 20; the last step equals the export at the end, bit for bit."""
     out = tiny.root / f"exported_tp{layout.tensor}"
     tiny.rod_run(out, layout, checkpoint__every=10)

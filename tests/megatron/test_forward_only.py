@@ -75,7 +75,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
          "or scoring.micro_batch_size to train.micro_batch_size and"),
     ],
 )  # fmt: skip
-def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_what_scoring_would_break_is_refused(settings, sentence):
     message = refusal(**settings)
     assert message is not None and message.startswith("Selection does not work with ")
     assert sentence in message
@@ -91,12 +91,12 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
         {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
     ],
 )  # fmt: skip
-def test_what_is_safe_is_not_refused(settings: dict[str, Any]) -> None:
+def test_what_is_safe_is_not_refused(settings):
     assert refusal(**settings) is None
 
 
 @pytest.mark.parametrize(("overlap", "sizes"), [(False, [3, 3]), (True, [4, 4])])
-def test_scoring_pads_its_last_pass_where_one_shape_runs(overlap: bool, sizes: list[int]) -> None:
+def test_scoring_pads_its_last_pass_where_one_shape_runs(overlap, sizes):
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     def group(size: int) -> SimpleNamespace:
@@ -115,7 +115,7 @@ def test_scoring_pads_its_last_pass_where_one_shape_runs(overlap: bool, sizes: l
     assert set(share) >= {i for i in range(len(share), 11)}
 
 
-def test_recipes_may_be_megatrons_own_names() -> None:
+def test_recipes_may_be_megatrons_own_names():
     from megatron.core.enums import Fp8Recipe
 
     delayed = refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.delayed)
@@ -123,7 +123,7 @@ def test_recipes_may_be_megatrons_own_names() -> None:
     assert refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.mxfp8) is None
 
 
-def test_a_language_model_that_its_provider_freezes_is_trained() -> None:
+def test_a_language_model_that_its_provider_freezes_is_trained():
     from nemo_rod.megatron.objective import next_token_alone
 
     # defaults of Megatron-Bridge's Qwen3VLMoEModelProvider, whose import takes long
@@ -135,9 +135,7 @@ def test_a_language_model_that_its_provider_freezes_is_trained() -> None:
     assert provider.freeze_vision_model and provider.freeze_vision_projection
 
 
-def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nemo_rl_exports_weights_that_every_replica_has_gathered(monkeypatch):
     """Hooks of the next forward pass would gather them; an export has no such pass."""
     from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
     from nemo_rod.megatron import gaps
@@ -157,7 +155,7 @@ def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
     assert done == ["gathered", "gathered", "hf"]
 
 
-def test_estimates_from_training_losses_need_training_without_dropout() -> None:
+def test_estimates_from_training_losses_need_training_without_dropout():
     from nemo_rod.megatron.scoring.training_losses import refuse_dropout
 
     refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.0))
@@ -165,7 +163,7 @@ def test_estimates_from_training_losses_need_training_without_dropout() -> None:
         refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.1))
 
 
-def test_the_indexer_of_sparse_attention_is_refused() -> None:
+def test_the_indexer_of_sparse_attention_is_refused():
     """Built by name: Megatron's own sparse attention needs kernels of a GPU."""
     from nemo_rod.megatron import objective
 
@@ -182,14 +180,14 @@ def test_the_indexer_of_sparse_attention_is_refused() -> None:
     assert loss.endswith("the sparse attention's indexer in core_attention") and "without" in cure
 
 
-def test_megatrons_sparse_attention_calls_its_indexer_so() -> None:
+def test_megatrons_sparse_attention_calls_its_indexer_so():
     name = "megatron.core.transformer.experimental_attention_variant.dsa"
     attention = pytest.importorskip(name).DSAttention
     assert "indexer" in attention.__init__.__code__.co_names
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int) -> None:
+def test_context_parallel_ranks_share_positions_out_and_put_them_back(size):
     from nemo_rod.megatron.scoring.scoring_pass import at_their_places, own_positions
 
     whole = torch.arange(1, 1 + 2 * 16).view(2, 16)
@@ -204,9 +202,7 @@ def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int)
     assert torch.equal(back, whole)
 
 
-def test_graphs_of_transformer_engine_are_kept_where_scoring_runs_eagerly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_graphs_of_transformer_engine_are_kept_where_scoring_runs_eagerly(monkeypatch):
     """A training step replays them, and scoring in evaluation mode does not look at them."""
     from megatron.core.transformer import module
 
@@ -223,7 +219,7 @@ def test_graphs_of_transformer_engine_are_kept_where_scoring_runs_eagerly(
     assert "replays graphs" in (refusal(cuda_graph_impl="transformer_engine") or "")
 
 
-def test_scoring_leaves_no_maxima_in_the_logged_attention_logits() -> None:
+def test_scoring_leaves_no_maxima_in_the_logged_attention_logits():
     from nemo_rod.megatron.scoring.forward_only import forward_only
 
     chunk: Any = torch.nn.Linear(2, 2)
@@ -234,7 +230,7 @@ def test_scoring_leaves_no_maxima_in_the_logged_attention_logits() -> None:
     assert chunk.current_max_attn_logits is training
 
 
-def test_frozen_submodules_stay_in_evaluation_mode() -> None:
+def test_frozen_submodules_stay_in_evaluation_mode():
     from nemo_rod.megatron.scoring.forward_only import forward_only
 
     trained, frozen = torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout())

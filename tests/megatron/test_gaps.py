@@ -63,7 +63,7 @@ def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> 
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path: Path) -> None:
+def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path):
     written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
     save(tmp_path / "hf", written)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
@@ -87,9 +87,7 @@ def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path: Pat
         *[(same, same) for same in (b'{"dtype": "auto"}', b'{"dtype": null}', b'{"x_dtype": "a"}')],
     ],
 )  # fmt: skip
-def test_the_configuration_names_the_type_of_the_weights(
-    config: bytes, expected: bytes, tmp_path: Path
-) -> None:
+def test_the_configuration_names_the_type_of_the_weights(config, expected, tmp_path):
     base, made = tmp_path / "base", tmp_path / "made"
     base.mkdir()
     made.mkdir()
@@ -104,15 +102,13 @@ def test_the_configuration_names_the_type_of_the_weights(
     ("written", "tied", "lost"),
     [([HEAD, EMBEDDING], False, LAST), ([EMBEDDING, LAST], False, HEAD), ([LAST], True, EMBEDDING)],
 )
-def test_an_export_that_lacks_a_tensor_is_refused(
-    written: list[str], tied: bool, lost: str, tmp_path: Path
-) -> None:
+def test_an_export_that_lacks_a_tensor_is_refused(written, tied, lost, tmp_path):
     sentence = rf"The export to {tmp_path / 'hf'} lacks 1 tensor\(s\) of the model \({lost}\)"
     with pytest.raises(ValueError, match=sentence):
         save(tmp_path / "hf", {"model-1.safetensors": written}, tied=tied)
 
 
-def test_models_that_others_load_get_no_head_for_further_tokens() -> None:
+def test_models_that_others_load_get_no_head_for_further_tokens():
     import transformers
     from megatron.bridge import AutoBridge
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from test_side_effects import DROPOUT, assert_update_is_ordinary
-from tiny import ARCHITECTURE, BATCH, MOE_ARCHITECTURE, Setting, Torchrun
+from tiny import ARCHITECTURE, BATCH, MOE_ARCHITECTURE, Setting
 
 from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
@@ -35,7 +35,7 @@ Made = Callable[[str], Setting]
 
 
 @pytest.fixture(scope="module")
-def made(torchrun: Torchrun, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(torchrun, tmp_path_factory):
     """The tiny setting with or without experts, in a precision."""
 
     @functools.cache
@@ -61,14 +61,14 @@ def assert_holds(setting: Setting, layout: str, processes: int) -> None:
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "context"])
-def test_layout_of_two_processes(made: Made, layout: str) -> None:
+def test_layout_of_two_processes(made, layout):
     assert_holds(made(layout), layout, 2)
 
 
 @pytest.mark.gpus
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs or more")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_of_all_gpus(made: Made, layout: str) -> None:
+def test_layout_of_all_gpus(made, layout):
     if layout == "context" and importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("TransformerEngine is not installed")
     assert_holds(made(layout), layout, GPUS)

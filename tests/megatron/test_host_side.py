@@ -9,14 +9,12 @@ import torch
 from corpus_cases import run
 from tiny import sources
 
-from nemo_rod.corpus import BlockStore
-
 pytestmark = pytest.mark.usefixtures("megatron")
 SIZE = 64
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> BlockStore:
+def store(tmp_path_factory):
     return run(tmp_path_factory.mktemp("host_side"), sources(), block_size=SIZE)
 
 
@@ -32,9 +30,7 @@ def made_on_the_host(tokens_BS: np.ndarray) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("length", [SIZE, SIZE // 2, SIZE // 8])
-def test_int32_tokens_are_sent_once_and_the_rest_is_derived(
-    store: BlockStore, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int32_tokens_are_sent_once_and_the_rest_is_derived(store, length, monkeypatch):
     from nemo_rod.megatron import batches
 
     sent: list[torch.Tensor] = []
@@ -56,7 +52,7 @@ def test_int32_tokens_are_sent_once_and_the_rest_is_derived(
     assert {tuple(one.shape) for one in sent} == {(2, min(SIZE, length + 1))}
 
 
-def test_chunks_share_batches_that_are_made_once(store: BlockStore) -> None:
+def test_chunks_share_batches_that_are_made_once(store):
     from nemo_rod.megatron.batches import for_each, micro_batches
 
     first, second = for_each(micro_batches(store, np.arange(4), 2), 2)
@@ -67,9 +63,7 @@ def test_chunks_share_batches_that_are_made_once(store: BlockStore) -> None:
     assert len(list(first)) == len(list(second)) == 1
 
 
-def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
-    monkeypatch: pytest.MonkeyPatch, store: BlockStore
-) -> None:
+def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(monkeypatch, store):
     """Fetching the losses of a step of estimated scores waits for the backward pass."""
     from nemo_rod.megatron import rod_selector
 

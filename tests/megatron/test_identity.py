@@ -43,7 +43,7 @@ def trained_job(tiny: Setting) -> TrainJob:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("difference", CHANGES)
-def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, difference: str) -> None:
+def test_a_run_on_something_else_is_refused(tiny, tmp_path, difference):
     from nemo_rod.megatron.train_job import train
 
     job = dataclasses.replace(trained_job(tiny), **CHANGES[difference](tiny, tmp_path))
@@ -54,9 +54,7 @@ def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, diffe
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_older_megatron_than_the_one_that_saved_is_refused(
-    tiny: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_megatron_than_the_one_that_saved_is_refused(tiny, monkeypatch):
     from nemo_rod.megatron import identity
     from nemo_rod.megatron.train_job import train
 
@@ -81,8 +79,8 @@ def test_an_older_megatron_than_the_one_that_saved_is_refused(
     ],
 )  # fmt: skip
 def test_an_optimizer_that_the_layout_cannot_load_is_refused(
-    tiny: Setting, tmp_path: Path, was_sharded: bool, parallel: Parallel, saved_with: str
-) -> None:
+    tiny, tmp_path, was_sharded, parallel, saved_with
+):
     from nemo_rod.megatron.train_job import train
 
     job = dataclasses.replace(trained_job(tiny), out=str(tmp_path / "arm"))

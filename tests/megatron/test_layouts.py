@@ -79,7 +79,7 @@ def assert_validated(setting: Setting, losses: dict[str, float], checkpoint: Pat
         assert losses[name] == pytest.approx(expected, abs=1e-5)
 
 
-def test_choice_equals_plain_arithmetic_on_exported_weights(tiny: Setting) -> None:
+def test_choice_equals_plain_arithmetic_on_exported_weights(tiny):
     records = tiny.single()
     assert_choice_is_plain_arithmetic(tiny, records, tiny.weights())
     first, is_replay = records[0], tiny.store.is_replay(records[0].block_ids)
@@ -87,7 +87,7 @@ def test_choice_equals_plain_arithmetic_on_exported_weights(tiny: Setting) -> No
     assert (first.score[is_replay] == 0).all()  # exactly, at the base
 
 
-def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(tiny: Setting) -> None:
+def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(tiny):
     records = tiny.single(**PREFIX)
     # a quarter of 64 tokens are 16 positions; the target of the last is token 17
     assert_choice_is_plain_arithmetic(tiny, records, tiny.weights(**PREFIX), length=17)
@@ -97,7 +97,7 @@ def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(tiny: Setti
     assert any((a.chosen != b.chosen).any() for a, b in pairs)
 
 
-def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting) -> None:
+def test_validation_is_the_loss_on_held_out_blocks(tiny):
     tiny.single()
     rows = [json.loads(line) for line in (tiny.root / "single" / "metrics.jsonl").open()]
     validated = [row["step"] for row in rows if any(key.startswith("validation/") for key in row)]
@@ -110,7 +110,7 @@ def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting) -> None:
 
 
 @pytest.mark.layouts
-def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) -> None:
+def test_validation_is_of_whole_weights_from_the_first_step_on(tiny):
     """The trainer gathers the weights of other replicas only from its second step on."""
     losses = {}
     for layout in ("single", "dp2_distopt"):
@@ -123,7 +123,7 @@ def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) ->
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", ["single", "dp2"])
-def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> None:
+def test_every_micro_batch_of_a_validation_beats(tiny, layout):
     """The watch over ranks must not take a long validation for a stalled rank."""
     num_blocks, micro_batch, every, steps = 8, 4, 3, 6  # the first two as the job has them
     parallel = LAYOUTS[layout]
@@ -141,7 +141,7 @@ def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> 
 
 
 @pytest.fixture(scope="module")
-def mamba(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setting:
+def mamba(tmp_path_factory, torchrun):
     return Setting(tmp_path_factory.mktemp("mamba"), torchrun, MAMBA)
 
 
@@ -158,9 +158,7 @@ def mamba(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setti
         *(("mamba", name, {}) for name in MAMBA_LAYOUTS),
     ],
 )
-def test_same_choice_and_training_in_every_layout(
-    model: str, layout: str, scoring: dict[str, int], request: pytest.FixtureRequest
-) -> None:
+def test_same_choice_and_training_in_every_layout(model, layout, scoring, request):
     setting = request.getfixturevalue(model)
     layouts = {"tiny": LAYOUTS, "moe": MOE_LAYOUTS, "mamba": MAMBA_LAYOUTS}
     parallel = layouts[model][layout]
@@ -176,7 +174,7 @@ def test_same_choice_and_training_in_every_layout(
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny: Setting) -> None:
+def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny):
     references = References.open(tiny.references, tiny.store)
     pools, policy = tiny.arm("rod").pools(), EstimatedScores(Joint(), every=5)
     for record in tiny.single(**ESTIMATED):
@@ -196,7 +194,7 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny: Se
 
 
 @pytest.mark.layouts
-def test_a_policy_without_scores_observes_the_losses_of_training(tiny: Setting) -> None:
+def test_a_policy_without_scores_observes_the_losses_of_training(tiny):
     policy, pools = ODM(), tiny.arm("rod").pools()
     for record in tiny.single(**BANDIT):
         assert np.isnan(record.score).all() and np.isnan(record.threshold)
@@ -215,7 +213,7 @@ def test_a_policy_without_scores_observes_the_losses_of_training(tiny: Setting) 
 
 
 @pytest.mark.layouts
-def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting) -> None:
+def test_mixture_of_experts_chooses_by_plain_arithmetic(moe):
     assert_choice_is_plain_arithmetic(moe, moe.single(), moe.weights())
 
 
@@ -235,8 +233,8 @@ def scores(torchrun: Torchrun, processes: int, *arguments: object) -> list[list[
     ],
 )
 def test_the_model_reads_a_prefix_alone_and_gives_the_loss_of_that_part(
-    torchrun: Torchrun, replicas: int, tensor: int, pipeline: int, sequence: int
-) -> None:
+    torchrun, replicas, tensor, pipeline, sequence
+):
     layout = (tensor, pipeline, sequence)
     for rows in scores(torchrun, replicas * tensor * pipeline, "prefix", *layout):
         assert [row["tokens"] for row in rows] == [64, 32, 16, 8]
@@ -260,12 +258,12 @@ def test_the_model_reads_a_prefix_alone_and_gives_the_loss_of_that_part(
         pytest.param(4, 1, marks=pytest.mark.layouts),
     ],
 )
-def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:
+def test_context_parallel_ranks_add_up(torchrun, context, replicas):
     for (row,) in scores(torchrun, context * replicas, "context", context):
         assert row["largest_difference"] < 1e-4
 
 
-def test_scoring_does_not_run_heads_for_later_tokens(torchrun: Torchrun) -> None:
+def test_scoring_does_not_run_heads_for_later_tokens(torchrun):
     ((row,),) = scores(torchrun, 1, "heads")
     assert row["same"]
     assert row["scoring"] == {"output layer": 2, "head": 0}  # two micro-batches

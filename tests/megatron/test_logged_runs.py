@@ -1,12 +1,10 @@
 """TensorBoard's and W&B's own files, read back, equal metrics.jsonl, also after a kill."""
 
 import json
-from pathlib import Path
 
 import pytest
 from logged import of_metrics, of_tensorboard, of_wandb
 from test_resume import kill_after
-from tiny import Setting
 
 from nemo_rod.config import Parallel
 from nemo_rod.files import read_json
@@ -18,9 +16,7 @@ TIMES = ("rod/seconds_", "rod/overhead", "host/model", "host/peak", "at_a_glance
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_is_one_curve_in_every_logger(
-    tiny: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_and_resumed_run_is_one_curve_in_every_logger(tiny, monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))  # no account: files

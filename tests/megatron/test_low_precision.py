@@ -7,7 +7,6 @@ tested. What its FP8 gives is for a GPU to tell (tests/gpu), and benchmarks/fp8_
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def engine(monkeypatch):
     """The names of TransformerEngine that are used, and nothing behind them.
 
     Returns the recipes that they received, whether a context is in effect, and what is available.
@@ -73,7 +72,7 @@ def model(*layers: torch.nn.Module, **config: Any) -> list:
     return [chunk]
 
 
-def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine: SimpleNamespace) -> None:
+def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine):
     from nemo_rod.megatron.scoring.low_precision import low_precision
 
     chunks = model(Linear(), torch.nn.ReLU())
@@ -103,7 +102,7 @@ def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine: SimpleNamespa
         (model(Linear(32, 24)), r"0\.0\.weight is 32x24"),
     ],
 )  # fmt: skip
-def test_models_that_do_not_fit_are_refused(chunks: list, sentence: str) -> None:
+def test_models_that_do_not_fit_are_refused(chunks, sentence):
     from nemo_rod.megatron.scoring.low_precision import refuse_unfit
 
     refuse_unfit(chunks, None)
@@ -115,9 +114,7 @@ def test_models_that_do_not_fit_are_refused(chunks: list, sentence: str) -> None
         refuse_unfit([torch.nn.ModuleDict({"0": model(Linear(16, 32))[0]})], "mxfp8")
 
 
-def test_machines_without_it_are_refused(
-    engine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_without_it_are_refused(engine, monkeypatch):
     from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 
     refuse_unavailable(None)
@@ -135,7 +132,7 @@ def test_machines_without_it_are_refused(
         refuse_unavailable("fp8")
 
 
-def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
+def test_jobs_are_refused_before_they_read_anything(tmp_path):
     from nemo_rod.megatron.forward_jobs import reference
     from nemo_rod.megatron.train_job import train
 
@@ -150,7 +147,7 @@ def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> None:
+def test_references_of_another_precision_are_refused_by_name(tmp_path):
     class Blocks:
         digest, tokenizer_fingerprint, block_size = "d", "t", 8
         num_adaptation, num_replay = 2, 2
@@ -203,12 +200,12 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
          r"variants\.other\.scoring\.precision=fp8 is not valid"),
     ],
 )  # fmt: skip
-def test_configurations_that_cannot_are_refused(overrides: list[str], sentence: str) -> None:
+def test_configurations_that_cannot_are_refused(overrides, sentence):
     words = ["scoring.precision=fp8", "domain.block_size=32", *overrides]
     with pytest.raises(ValueError, match=sentence):
         composed("recipe=toy", *words)
 
 
-def test_a_recipe_names_it() -> None:
+def test_a_recipe_names_it():
     config = composed("recipe=toy", "scoring.precision=fp8", "arms=[rod]")
     assert config.scoring.precision == "fp8"

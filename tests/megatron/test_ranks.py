@@ -1,20 +1,18 @@
 """Ranks of one job agree on results, losses and choices."""
 
-from typing import Any
-
 import pytest
 from places import WORKERS
-from tiny import Torchrun, printed
+from tiny import printed
 
 
 @pytest.fixture(scope="module")
-def ranks(torchrun: Torchrun) -> list[dict[str, Any]]:
+def ranks(torchrun):
     """The line of each of two tensor-parallel ranks."""
     outputs = torchrun(2, WORKERS / "ranks_worker.py", timeout=120)
     return [row for output in outputs for row in printed(output)]
 
 
-def test_ranks_agree_without_room_for_the_answers_of_all(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_agree_without_room_for_the_answers_of_all(ranks):
     for number, rank in enumerate(ranks):
         agreed = rank["agreed"]
         assert agreed["result"] == {"rank": 1}  # the recorder's
@@ -26,9 +24,7 @@ def test_ranks_agree_without_room_for_the_answers_of_all(ranks: list[dict[str, A
         assert agreed["worked"] == [0][number:]  # the first rank of a node alone
 
 
-def test_ranks_that_choose_differently_end_and_others_choose_the_same(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_ranks_that_choose_differently_end_and_others_choose_the_same(ranks):
     for rank in ranks:
         assert rank["one ulp"] == [0, 1]  # by losses that differ in a bit
         assert rank["refused"].keys() == {"own_job", "nemo_rl_worker"}

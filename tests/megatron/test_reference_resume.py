@@ -52,9 +52,7 @@ def killed(tiny: Setting, folders: list[Path], layouts: list[str], *, seed: int,
                      marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )  # fmt: skip
-def test_killed_at_any_step_it_ends_in_the_same_files(
-    tiny: Setting, num_folders: int, kills: int, layouts: list[str]
-) -> None:
+def test_killed_at_any_step_it_ends_in_the_same_files(tiny, num_folders, kills, layouts):
     whole = tiny.root / f"whole_{kills}"
     killed(tiny, [whole], ["single"], seed=0, most=0)
     assert len(list(whole.glob("part-*"))) > 3
@@ -66,7 +64,7 @@ def test_killed_at_any_step_it_ends_in_the_same_files(
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", ["dp2", "pp2", "tp2"])
-def test_references_are_the_same_in_every_layout(tiny: Setting, layout: str) -> None:
+def test_references_are_the_same_in_every_layout(tiny, layout):
     out = tiny.root / f"references_{layout}"
     tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job(tiny, out, layout))
     if layout != "tp2":  # the order in which a matrix's parts are added up shows in the last bits

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tiny import LAYOUTS, STEPS, Setting
+from tiny import LAYOUTS, STEPS
 
 from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
@@ -81,9 +81,7 @@ def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
         ("dp2", {"policy_name": "mix", "policy_options": {"forgetting": 0.05}}),
     ],
 )
-def test_killed_twice_and_resumed_equals_uninterrupted(
-    tiny: Setting, layout: str, scoring: dict[str, Any]
-) -> None:
+def test_killed_twice_and_resumed_equals_uninterrupted(tiny, layout, scoring):
     parallel = LAYOUTS[layout]
     guessed = f"_{scoring.get('policy_name', 'guessed')}" if scoring else ""
     whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
@@ -97,7 +95,7 @@ def test_killed_twice_and_resumed_equals_uninterrupted(
 
 
 @pytest.fixture(scope="module")
-def killed(tiny: Setting) -> Callable[[str, str], Path]:
+def killed(tiny):
     """The folder of a job that was killed after its sixth step in a layout."""
 
     @functools.cache
@@ -125,9 +123,7 @@ def killed(tiny: Setting) -> Callable[[str, str], Path]:
         ("tp2_pp2", "single", "mix"),
     ],
 )
-def test_resumed_in_another_layout_chooses_the_same(
-    tiny: Setting, killed: Callable[[str, str], Path], before: str, after: str, policy: str
-) -> None:
+def test_resumed_in_another_layout_chooses_the_same(tiny, killed, before, after, policy):
     layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}
     names = f"whole_single_{policy}", f"moved_{before}_{after}_{policy}"
     whole, moved = (tiny.root / name for name in names)

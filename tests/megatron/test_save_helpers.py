@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -28,7 +27,7 @@ if __name__ == "__main__":
 """
 
 
-def test_helpers_end_with_a_killed_rank(tmp_path: Path) -> None:
+def test_helpers_end_with_a_killed_rank(tmp_path):
     program = tmp_path / "rank.py"
     program.write_text(PROGRAM)
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250)

@@ -114,14 +114,14 @@ def assert_equal(one: Any, other: Any, where: str = "") -> None:
 @pytest.mark.layouts
 @pytest.mark.gpu  # whose random state, fused kernels and asynchronous copies a CPU does not have
 @pytest.mark.parametrize("case", CASES)
-def test_update_equals_an_ordinary_one(tiny: Setting, case: str) -> None:
+def test_update_equals_an_ordinary_one(tiny, case):
     if torch.cuda.is_available() and CASES[case][0].world_size > torch.cuda.device_count():
         pytest.skip(f"needs {CASES[case][0].world_size} GPUs")
     assert_update_is_ordinary(tiny, case, *CASES[case])
 
 
 @pytest.mark.layouts
-def test_update_of_routers_equals_an_ordinary_one(moe: Setting) -> None:
+def test_update_of_routers_equals_an_ordinary_one(moe):
     runs = both_runs(moe, "routers", MOE_LAYOUTS["dp2_ep2"], {"model": ROUTERS})
     assert_same_ends(runs)
     for rod, _ in runs:
@@ -135,7 +135,7 @@ def test_update_of_routers_equals_an_ordinary_one(moe: Setting) -> None:
 
 
 @pytest.mark.layouts
-def test_interleaved_schedule_with_default_communication_is_refused(tiny: Setting) -> None:
+def test_interleaved_schedule_with_default_communication_is_refused(tiny):
     folder = tiny.root / "default_p2p"
     job = tiny.rod_job(folder, LAYOUTS["pp2_vpp2"], steps=STEPS)
     wrong = {"overlap_p2p_comm": False, "batch_p2p_comm": True}

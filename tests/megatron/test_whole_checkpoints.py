@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from places import Later
 from test_resume import assert_same_run
-from tiny import LAYOUTS, STEPS, Setting
+from tiny import LAYOUTS, STEPS
 
 whole = Later("nemo_rod.megatron.whole_checkpoints")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -32,9 +32,7 @@ def checkpoints(folder: Path, *iterations: int) -> Path:
         *(("state 8", "8", content) for content in ("", WHOLE[:33], "checkpoint: {")),
     ],
 )  # fmt: skip
-def test_the_trackers_name_the_last_whole_checkpoint(
-    tmp_path: Path, state: str, iteration: str, config: str | None
-) -> None:
+def test_the_trackers_name_the_last_whole_checkpoint(tmp_path, state, iteration, config):
     """A kill left the state, the iteration and the configuration of step 8 so, None if missing."""
     folder = checkpoints(tmp_path / "checkpoints", 4, 8)
     (folder / STATE).write_text(state)
@@ -47,7 +45,7 @@ def test_the_trackers_name_the_last_whole_checkpoint(
     assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("4", "state 4")
 
 
-def test_what_is_whole_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_whole_is_left_alone(tmp_path, capsys):
     folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     whole.name_the_last_whole(folder)
@@ -57,7 +55,7 @@ def test_what_is_whole_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "none").exists()
 
 
-def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
+def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path):
     folder = checkpoints(tmp_path / "checkpoints", 4)
     (folder / "iter_0000004" / "run_config.yaml").unlink()
     whole.name_the_last_whole(folder)
@@ -71,9 +69,7 @@ def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
         *((said, 8) for said in (b"", b"\0\0\0", b"\xff\xfe", b"6", b"-1", b"release", b"8" * 999)),
     ],
 )  # fmt: skip
-def test_a_tracker_that_a_person_or_a_crash_wrote(
-    tmp_path: Path, said: bytes, expected: int
-) -> None:
+def test_a_tracker_that_a_person_or_a_crash_wrote(tmp_path, said, expected):
     folder = checkpoints(tmp_path / "checkpoints", 4, 8)
     (folder / TRACKER).write_bytes(said)
     whole.name_the_last_whole(folder)
@@ -89,7 +85,7 @@ def iterations(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Path) -> None:
+def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path):
     folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
     for _ in range(2):  # the second time over what the first time has left
         (folder / TRACKER).write_text("8")
@@ -101,7 +97,7 @@ def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Pa
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_left(tmp_path: Path, keep: int) -> None:
+def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_left(tmp_path, keep):
     from megatron.bridge.training.checkpointing import cleanup_old_non_persistent_checkpoint
 
     folder = checkpoints(tmp_path / "checkpoints", 10, 17, 20)
@@ -115,7 +111,7 @@ def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_left(tmp_path: Path,
     assert iterations(folder)[-1] == "iter_0000018"
 
 
-def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_configuration_appears_whole_or_not_at_all(tmp_path):
     class Config:
         def to_yaml(self, path: str) -> None:
             Path(path).write_text(WHOLE)
@@ -129,7 +125,7 @@ def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_resumes_from_the_checkpoint_before_to_the_bit(tiny: Setting) -> None:
+def test_a_run_resumes_from_the_checkpoint_before_to_the_bit(tiny):
     whole, killed = tiny.root / "rod_whole", tiny.root / "rod_killed"
     for folder in (whole, killed):
         tiny.rod_run(folder, LAYOUTS["single"], checkpoint__every=10)

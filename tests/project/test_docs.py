@@ -55,7 +55,7 @@ def targets(page: Path, text: str | None = None) -> list[tuple[str, Path, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     wrong = [
         link
         for link, file, anchor in targets(page)
@@ -64,13 +64,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not wrong, f"{name(page)} links to what is not there: {wrong}"
 
 
-def test_readme_leads_to_the_index_and_the_index_to_every_page() -> None:
+def test_readme_leads_to_the_index_and_the_index_to_every_page():
     index = ROOT / "docs" / "index.md"
     assert index in {file.resolve() for _, file, _ in targets(ROOT / "README.md")}
     assert {*DOCS} - {file.resolve() for _, file, _ in targets(index)} <= {index}
 
 
-def test_messages_and_comments_name_pages_that_exist() -> None:
+def test_messages_and_comments_name_pages_that_exist():
     texts = [ROOT / "Makefile", ROOT / "pyproject.toml"]
     for folder in ("nemo_rod", "hydra_configs", "recipes", "docker", "benchmarks", "requirements"):
         texts += [file for file in (ROOT / folder).rglob("*") if file.is_file()]
@@ -108,13 +108,13 @@ def calls(program: str) -> dict[tuple[str, str], list[str]]:
     return calls
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_exist():
     known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     known |= {lane.target for lane in lanes.LANES}
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
 
 
-def test_the_gpu_lanes_collect_their_own_files_alone(tmp_path: Path) -> None:
+def test_the_gpu_lanes_collect_their_own_files_alone(tmp_path):
     """An image for GPUs may lack Hypothesis, and collecting other tests would end in errors."""
     tests = {file: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
     files: list[str] = []
@@ -130,12 +130,12 @@ def test_the_gpu_lanes_collect_their_own_files_alone(tmp_path: Path) -> None:
     assert done.returncode == 0 and "error" not in done.stdout, done.stdout
 
 
-def test_files_of_lanes_exist() -> None:
+def test_files_of_lanes_exist():
     files = [file for lane in lanes.LANES for file in lane.only]
     assert files and [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_subcommands_exist() -> None:
+def test_subcommands_exist():
     known = {"--help", *re.findall(r"nemo-rod +([a-z]+)", nemo_rod("help", "all").stdout)}
     used = calls("nemo-rod").items()
     wrong = [call for call, (first, *_) in used if not {*first.split("|")} <= known]
@@ -162,7 +162,7 @@ def said() -> set[str]:
     return found
 
 
-def test_cures_that_are_commands_are_understood() -> None:
+def test_cures_that_are_commands_are_understood():
     """Of messages: every command in backquotes, and every key of a section of the configuration."""
     known = {*known_keys(), "cluster.num_nodes"}  # the latter: of NeMo-RL
     sections = {field.name for field in dataclasses.fields(Config)}
@@ -192,7 +192,7 @@ def test_cures_that_are_commands_are_understood() -> None:
     assert seen > 10 and not wrong, wrong
 
 
-def test_arguments_of_path_commands_are_understood() -> None:
+def test_arguments_of_path_commands_are_understood():
     mentions = {"export", "verify", "diff", "materialise", "export|verify|diff", "job=...", "..."}
     used = [
         words
@@ -217,7 +217,7 @@ def whole_recipes() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def my(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def my(tmp_path_factory):
     """The reader's own folder `my`, with the files that the documents tell to put there."""
     folder = tmp_path_factory.mktemp("reader") / "my"
     assert nemo_rod("init", "my", cwd=folder.parent).returncode == 0
@@ -228,7 +228,7 @@ def my(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("call", whole_recipes())
-def test_recipes_compose(call: str, my: Path) -> None:
+def test_recipes_compose(call, my):
     words = [word for word in whole_recipes()[call] if word not in ("--cfg", "job")]
     overrides = [word for word in words if word not in ("-m", "--config-dir", "my")]
     if "-m" in words:  # the first job of a sweep
@@ -238,7 +238,7 @@ def test_recipes_compose(call: str, my: Path) -> None:
     composed(*overrides)
 
 
-def test_a_second_domain_makes_replay_of_the_first(my: Path) -> None:
+def test_a_second_domain_makes_replay_of_the_first(my):
     folder = f"hydra.searchpath=[file://{my}]"
     first, second = (composed(f"recipe={name}", folder) for name in ("mine", "next"))
     specs = {spec.name: spec for spec in second.domain.specs}
@@ -248,7 +248,7 @@ def test_a_second_domain_makes_replay_of_the_first(my: Path) -> None:
     assert second.model.hf == "runs/mine/arms/rod/hf" and second.run_dir == "runs/next"
 
 
-def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+def test_commands_of_the_readme_run(tmp_path):
     """One after the other, as a reader types them; those of other programs have their own tests."""
     blocks = "\n".join(BLOCK.findall((ROOT / "README.md").read_text()))
     commands = re.findall(r"^nemo-rod (.*?)(?: *#.*)?$", blocks, re.MULTILINE)
@@ -278,7 +278,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
 # What is made from the code, and what is quoted from it
 
 
-def test_every_key_of_the_configuration_page_has_a_meaning() -> None:
+def test_every_key_of_the_configuration_page_has_a_meaning():
     text = config_page.page()
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if "|" in line]
     keys = {row[0].strip(): row[-1].strip() for row in rows if len(row) == 5 and "`" in row[0]}
@@ -313,7 +313,7 @@ def quoted() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 
-def test_quoted_errors_are_those_of_the_code() -> None:
+def test_quoted_errors_are_those_of_the_code():
     assert quoted()
     wrong = []
     for sentence in quoted():
@@ -323,7 +323,7 @@ def test_quoted_errors_are_those_of_the_code() -> None:
     assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
 
 
-def test_every_step_of_the_method_has_its_function() -> None:
+def test_every_step_of_the_method_has_its_function():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rows = re.findall(r"\| `([\w.]+)`.* in \[([\w/.]+)\]\(([\w/.]+)\) \|$", text, re.MULTILINE)
     assert len(rows) == 8
@@ -335,7 +335,7 @@ def test_every_step_of_the_method_has_its_function() -> None:
             body = function.body  # type: ignore[attr-defined]
 
 
-def test_tables_are_made_from_raw_numbers(tmp_path: Path) -> None:
+def test_tables_are_made_from_raw_numbers(tmp_path):
     """A number that is typed is found; a table without raw numbers says that it has none."""
     program = ROOT / "benchmarks" / "_tables.py"
     pages = [ROOT / "README.md", *(ROOT / "docs" / "research").glob("*.md")]

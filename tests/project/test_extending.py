@@ -37,7 +37,7 @@ PARTS = (
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """The folder that the example is installed into."""
     folder = tmp_path_factory.mktemp("installed")
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(folder))
@@ -47,7 +47,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(installed, tmp_path_factory):
     """The folder of a run that has a part of each kind of the example's."""
     cwd = tmp_path_factory.mktemp("extended")
     write_rows(cwd / "new.csv")
@@ -67,7 +67,7 @@ def write_rows(path: Path) -> None:
             table.writerow(["en" if number % 3 == 0 else "de", text])
 
 
-def test_policy_and_score(run: Path) -> None:
+def test_policy_and_score(run):
     arm = run / "arms" / "rod"
     folders = [run / "references" / name for name in ("specialist", "base")]
     references = References.open(folders, BlockStore(run / "blocks"))
@@ -94,13 +94,13 @@ def test_policy_and_score(run: Path) -> None:
     assert read_json(arm / "arm.json")["policy_name"] == "capped"
 
 
-def test_reader(run: Path) -> None:
+def test_reader(run):
     manifest = read_json(run / "blocks" / "adaptation" / "new" / "manifest.json")
     (file,) = manifest["files"]
     assert (file["name"], file["documents"]) == ("new.csv", 40)
 
 
-def test_a_reader_resumes_at_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_resumes_at_a_record(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     csv_files: Any = importlib.import_module("nemo_rod_example.csv_files")
     write_rows(tmp_path / "new.csv")
@@ -116,7 +116,7 @@ def test_a_reader_resumes_at_a_record(tmp_path: Path, monkeypatch: pytest.Monkey
     assert begun + list(opened().records(first.position())) == texts
 
 
-def test_logger_and_launcher(run: Path) -> None:
+def test_logger_and_launcher(run):
     for name in ("no_replay", "rod"):
         shown = read_lines(run / "arms" / name / "lines.jsonl")
         kept = read_lines(run / "arms" / name / "metrics.jsonl")
@@ -131,7 +131,7 @@ def test_logger_and_launcher(run: Path) -> None:
     assert all(float(seconds) > 0 for _, seconds in rows)
 
 
-def test_measurement_section_and_stage(run: Path) -> None:
+def test_measurement_section_and_stage(run):
     from safetensors.numpy import load_file
 
     for name in ARMS:
@@ -147,14 +147,14 @@ def test_measurement_section_and_stage(run: Path) -> None:
     assert means == pytest.approx(pairs.tolist(), abs=1e-4)
 
 
-def test_no_training_imports_the_lab_or_the_hosts(run: Path) -> None:
+def test_no_training_imports_the_lab_or_the_hosts(run):
     for name in ("no_replay", "rod"):
         modules = modules_logger.imported(run / "arms" / name)
         assert {"nemo_rod.megatron.rod_selector", "nemo_rod_example.lines"} <= {*modules}
         assert not [m for m in modules if re.match(r"nemo_rod\.(lab|hosts)\b", m)]
 
 
-def test_metric_and_figure(run: Path) -> None:
+def test_metric_and_figure(run):
     arm, report = run / "arms" / "rod", run / "report"
     with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
         for record, row in zip(curriculum, read_lines(arm / "metrics.jsonl"), strict=True):
@@ -168,7 +168,7 @@ def test_metric_and_figure(run: Path) -> None:
     assert {"compute.svg", "compute.png"} <= {file.name for file in (report / "figures").iterdir()}
 
 
-def test_command(run: Path, installed: Path) -> None:
+def test_command(run, installed):
     file = run / "arms" / "rod" / "curriculum.rod"
     rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")
     share = sum(row["rod/replay_share"] for row in rows) / STEPS
@@ -178,7 +178,7 @@ def test_command(run: Path, installed: Path) -> None:
     assert "Of installed packages: replay-share, shares" in helped.stdout
 
 
-def test_host(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host(installed, monkeypatch):
     """It hands on the container of its job to our own host, which refuses that by a sentence."""
     monkeypatch.syspath_prepend(str(installed))
     monkeypatch.setattr(parts, "registered", parts.registered.__wrapped__)
@@ -187,7 +187,7 @@ def test_host(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_in.install("own_trainer", job, roles={"a": "replay"}, multiplier=0)
 
 
-def test_a_second_run_has_nothing_to_do(run: Path, installed: Path) -> None:
+def test_a_second_run_has_nothing_to_do(run, installed):
     done = nemo_rod("run", *RECIPE, *PARTS, cwd=run.parent, packages=installed)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(": done before") == 9 - 1  # all but the report, which is made again
@@ -211,9 +211,7 @@ FILE, ANY = "FILE.py:NAME", "or a name that a package registers."
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),
     ],
 )
-def test_what_no_package_provides_is_refused(
-    word: str, sentence: str, installed: Path, tmp_path: Path
-) -> None:
+def test_what_no_package_provides_is_refused(word, sentence, installed, tmp_path):
     done = nemo_rod("run", *RECIPE, *PARTS, word, cwd=tmp_path, packages=installed)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
@@ -233,9 +231,7 @@ def test_what_no_package_provides_is_refused(
         ("commands", "bad = json:main", "bad", "'bad' is registered as json:main"),
     ],
 )  # fmt: skip
-def test_a_part_that_cannot_be_imported_is_refused(
-    kind: str, point: str, words: str, sentence: str, tmp_path: Path
-) -> None:
+def test_a_part_that_cannot_be_imported_is_refused(kind, point, words, sentence, tmp_path):
     folder = tmp_path / "bad-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
@@ -248,7 +244,7 @@ def test_a_part_that_cannot_be_imported_is_refused(
     assert sentence in done.stderr
 
 
-def test_the_page_shows_the_code_of_the_example() -> None:
+def test_the_page_shows_the_code_of_the_example():
     page = (ROOT / "docs" / "extending.md").read_text()
     blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     code = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]

@@ -1,7 +1,6 @@
 """Files are read with one sentence about what is wrong with them."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from nemo_rod.selection.curriculum.journal import read_rows
         ('{"b": 1}', r"lacks the key 'a', found \['b'\]"),
     ],
 )
-def test_damaged_json_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+def test_damaged_json_is_named(tmp_path, text, sentence):
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(file))} {sentence}"):
@@ -30,7 +29,7 @@ def test_damaged_json_is_named(tmp_path: Path, text: str, sentence: str) -> None
         read_json(file, "a")
 
 
-def test_last_line_may_be_cut_and_no_other(tmp_path: Path) -> None:
+def test_last_line_may_be_cut_and_no_other(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0}\n{"step": 1}\n{"st')
     assert read_lines(file) == read_rows(file) == [{"step": 0}, {"step": 1}]
@@ -39,7 +38,7 @@ def test_last_line_may_be_cut_and_no_other(tmp_path: Path) -> None:
         read_lines(file)
 
 
-def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
+def test_record_that_was_cut_goes_on(tmp_path):
     record = StageLog(tmp_path, "rod")
     with record.only_one(), record.attempt():
         pass
@@ -52,7 +51,7 @@ def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["-1", "1e17", "NaN", '"now"', "null"])
-def test_times_that_are_no_dates_are_damage(tmp_path: Path, time: str) -> None:
+def test_times_that_are_no_dates_are_damage(tmp_path, time):
     record = StageLog(tmp_path, "rod")
     record.path.parent.mkdir(parents=True)
     record.path.write_text(f'{{"time": {time}, "event": "done"}}\n')
@@ -60,9 +59,7 @@ def test_times_that_are_no_dates_are_damage(tmp_path: Path, time: str) -> None:
         record.events()
 
 
-def test_variables_of_an_allocation_count_only_in_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_an_allocation_count_only_in_its_steps(tmp_path, monkeypatch):
     record = StageLog(tmp_path, "rod")
     record.path.parent.mkdir(parents=True)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
@@ -77,7 +74,7 @@ def test_variables_of_an_allocation_count_only_in_its_steps(
         assert began.get("nodes") == (left["SLURM_JOB_NODELIST"] if step else None)
 
 
-def test_a_whole_file_or_none(tmp_path: Path) -> None:
+def test_a_whole_file_or_none(tmp_path):
     write_whole(tmp_path / "folder" / "file", b"one")
     write_whole(tmp_path / "folder" / "file", b"two")
     assert [p.read_bytes() for p in (tmp_path / "folder").iterdir()] == [b"two"]
@@ -86,6 +83,6 @@ def test_a_whole_file_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", "../x", "-x", "x\ny", "x;y", "röd", "x y", "x" * 121]
 )
-def test_names_are_those_of_folders(name: str) -> None:
+def test_names_are_those_of_folders(name):
     with pytest.raises(ValueError, match=r"arm name .* must consist of letters"):
         check_name("arm", name)

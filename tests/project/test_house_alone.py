@@ -32,7 +32,7 @@ def without(room: str, wheel: Path, folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ["lab", "hosts"])
-def test_a_recipe_runs_without_a_room(room: str, wheel: Path, tmp_path: Path) -> None:
+def test_a_recipe_runs_without_a_room(room, wheel, tmp_path):
     environment, cwd = without(room, wheel, tmp_path / "installed"), tmp_path / "cwd"
     cwd.mkdir()
     stages = STAGES if room == "lab" else ("run",)  # with the report
@@ -49,7 +49,7 @@ def test_a_recipe_runs_without_a_room(room: str, wheel: Path, tmp_path: Path) ->
     assert not [name for name in trained if re.match(r"nemo_rod\.(lab|hosts)\b", name)]
 
 
-def test_a_package_without_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_metadata_says_so(monkeypatch):
     monkeypatch.setattr(parts, "registered", lambda: ({}, {}))
     monkeypatch.setattr("sys.argv", ["nemo-rod", "status", "run"])
     for call in (lambda: parts.load("hosts", "megatron_bridge"), cli._run_command):
@@ -65,7 +65,7 @@ def test_a_package_without_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         ("run recipe=toy_synthetic report.prompts=[]", "There is no key report.prompts: "),
     ],
 )
-def test_what_is_not_there_is_said(words: str, sentence: str, wheel: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(words, sentence, wheel, tmp_path):
     environment = without("lab", wheel, tmp_path)
     done = nemo_rod(*words.split(), cwd=tmp_path, env=environment)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +32,7 @@ ENVIRONMENT = (
 
 
 @pytest.fixture(autouse=True)
-def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_account(monkeypatch, tmp_path):
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
         monkeypatch.delenv(name)
@@ -47,12 +46,12 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("[wandb,wandb]", ("wandb",)), ("[]", ()),
     ],
 )  # fmt: skip
-def test_none_one_or_several(typed: str, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_none_one_or_several(typed, names, tmp_path):
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
     assert logger_names(config.logger) == names
 
 
-def test_every_logger_of_a_trainer_shows_the_metrics() -> None:
+def test_every_logger_of_a_trainer_shows_the_metrics():
     shown: list[Any] = []
     log = SimpleNamespace(log_metrics=lambda metrics, step: shown.append((step, metrics)))
     state = SimpleNamespace(tensorboard_logger=None, wandb_logger=None)
@@ -76,7 +75,7 @@ SOURCE = "validation/replay/{}/loss"
         ["a//b/../c"], ["\N{FULL BLOCK}", "😀", "0"],
     ],
 )  # fmt: skip
-def test_names_of_sources_are_legal_and_differ_in_every_logger(names: list[str]) -> None:
+def test_names_of_sources_are_legal_and_differ_in_every_logger(names):
     """By MLflow's own rules, as in its `_validate_metric_name`; its test if it is installed."""
     known = known_metrics({SOURCE.format(name): value for value, name in enumerate(names)})
     for logger in ("tensorboard", "wandb", "comet", "mlflow"):
@@ -94,7 +93,7 @@ def test_names_of_sources_are_legal_and_differ_in_every_logger(names: list[str])
     assert legal_names(plain, "mlflow") == plain
 
 
-def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first() -> None:
+def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first():
     rows = sorted(known_metrics(dict.fromkeys(documented(), 0.0)), key=str.lower)
     assert len(rows) == len(documented()), "two metrics of one name"
     first = ["adaptation_loss", "forgetting", "replay_share", "tokens_per_second", "training_loss"]
@@ -103,15 +102,13 @@ def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first() ->
     assert [name for name in rows if name.startswith("rod/") and "<source>" in name] == []
 
 
-def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"wandb is not .* pip install .*\[wandb\]', or"):
         check_installed(["wandb"])
 
 
-def test_wandb_without_an_account_writes_to_files_and_says_so_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wandb_without_an_account_writes_to_files_and_says_so_once(tmp_path, capsys):
     prepare_runs(["wandb"], tmp_path)
     output = capsys.readouterr().err
     assert output.count("\n") == 1 and "no account here (set WANDB_API_KEY" in output
@@ -123,9 +120,7 @@ def test_wandb_without_an_account_writes_to_files_and_says_so_once(
 
 
 @pytest.mark.parametrize("how", ["key", "netrc", "mode"])
-def test_an_account_or_a_mode_of_the_users_is_left_alone(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_account_or_a_mode_of_the_users_is_left_alone(how, tmp_path, monkeypatch, capsys):
     if how == "key":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     elif how == "mode":
@@ -138,9 +133,7 @@ def test_an_account_or_a_mode_of_the_users_is_left_alone(
     assert "hidden" not in (tmp_path / "run" / "loggers.json").read_text()
 
 
-def test_a_second_run_of_the_process_begins_as_the_first_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_of_the_process_begins_as_the_first_did(tmp_path, monkeypatch):
     """The first goes on with a run of MLflow, which its folder knows; the second begins one."""
 
     def environment() -> dict[str, str]:
@@ -168,7 +161,7 @@ def test_a_second_run_of_the_process_begins_as_the_first_did(
     assert known_runs(tmp_path / "rod")["mlflow"] == "abc"
 
 
-def test_the_users_server_serves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_server_serves_every_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
     for arm in ("rod", "no_replay"):
         prepared = prepare_runs(["mlflow"], tmp_path / arm)
@@ -210,7 +203,7 @@ wandb.finish()
 
 
 @pytest.mark.timeout(1500)
-def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
+def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path):
     """Real TensorBoard and real W&B, offline: the first is killed after step 8, resumed at 6.
 
     Steps that both have done are the second attempt's.
@@ -230,7 +223,7 @@ def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
     assert online["rod/rho_replay_p10"] == curve and "rod/threshold" not in online
 
 
-def test_a_run_of_nemo_rl_that_is_made_again_has_its_curve_alone(tmp_path: Path) -> None:
+def test_a_run_of_nemo_rl_that_is_made_again_has_its_curve_alone(tmp_path):
     """Without a checkpoint it begins at step 0, also on the curve."""
     pytest.importorskip("tensorboard")
     from logged import of_tensorboard
@@ -305,7 +298,7 @@ CURVES = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}  # the first arm is res
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_arms_of_one_process_are_runs_of_their_own(tmp_path: Path, name: str) -> None:
+def test_arms_of_one_process_are_runs_of_their_own(tmp_path, name):
     """Real W&B, offline, and real MLflow."""
     pytest.importorskip(name)
     done = subprocess.run(

@@ -32,7 +32,7 @@ def documented() -> set[str]:
     return names
 
 
-def test_the_page_has_every_metric_of_a_step() -> None:
+def test_the_page_has_every_metric_of_a_step():
     pool = Pool(0, np.arange(4), np.array([False, False, True, True]))
     loss = np.ones(4, dtype=np.float32)
     choice = choose(pool, Joint(), 2, loss, 0 * loss)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-from pathlib import Path
 
 import pytest
 from places import ROOT
@@ -29,7 +28,7 @@ def licence(name: str) -> str | None:
     return text or (metadata.get("License") or "")[:60]
 
 
-def test_packages_with_obligations_are_named() -> None:
+def test_packages_with_obligations_are_named():
     page = (ROOT / "docs" / "support.md").read_text().partition("## Licences\n")[2]
     named = {*re.findall(r"`([a-z-]+)`", page.partition("\n## ")[0])}
     pinned = {
@@ -45,7 +44,7 @@ def test_packages_with_obligations_are_named() -> None:
 
 
 @pytest.mark.parametrize("file", PINNED, ids=lambda file: file.stem)
-def test_pins_have_digests_of_their_files(file: Path) -> None:
+def test_pins_have_digests_of_their_files(file):
     hashed = (file.parent / "hashed" / file.name).read_text()
     entries = re.findall(
         r"^(\S+==\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", hashed, re.MULTILINE

@@ -36,6 +36,7 @@ ALONE = {
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 MOST_LINES = 19_200  # of the house; 15,500 is where it should come back to
+MOST_LINES_OF_TESTS = 35_000  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"
@@ -80,7 +81,7 @@ def modules(*rooms: str) -> list[Path]:
     return [file for file in sorted(PACKAGE.rglob("*.py")) if not rooms or room(file) in rooms]
 
 
-def test_import_arrows_run_one_way() -> None:
+def test_import_arrows_run_one_way():
     wrong = []
     for file in modules():
         source = room(file)
@@ -98,7 +99,7 @@ def test_import_arrows_run_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_data_needs_no_heavy_library_and_selection_numpy_alone() -> None:
+def test_data_needs_no_heavy_library_and_selection_numpy_alone():
     """Adapters of other people's formats import their libraries when they are used."""
     allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy"}
     wrong = [
@@ -111,12 +112,17 @@ def test_data_needs_no_heavy_library_and_selection_numpy_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_house_stays_small() -> None:
+def test_the_house_stays_small():
     lines = sum(file.read_text().count("\n") for file in modules() if room(file) not in NEIGHBOURS)
     assert lines <= MOST_LINES
 
 
-def test_docstrings_have_one_form() -> None:
+def test_the_tests_stay_small():
+    files = (ROOT / "tests").rglob("*.py")
+    assert sum(file.read_text().count("\n") for file in files) <= MOST_LINES_OF_TESTS
+
+
+def test_docstrings_have_one_form():
     """Entries begin in lower case, but for names; those of Raises are a plain clause."""
     wrong = re.compile(
         r"^    [^:]+: (?!(?:Megatron|Hugging|Ray)\b)(?:[A-Z][a-z]*|if|naming) .*", re.M
@@ -129,7 +135,7 @@ def test_docstrings_have_one_form() -> None:
                         assert not wrong.findall(section), file
 
 
-def test_every_part_of_ours_is_there(wheel: Path) -> None:
+def test_every_part_of_ours_is_there(wheel):
     """Those of the house lie in it; a wheel registers the others, as pyproject.toml has them."""
     beside = {kind: {n: p.value for n, p in parts.beside(kind).items()} for kind in parts.HOUSE}
     for tables, rooms in ((parts.HOUSE, HOUSE), (beside, (*NEIGHBOURS, None))):
@@ -158,7 +164,7 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def test_programs_import_what_is_there() -> None:
+def test_programs_import_what_is_there():
     """Also those that only slow lanes start, and those that tests hold as text."""
     wrong = []
     for folder in ("benchmarks", "recipes", "tests"):
@@ -207,7 +213,7 @@ def names_of(module: str) -> set[str]:
     return defined
 
 
-def test_imports_are_light() -> None:
+def test_imports_are_light():
     program = (
         "import sys; from nemo_rod import cli, corpus, selection; from nemo_rod.upstream import "
         f"functions; print(*(set(sys.modules) & {HEAVY!r}))"
@@ -218,7 +224,7 @@ def test_imports_are_light() -> None:
     assert done.stdout.split() == []
 
 
-def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
+def test_wheel_carries_code_recipes_and_configs(wheel):
     expected = {file.relative_to(ROOT).as_posix() for file in modules()}
     expected |= {f"nemo_rod/lab/report/{name}" for name in ("page.html", "paper.json")}
     expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi"}
@@ -234,7 +240,7 @@ def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
     assert len(files) == len(set(files)), "the wheel carries a file twice"
 
 
-def test_the_page_on_pypi_has_no_dead_link(wheel: Path) -> None:
+def test_the_page_on_pypi_has_no_dead_link(wheel):
     archive = zipfile.ZipFile(wheel)
     (file,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = email.message_from_bytes(archive.read(file))
@@ -249,7 +255,7 @@ def test_the_page_on_pypi_has_no_dead_link(wheel: Path) -> None:
     assert re.findall(r"\]\((?!https://)", linked) == []
 
 
-def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_outside_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = (
         "import sys; sys.path.insert(0, '.'); from nemo_rod.config import config_folder as f; "
@@ -264,7 +270,7 @@ def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(wheel, tmp_path_factory):
     """What `pip install nemo-rod` makes of an empty environment: the wheel and what it requires."""
     folder = tmp_path_factory.mktemp("plain")
     zipfile.ZipFile(wheel).extractall(folder)
@@ -287,9 +293,7 @@ def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "extras"),
     [("run", "data,bridge,report"), ("prepare", "data"), ("report", "report")],
 )
-def test_plain_wheel_says_in_one_sentence_what_to_install(
-    plain: Path, tmp_path: Path, command: str, extras: str
-) -> None:
+def test_plain_wheel_says_in_one_sentence_what_to_install(plain, tmp_path, command, extras):
     done = subprocess.run(
         # without site-packages
         [sys.executable, "-S", "-m", "nemo_rod.cli", command, "recipe=toy", "arms=[merge_0.6]"],
@@ -313,7 +317,7 @@ def kept_files() -> list[Path]:
     return [path for name in done.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_no_file_names_a_path_of_one_machine() -> None:
+def test_no_file_names_a_path_of_one_machine():
     pattern = re.compile(r"(?<![\w.>}])/(?:work|root|home/[a-z]\w*)/")
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"

@@ -5,7 +5,6 @@ import importlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ MISSPELT = [
 ]
 
 
-def test_checkers_find_misspelt_words_and_nothing_else(tmp_path: Path) -> None:
+def test_checkers_find_misspelt_words_and_nothing_else(tmp_path):
     every = tmp_path / "every.py"
     every.write_text("import nemo_rod\n" + "".join(f"nemo_rod.{name}\n" for name in names))
     right, wrong = [every, LOOP, EXAMPLES / "references.py", AFTER], []
@@ -60,7 +59,7 @@ def test_checkers_find_misspelt_words_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in names if name != "__version__"])
-def test_public_docstrings_have_an_example(name: str) -> None:
+def test_public_docstrings_have_an_example(name):
     """Those that need neither files nor a model are run."""
     public = getattr(nemo_rod, name)
     there = vars(importlib.import_module(public.__module__)) | {"np": np}

@@ -9,8 +9,7 @@ import queue
 import re
 import signal
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,14 +31,14 @@ HERE = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def megatron() -> None:
+def megatron():
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 
 
 DEPRECATED = re.compile("GPTModel|.*ModelProvider|gpt_model|gpt_provider")
 
 
-def test_no_module_needs_a_class_that_nvidia_is_about_to_delete() -> None:
+def test_no_module_needs_a_class_that_nvidia_is_about_to_delete():
     """Main of Megatron-LM makes every model a HybridModel, and main of Bridge by builders."""
     for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
         for node in ast.parse(file.read_text()).body:
@@ -53,7 +52,7 @@ def test_no_module_needs_a_class_that_nvidia_is_about_to_delete() -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.where)
-def test_what_is_installed_was_tested(function: Function) -> None:
+def test_what_is_installed_was_tested(function):
     if not {*HERE} & {*function.roads}:
         pytest.skip("another host")
     assert function.problem() is None
@@ -62,7 +61,7 @@ def test_what_is_installed_was_tested(function: Function) -> None:
         assert ", ".join(signature.parameters) in function.signatures
 
 
-def test_every_road_has_functions() -> None:
+def test_every_road_has_functions():
     assert {road for function in FUNCTIONS for road in function.roads} == {*functions.ROADS}
     assert all(function.package for function in FUNCTIONS)
     functions.check(*HERE)
@@ -123,7 +122,7 @@ def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
             yield f"{home}.{node.args[1].value}"
 
 
-def test_all_that_is_replaced_is_listed() -> None:
+def test_all_that_is_replaced_is_listed():
     replaced_ones = {
         name
         for statement, names in parts()
@@ -140,7 +139,7 @@ def test_all_that_is_replaced_is_listed() -> None:
     }
 
 
-def test_all_that_is_called_with_several_places_is_listed() -> None:
+def test_all_that_is_called_with_several_places_is_listed():
     called = {
         name
         for statement, names in parts()
@@ -152,7 +151,7 @@ def test_all_that_is_called_with_several_places_is_listed() -> None:
     assert called <= LISTED
 
 
-def test_all_that_is_overridden_is_listed() -> None:
+def test_all_that_is_overridden_is_listed():
     overridden = set()
     for statement, names in parts():
         if isinstance(statement, ast.ClassDef):
@@ -197,12 +196,12 @@ def test_all_that_is_overridden_is_listed() -> None:
         ("read", "*, state, model", lambda model: 0, False),
     ],
 )
-def test_what_fits(use: Any, relies_on: str, installed: Callable, fits: bool) -> None:
+def test_what_fits(use, relies_on, installed, fits):
     function = Function("somewhere:f", use, ("scoring",), relies_on)
     assert function.fits(functions.inspect.signature(installed)) is fits
 
 
-def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch):
     """The group was the second parameter up to megatron-core 0.17; then a switch took its place."""
     from megatron import core
 
@@ -219,7 +218,7 @@ def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.M
     )
 
 
-def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_scoring_ask_before_anything_else(monkeypatch):
     from megatron.core import utils
 
     from nemo_rod.megatron import models, train_job
@@ -233,7 +232,7 @@ def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.Monke
         models.build(nothing, "", 8)
 
 
-def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_gone_is_refused(monkeypatch):
     from megatron.bridge.training import callbacks
 
     monkeypatch.delattr(callbacks.Callback, "on_train_end")
@@ -245,9 +244,7 @@ def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # What the doctor shows
 
 
-def test_the_doctor_shows_every_function(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_shows_every_function(monkeypatch, capsys):
     rows = json.dumps(doctor.function_rows("scoring"))
     monkeypatch.setattr(doctor, "_run", lambda command: f"Megatron says things\n{rows}\n")
     doctor.main(Namespace(functions="scoring"))
@@ -262,12 +259,12 @@ def test_the_doctor_shows_every_function(
 
 
 @pytest.mark.slow
-def test_the_doctor_looks_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_looks_in_a_process_of_its_own(capsys):
     doctor.main(Namespace(functions="all"))
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(FUNCTIONS)
 
 
-def test_the_doctor_says_no_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_no_with_the_sentence(monkeypatch):
     def fails(command: object) -> str:
         raise RuntimeError("ValueError: megatron.core.utils.f takes (b, a): expected (a, b)")
 
@@ -280,7 +277,7 @@ def test_the_doctor_says_no_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -
 # What changed between versions
 
 
-def test_experts_are_numbered_where_their_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_numbered_where_their_name_is_known(monkeypatch):
     from megatron.bridge.models.conversion import model_bridge
 
     from nemo_rod.cpu.plain import conversion
@@ -296,9 +293,7 @@ def test_experts_are_numbered_where_their_name_is_known(monkeypatch: pytest.Monk
         assert conversion._numbered_by_bridge(model_bridge) is numbered
 
 
-def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_own(monkeypatch):
     import torch
     from megatron.bridge.models.conversion import mapping_registry, model_bridge, param_mapping
 
@@ -322,7 +317,7 @@ def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_o
     assert own_module.hf_param == "experts.3.down"
 
 
-def test_a_signal_handler_is_entered_once() -> None:
+def test_a_signal_handler_is_entered_once():
     from megatron.bridge.training.utils.sig_utils import DistributedSignalHandler
 
     from nemo_rod.megatron.train_job import _SignalHandler
@@ -340,9 +335,7 @@ def test_a_signal_handler_is_entered_once() -> None:
         assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_checkpoints_are_written_without_fork(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_written_without_fork(tmp_path, monkeypatch):
     """A rank has threads, and a fork of it may wait for ever for a lock that one of them held."""
     train_job: Any = importlib.import_module("nemo_rod.megatron.train_job")
     module: Any = train_job.filesystem_async
@@ -358,7 +351,7 @@ def test_checkpoints_are_written_without_fork(
     assert {path.name for path in tmp_path.iterdir()} == {"one", "other"}
 
 
-def test_settings_and_counters_are_found_by_their_names() -> None:
+def test_settings_and_counters_are_found_by_their_names():
     config = SimpleNamespace(enable_cuda_graph=True, external_cuda_graph=False)
     assert changes.old_cuda_graph_flags(config) == ["enable_cuda_graph"]
     assert changes.old_cuda_graph_flags(SimpleNamespace()) == []

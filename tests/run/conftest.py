@@ -1,13 +1,11 @@
 """A real Slurm on this machine, for the tests that need one."""
 
-from collections.abc import Iterator
-
 import pytest
-from slurm_cluster import PROGRAMS, Cluster, path_of, slurm_cluster
+from slurm_cluster import PROGRAMS, path_of, slurm_cluster
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory):
     if missing := [program for program in PROGRAMS if path_of(program) is None]:
         pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:

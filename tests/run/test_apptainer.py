@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from command_line import composed
 from image_builder import debian
 from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, nemo_rod, write_job
-from slurm_cluster import Cluster, processes_of, slurm_cluster, wait_for
+from slurm_cluster import processes_of, slurm_cluster, wait_for
 
 from nemo_rod.run.launch.containers import mounts, render_apptainer
 from nemo_rod.run.launch.slurm import render_node
@@ -58,7 +58,7 @@ if told:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory):
     """Two nodes with addresses of their own.
 
     torchrun tells its nodes apart by address and process number, and each container counts its
@@ -69,7 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory):
     """A .sif file of a small Debian; NEMO_ROD_TEST_SIF names one that is there."""
     if given := os.environ.get("NEMO_ROD_TEST_SIF"):
         return Path(given)
@@ -92,9 +92,7 @@ def in_image(image: Path) -> list[str]:
     ]
 
 
-def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
-    cluster: Cluster, image: Path, tmp_path: Path
-) -> None:
+def test_jobs_in_apptainer_are_requeued_and_leave_nothing(cluster, image, tmp_path):
     options = ["launcher=slurm", "cluster.gpus_per_node=1", *in_image(image)]
     config = composed("recipe=toy_synthetic", *options, f"run_dir={tmp_path}")
     (tmp_path / "stage.py").write_text(STAGE)
@@ -126,7 +124,7 @@ def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
     assert left_by(first, second) == []
 
 
-def test_a_recipe_trains_in_apptainer(cluster: Cluster, image: Path, tmp_path: Path) -> None:
+def test_a_recipe_trains_in_apptainer(cluster, image, tmp_path):
     """Preempted and requeued, two containers on two nodes train what no container trains."""
     chain, arms = Chain(cluster, tmp_path / "run", {}), ("no_replay", "rod")
     recipe = [*RECIPE, "arms=[no_replay,rod]", "train.steps=100"]

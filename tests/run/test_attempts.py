@@ -33,7 +33,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:
+def test_a_merge_resumes_after_its_weights_are_written(run_dir):
     (stage,) = merge_stages(Stages(recipe(run_dir, f"arm={MERGED}")))
     weights = stage.folder / "hf" / "model.safetensors"
     merged, outputs = weights.read_bytes(), manifest_of(stage.folder)["outputs"]
@@ -49,9 +49,7 @@ def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:
     assert json.loads((stage.folder / "arm.json").read_text())["lambda"] == 0.6
 
 
-def test_a_pretrained_base_is_checked_again_before_it_is_used(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pretrained_base_is_checked_again_before_it_is_used(run_dir, monkeypatch):
     described = pytest.importorskip("transformers").AutoConfig.for_model("qwen3", vocab_size=200)
     described.save_pretrained(run_dir / "base" / "hf")  # smaller than the blocks' tokenizer
     BYTE.save_pretrained(run_dir / "base" / "hf")
@@ -90,9 +88,7 @@ def refusal_of(before: Config, after: Config, stage: Callable[[Config], Stage]) 
         ({"of": "rod"}, ""),
     ],
 )
-def test_an_arm_that_ends_when_it_has_converged_depends_on_the_looks(
-    variant: dict[str, object], refused: str, run_dir: Path
-) -> None:
+def test_an_arm_that_ends_when_it_has_converged_depends_on_the_looks(variant, refused, run_dir):
     before, after = (recipe(run_dir, f"validation.every={every}") for every in (2, 3))
     for config in (before, after):
         config.variants["mine"] = variant
@@ -119,9 +115,7 @@ CLIP = {"policy": {"max_grad_norm": 0.1}}
                      "logger": {"monitor_gpus": True}}, "", ""),
     ],
 )  # fmt: skip
-def test_overrides_of_nemo_rl_that_decide_are_inputs(
-    kind: str, keys: dict[str, object], trained: str, scored: str, run_dir: Path
-) -> None:
+def test_overrides_of_nemo_rl_that_decide_are_inputs(kind, keys, trained, scored, run_dir):
     before = recipe(run_dir)
     before.launcher.kind = kind
     after = copy.deepcopy(before)
@@ -138,9 +132,7 @@ def test_overrides_of_nemo_rl_that_decide_are_inputs(
         assert refused in refusal and bool(refusal) == bool(refused)
 
 
-def test_references_are_of_what_can_be_drawn_and_grow(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_are_of_what_can_be_drawn_and_grow(run_dir, monkeypatch):
     monkeypatch.setattr(ModelJobs, "run", made_up_run._run)
     folder, store = run_dir / "references/base", BlockStore(run_dir / "blocks")
 
@@ -173,7 +165,7 @@ def test_references_are_of_what_can_be_drawn_and_grow(
         stage("scoring.prefix=1/4")[0].is_done()
 
 
-def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:
+def test_rebuild_moves_everything_measured_aside(run_dir):
     stage, arm = evaluate_stages(Stages(recipe(run_dir)))[0], run_dir / "arms" / "rod"
     left = (
         "evaluation.json", "held_out_losses.npy", "tasks.json", "tasks.job.json",
@@ -205,13 +197,13 @@ class Evaluations:
 
 
 @pytest.fixture
-def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
+def evaluations(monkeypatch):
     evaluations = Evaluations()
     monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
     return evaluations
 
 
-def test_a_second_evaluation_keeps_what_there_is(run_dir: Path, evaluations: Evaluations) -> None:
+def test_a_second_evaluation_keeps_what_there_is(run_dir, evaluations):
     names = ["base", "no_replay", "fixed_32", MERGED, "rod"]
     config = recipe(run_dir)
     stage = evaluate_stages(Stages(config))[0]
@@ -238,7 +230,7 @@ def test_a_second_evaluation_keeps_what_there_is(run_dir: Path, evaluations: Eva
     assert stage.is_done() and not (run_dir / "evaluation.partial").exists()
 
 
-def test_losses_of_unknown_inputs_are_made_again(run_dir: Path, evaluations: Evaluations) -> None:
+def test_losses_of_unknown_inputs_are_made_again(run_dir, evaluations):
     evaluations.whole = 9
     stage = evaluate_stages(Stages(recipe(run_dir)))[0]
     stage.move_aside()
@@ -248,9 +240,7 @@ def test_losses_of_unknown_inputs_are_made_again(run_dir: Path, evaluations: Eva
     assert "rod" in evaluations.asked[0]
 
 
-def test_the_losses_of_a_model_are_written_whole_or_not_at_all(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_losses_of_a_model_are_written_whole_or_not_at_all(run_dir, tmp_path, monkeypatch):
     pytest.importorskip("megatron.core")
     from nemo_rod.megatron import forward_jobs
 

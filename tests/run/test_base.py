@@ -26,7 +26,7 @@ RECIPE = (Model(), Domain())
 
 
 @pytest.fixture
-def blocks(tmp_path: Path) -> Path:
+def blocks(tmp_path):
     run(tmp_path / "blocks", [source("web", [write(tmp_path / "web.jsonl", texts(50, 1))]),
                               source("new", [write(tmp_path / "new.jsonl", texts(50, 2))],
                                      role="adaptation")])  # fmt: skip
@@ -45,7 +45,7 @@ def checkpoint(folder: Path, vocab_size: int, *, multimodal: bool) -> Path:
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
-def test_a_vocabulary_holds_the_tokenizers(multimodal: bool, blocks: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_holds_the_tokenizers(multimodal, blocks, tmp_path):
     check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks, *RECIPE)
     with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
         check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks, *RECIPE)
@@ -70,7 +70,7 @@ def with_code(folder: Path, ran: Path) -> Path:
     return folder
 
 
-def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_path: Path) -> None:
+def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks, tmp_path):
     pytest.importorskip("transformers")
     base, ran = with_code(tmp_path / "base", tmp_path / "ran"), tmp_path / "ran"
     with pytest.raises(ValueError) as refusal:
@@ -86,9 +86,7 @@ def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens", "backbone.embeddings"])
-def test_an_end_that_the_base_never_met_is_said(
-    name: str, blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_that_the_base_never_met_is_said(name, blocks, tmp_path, capsys):
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
@@ -123,9 +121,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         (lambda _, index: index.write_text("{}"), rf"json is damaged .*'weight_map'.*: {FETCH}"),
     ],
 )
-def test_a_base_without_all_its_weights_is_refused(
-    change: Any, sentence: str, blocks: Path, tmp_path: Path
-) -> None:
+def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp_path):
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
@@ -145,7 +141,7 @@ def test_a_base_without_all_its_weights_is_refused(
     check_base(base, *options)
 
 
-def test_a_base_whose_weights_were_replaced_is_refused(tmp_path: Path) -> None:
+def test_a_base_whose_weights_were_replaced_is_refused(tmp_path):
     """It is a link to a folder of the user's; what is as old as the run is not read again."""
     run, own = RunFolder(tmp_path / "run", "toy"), tmp_path / "own"
     own.mkdir()
@@ -163,7 +159,7 @@ def test_a_base_whose_weights_were_replaced_is_refused(tmp_path: Path) -> None:
             assert run.checkpoint("base") == run.base / "hf"
 
 
-def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
+def test_a_new_base_has_the_published_names(tmp_path):
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "NemotronHConfig"):
         pytest.skip(f"transformers {transformers.__version__} has no Nemotron-H")
@@ -183,9 +179,7 @@ def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
         assert spread[f"backbone.layers.{name}.weight"] == pytest.approx(expected, rel=0.1)
 
 
-def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(tmp_path, monkeypatch):
     asked = []
 
     def snapshot_download(name: str, revision: str | None = None) -> str:
@@ -204,7 +198,7 @@ def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(
     assert commit_of(tmp_path / "own") is None and len(asked) == 2
 
 
-def test_a_tokenizer_of_the_hub_may_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_of_the_hub_may_be_pinned(monkeypatch):
     auto = pytest.importorskip("transformers").AutoTokenizer
 
     def from_pretrained(name: str, **options: Any) -> None:

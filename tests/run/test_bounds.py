@@ -95,7 +95,7 @@ def with_value(name: str, value: Any) -> Config:
     return config
 
 
-def test_every_number_has_a_bound() -> None:
+def test_every_number_has_a_bound():
     numbers = {
         name
         for name, field in (OF_CONFIG | OF_VARIANT).items()
@@ -105,7 +105,7 @@ def test_every_number_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_bound_is_exact(name: str) -> None:
+def test_a_bound_is_exact(name):
     field = BOUNDED[name]
     refused, accepted = edges(field)
     for value in refused:
@@ -117,20 +117,20 @@ def test_a_bound_is_exact(name: str) -> None:
         check_bounds(with_value(name, value))
 
 
-def test_a_word_of_the_sentence_is_no_suggestion() -> None:
+def test_a_word_of_the_sentence_is_no_suggestion():
     with pytest.raises(ValueError, match=r"'orr' is not valid: expected refuse or exclude\."):
         check_bounds(with_value("selection.on_nonfinite", "orr"))
 
 
 @pytest.mark.parametrize("name", ["arms", "rebuild", "logger", "cluster.setup", "report.seeds"])
 @pytest.mark.parametrize("item", [["rod"], {"rod": 1}])
-def test_a_list_holds_no_others(name: str, item: Any) -> None:
+def test_a_list_holds_no_others(name, item):
     with pytest.raises(ValueError, match=rf"^{name}=\[.*\] is not valid: expected a list without"):
         check(with_value(name, ["rod", item]))
 
 
 @pytest.mark.parametrize("name", OF_VARIANTS)
-def test_a_variant_has_the_same_bounds(name: str) -> None:
+def test_a_variant_has_the_same_bounds(name):
     field = OF_VARIANTS[name]
     section, _, key = name.rpartition(".")
     refused, accepted = edges(field)
@@ -145,13 +145,13 @@ def test_a_variant_has_the_same_bounds(name: str) -> None:
             check_bounds(Variant(**{key: value}))
 
 
-def test_only_settings_that_change_speed_alone_reach_megatron() -> None:
+def test_only_settings_that_change_speed_alone_reach_megatron():
     experts = composed("recipe=german_qwen3_5_35b_a3b")
     assert experts.model.provider["moe_token_dispatcher_type"] == "flex"
     with pytest.raises(ValueError, match=r"model\.provider\.moe_router_topk is not among the set"):
         check(with_value("model.provider", {"moe_router_fusion": True, "moe_router_topk": 1}))
 
 
-def test_a_key_without_a_default_stays_so() -> None:
+def test_a_key_without_a_default_stays_so():
     missing = OmegaConf.missing_keys(OmegaConf.structured(config_class()))
     assert missing >= {"train.steps", "train.batch_size", "train.lr", "scoring.micro_batch_size"}

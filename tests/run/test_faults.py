@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny import LAYOUTS, Setting
+from tiny import LAYOUTS
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture
-def run(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[Start]:
+def run(tiny, request):
     runs: list[Run] = []
 
     def start(**changes: Any) -> Run:
@@ -104,7 +104,7 @@ def run(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_asked_to_stop_saves_and_says_so(run: Start, number: signal.Signals) -> None:
+def test_asked_to_stop_saves_and_says_so(run, number):
     job = run()
     job.reach(3)
     os.kill(job.process.pid, number)
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Callable[[Run], None], str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_rank_is_named_and_ends_all(run: Start, fault: str) -> None:
+def test_faulty_rank_is_named_and_ends_all(run, fault):
     cause, sentence, changes, seconds = FAULTS[fault]
     job = run(**changes)
     job.reach(3)
@@ -147,7 +147,7 @@ def test_faulty_rank_is_named_and_ends_all(run: Start, fault: str) -> None:
     assert re.search(sentence, job.ends(within=seconds))
 
 
-def test_killed_command_takes_its_job_along(run: Start) -> None:
+def test_killed_command_takes_its_job_along(run):
     job = run()
     job.reach(3)
     started = time.monotonic()
@@ -166,8 +166,8 @@ def test_killed_command_takes_its_job_along(run: Start) -> None:
     ],
 )
 def test_losses_that_are_not_finite_are_refused(
-    tiny: Setting, run: Start, tmp_path: Path, is_compared: bool, on_nonfinite: str, sentence: str
-) -> None:
+    tiny, run, tmp_path, is_compared, on_nonfinite, sentence
+):
     diverged = Path(shutil.copytree(tiny.base, tmp_path / "diverged"))
     weights = load_file(diverged / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
@@ -178,12 +178,12 @@ def test_losses_that_are_not_finite_are_refused(
     assert re.search(sentence, run(**changes).ends())
 
 
-def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:
+def test_missing_reference_is_refused(tiny, run):
     error = run(references=[str(tiny.references[0])]).ends()
     assert re.search(r"rank \d: block \d+ of \d+ has no reference", error)
 
 
-def test_damaged_block_is_named(tiny: Setting, run: Start, tmp_path: Path) -> None:
+def test_damaged_block_is_named(tiny, run, tmp_path):
     blocks = Path(shutil.copytree(tiny.blocks, tmp_path / "blocks"))
     for file in blocks.glob("*/*/tokens-*.bin"):
         tokens = np.memmap(file, dtype="<i4", mode="r+").reshape(-1, tiny.store.block_size)

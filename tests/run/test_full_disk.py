@@ -72,7 +72,7 @@ assert tree(disk / "blocks") == tree(elsewhere / "whole")
 
 
 @pytest.mark.parametrize("kib", [16, 150, 400])
-def test_prepare(tmp_path: Path, kib: int) -> None:
+def test_prepare(tmp_path, kib):
     message = on_a_small_disk(PREPARE, tmp_path / "disk", kib)
     assert message.startswith(
         f"no room left for the blocks in {tmp_path / 'disk' / 'blocks'} (No sp"
@@ -100,7 +100,7 @@ assert np.array_equal(References.open([disk], store)[ids], losses_of(ids)[:, 0])
 """
 
 
-def test_reference_losses(tmp_path: Path) -> None:
+def test_reference_losses(tmp_path):
     # 20 bytes a block and parts of 256 blocks, each in two pages
     error, state = on_a_small_disk(SCORE, tmp_path / "disk", 100).splitlines()
     missing = int(state)
@@ -129,7 +129,7 @@ check(Curriculum.open(path, read_only=True), 1000)
 """
 
 
-def test_curriculum(tmp_path: Path) -> None:
+def test_curriculum(tmp_path):
     error, state = on_a_small_disk(RECORD, tmp_path / "disk", 16).splitlines()
     assert error == (
         "[Errno 28] No space left on device: make room and run it again, it resumes where it "

@@ -23,7 +23,7 @@ def write_result(folder: Path) -> dict[str, Any]:
     return {"weights": "abc"}
 
 
-def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
+def test_made_once_and_handed_over_whole(tmp_path):
     one = stage(tmp_path, write_result, note={"seed": 1})
     assert not one.is_done()
     one.run()
@@ -36,7 +36,7 @@ def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
     assert manifest["note"] == {"seed": 1}
 
 
-def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path) -> None:
+def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path):
     stage(tmp_path, write_result).run()
     changed = stage(tmp_path, write_result, lr=0.2)
     sentence = r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"
@@ -51,12 +51,12 @@ def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path)
     assert (tmp_path / "rod.partial.replaced-1").exists()
 
 
-def test_a_note_may_change(tmp_path: Path) -> None:
+def test_a_note_may_change(tmp_path):
     stage(tmp_path, write_result, note={"parallel": 1}).run()
     assert stage(tmp_path, write_result, note={"parallel": 2}).is_done()
 
 
-def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_interrupted_stage_goes_on_in_its_folder(tmp_path):
     def interrupted(folder: Path) -> dict[str, Any]:
         (folder / "half").write_text("1")
         raise KeyboardInterrupt
@@ -73,7 +73,7 @@ def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert (whole.folder / "half").exists()
 
 
-def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_foreign_folder_is_refused_before_the_work(tmp_path):
     (tmp_path / "rod").mkdir()
     assert not stage(tmp_path, write_result).is_done()  # an empty one is in nobody's way
     (tmp_path / "rod" / "photo").touch()
@@ -91,7 +91,7 @@ def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
         handover.outputs(tmp_path / "rod", made_by="train")
 
 
-def test_weights_are_as_readable_as_other_files(tmp_path: Path) -> None:
+def test_weights_are_as_readable_as_other_files(tmp_path):
     def save(folder: Path) -> dict[str, Any]:
         (folder / "hf").mkdir()
         (folder / "hf" / "model.safetensors").touch(mode=0o600)
@@ -103,7 +103,7 @@ def test_weights_are_as_readable_as_other_files(tmp_path: Path) -> None:
     assert modes["model.safetensors"] == modes["config.json"]
 
 
-def test_refusal_leaves_nothing(tmp_path: Path) -> None:
+def test_refusal_leaves_nothing(tmp_path):
     def refuse(folder: Path) -> dict[str, Any]:
         raise ValueError("no")
 
@@ -112,12 +112,12 @@ def test_refusal_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_stage_names_its_command(tmp_path: Path) -> None:
+def test_missing_stage_names_its_command(tmp_path):
     with pytest.raises(ValueError, match=r"run `nemo-rod reference recipe=toy` first"):
         handover.outputs(tmp_path / "references", made_by="reference recipe=toy")
 
 
-def test_flatten_names_every_leaf() -> None:
+def test_flatten_names_every_leaf():
     value = {"lr": 0.1, "sources": {"de": {"files": ["a", "b"]}}, "none": {}}
     assert handover.flatten("x", value) == {
         "x.lr": 0.1,

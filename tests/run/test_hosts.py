@@ -48,7 +48,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def test_every_key_of_a_variant_is_walked() -> None:
+def test_every_key_of_a_variant_is_walked():
     sections = {"train": Optimisation, "selection": Selection, "scoring": Scoring}
     keys = {f"{s}.{f.name}" for s, kind in sections.items() for f in dataclasses.fields(kind)}
     keys |= {field.name for field in dataclasses.fields(Variant)}
@@ -56,9 +56,7 @@ def test_every_key_of_a_variant_is_walked() -> None:
 
 
 @pytest.mark.parametrize("key", VALUES)
-def test_a_key_of_a_variant_reaches_both_hosts(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_of_a_variant_reaches_both_hosts(key, tmp_path, monkeypatch):
     of = {"converge": "no_replay", "retention": "fixed_20"}.get(key, "rod")
     variant = {"of": of, **TOGETHER.get(key, {})}
     plain = job_of(variant, tmp_path, monkeypatch)
@@ -76,9 +74,7 @@ def test_a_key_of_a_variant_reaches_both_hosts(
         assert of_job(plain) != of_job(job), f"{key} does not reach NeMo-RL"
 
 
-def test_held_out_losses_need_no_worker_of_nemo_rl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_out_losses_need_no_worker_of_nemo_rl(tmp_path, monkeypatch):
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
     monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.launcher.resolved", lambda *_: {})

@@ -40,12 +40,12 @@ WALL_TIME = ("wall_seconds", "Wall time (s)")
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def layout(request: pytest.FixtureRequest) -> str:
+def layout(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def whole(layout: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+def whole(layout, tmp_path_factory):
     """The run that nobody killed, on this machine without Slurm, and the seconds of each stage."""
     run_dir, seconds = tmp_path_factory.mktemp(f"whole_{layout}"), {}
     for stage, (command, _) in STAGES.items():
@@ -56,12 +56,7 @@ def whole(layout: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 @pytest.fixture(scope="module")
-def killed(
-    layout: str,
-    whole: tuple[Path, dict[str, float]],
-    cluster: Cluster,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, dict[str, int]]:
+def killed(layout, whole, cluster, tmp_path_factory):
     """The run whose stages were killed, and how often each of them was while it worked."""
     run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
     dice = random.Random(f"kills {layout}")
@@ -157,13 +152,11 @@ def content(file: Path) -> bytes:
     return "\n".join(str(row[:times] + row[times + 1 :]) for row in rows).encode()
 
 
-def test_every_stage_was_killed(killed: tuple[Path, dict[str, int]]) -> None:
+def test_every_stage_was_killed(killed):
     assert killed[1] == {stage: number for stage, (_, number) in STAGES.items()}
 
 
-def test_killed_runs_end_in_the_same_bytes(
-    whole: tuple[Path, dict[str, float]], killed: tuple[Path, dict[str, int]]
-) -> None:
+def test_killed_runs_end_in_the_same_bytes(whole, killed):
     one, other = digests(whole[0]), digests(killed[0])
     lost = sorted(one.keys() ^ other.keys())
     assert not lost, f"files that only one of the runs has: {lost}"

@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 from test_faults import Run
-from tiny import LAYOUTS, Setting
+from tiny import LAYOUTS
 
 from nemo_rod import jobs
 from nemo_rod.config import Launcher
@@ -41,7 +40,7 @@ def two(folder: Path) -> list[Nodes]:
     ]
 
 
-def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_there_is_one_node(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")  # such as in a user's own allocation
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.delenv("NEMO_ROD_HEAD", raising=False)
@@ -56,7 +55,7 @@ def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_nodes_meet_on_the_network_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_meet_on_the_network_between_them(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert Nodes().environment() == {"GLOO_SOCKET_IFNAME": "lo"}
     (lo,) = [
@@ -77,7 +76,7 @@ def test_nodes_meet_on_the_network_between_them(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_follower_of_a_stage_without_a_job_just_leaves(tmp_path: Path, fails: bool) -> None:
+def test_follower_of_a_stage_without_a_job_just_leaves(tmp_path, fails):
     first, second = two(tmp_path)
     (tmp_path / "rod.over").write_text("6.0")  # of an earlier job
     log = tmp_path / "log"
@@ -94,9 +93,7 @@ def test_follower_of_a_stage_without_a_job_just_leaves(tmp_path: Path, fails: bo
     assert not log.exists()
 
 
-def test_follower_whose_processes_fail_lets_the_first_node_speak(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_follower_whose_processes_fail_lets_the_first_node_speak(tmp_path, monkeypatch):
     from torch.distributed import TCPStore
 
     first, second = two(tmp_path)
@@ -118,9 +115,7 @@ def test_follower_whose_processes_fail_lets_the_first_node_speak(
     del store
 
 
-def test_a_folder_that_nodes_do_not_share_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_nodes_do_not_share_is_named(tmp_path, monkeypatch):
     from torch.distributed import HashStore
 
     monkeypatch.setattr(jobs, "_SHARED_SECONDS", 0.0)
@@ -136,7 +131,7 @@ def test_a_folder_that_nodes_do_not_share_is_named(
     )
 
 
-def test_tuned_kernels_stay_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_kernels_stay_with_the_run(tmp_path, monkeypatch):
     kept = tmp_path / "kernels"
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     for gpu, keep, expected in (
@@ -161,7 +156,7 @@ def test_tuned_kernels_stay_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
         assert variables == {}
 
 
-def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_run_where_megatron_is(tmp_path, monkeypatch):
     """NeMo-RL's image has Megatron in the environment of its workers alone."""
     python = tmp_path / pythons.MEGATRON_WORKER / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -208,14 +203,14 @@ if __name__ == "__main__":
 """
 
 
-def test_helpers_of_a_rank_do_not_hear_that_it_is_to_stop(tmp_path: Path) -> None:
+def test_helpers_of_a_rank_do_not_hear_that_it_is_to_stop(tmp_path):
     (tmp_path / "rank.py").write_text(HELPER)
     done = subprocess.run([sys.executable, str(tmp_path / "rank.py")], stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.fixture
-def two_nodes(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[list[Run]]:
+def two_nodes(tiny, request):
     """A RoD run of two replicas, one on each of two nodes, that has done some steps."""
     out = tiny.root / f"nodes_{request.node.name}"
     job, port = tiny.rod_job(out, LAYOUTS["dp2"], launcher__stall_seconds=15), two(out)[0].port
@@ -235,7 +230,7 @@ def endings(nodes: list[Run]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_killed_rank_of_another_node_is_named(two_nodes: list[Run]) -> None:
+def test_killed_rank_of_another_node_is_named(two_nodes):
     (rank,) = two_nodes[1].ranks
     rank.kill()
     (first, output), (second, _) = endings(two_nodes)
@@ -246,7 +241,7 @@ def test_killed_rank_of_another_node_is_named(two_nodes: list[Run]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_asked_to_stop_everywhere_at_once_saves(two_nodes: list[Run], number: int) -> None:
+def test_asked_to_stop_everywhere_at_once_saves(two_nodes, number):
     """As Slurm does it: every process of every node gets the signal."""
     for command in [psutil.Process(node.process.pid) for node in two_nodes]:
         for member in [*command.children(recursive=True), command]:

@@ -1,17 +1,14 @@
 """Text tokenised by several jobs of a real Slurm, and joined by another: the blocks of one job."""
 
-from pathlib import Path
-
 import pytest
 from corpus_cases import tree
 from slurm_chain import ON_SLURM, Chain, nemo_rod
-from slurm_cluster import Cluster
 from split_texts import recipe_of, write_texts
 
 pytestmark = pytest.mark.slurm
 
 
-def test_jobs_share_the_text_and_one_joins_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_jobs_share_the_text_and_one_joins_it(cluster, tmp_path):
     texts = write_texts(tmp_path / "texts", 900)
     recipe = recipe_of(texts, tmp_path / "my")
     nemo_rod("prepare", *recipe, f"run_dir={tmp_path}/here")
@@ -30,7 +27,7 @@ def test_jobs_share_the_text_and_one_joins_it(cluster: Cluster, tmp_path: Path) 
         assert all(chain.kinds(name)[-1] == "done" for name in (*names, "prepare"))
 
 
-def test_a_job_that_fails_names_its_file(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_fails_names_its_file(cluster, tmp_path):
     texts = write_texts(tmp_path / "texts")
     whole = (texts / "f5.jsonl").read_text()
     (texts / "f5.jsonl").write_text(whole + '{"text": \n')

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def domain(holdout_fraction: float) -> Domain:
     )
 
 
-def test_every_source_has_held_out_blocks(tmp_path: Path) -> None:
+def test_every_source_has_held_out_blocks(tmp_path):
     outputs = prepare_blocks(domain(0.1), tmp_path / "held")
     assert outputs["num_adaptation"] > 0 and outputs["num_replay"] > 0
     with pytest.raises(ValueError, match="adaptation source dialect has no held-out block: give"):
@@ -59,7 +58,7 @@ def recipe(folder: Path, *, beside: str = BESIDE, mark: str = "", **values: str)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """The folder of a recipe whose blocks are made."""
     folder = tmp_path_factory.mktemp("prepared")
     assert nemo_rod("prepare", *recipe(folder), cwd=folder).returncode == 0
@@ -80,9 +79,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: data.rename(data.with_name("moved")), ""),  # blocks outlive their sources
     ],
 )
-def test_blocks_of_other_files_are_not_done(
-    prepared: Path, tmp_path: Path, change: Callable[[Path], object], sentence: str
-) -> None:
+def test_blocks_of_other_files_are_not_done(prepared, tmp_path, change, sentence):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     change(tmp_path / "data")
     words = ("prepare", "--config-dir", ".", "recipe=mine")
@@ -109,15 +106,13 @@ def test_blocks_of_other_files_are_not_done(
         ({"mark": "\ufeff"}, "recipe/mine.yaml begins with a byte-order mark: save it as UTF-8"),
     ],
 )
-def test_recipes_that_cannot_run_are_told_so(
-    tmp_path: Path, values: dict[str, str], sentence: str
-) -> None:
+def test_recipes_that_cannot_run_are_told_so(tmp_path, values, sentence):
     words = [*recipe(tmp_path, **values), "plan.adaptation_tokens=1e5"]
     done = nemo_rod("plan", *words, cwd=tmp_path)
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
 
 
-def test_file_names_under_an_ascii_locale(tmp_path: Path) -> None:
+def test_file_names_under_an_ascii_locale(tmp_path):
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     for files, status in (("data/*.jsonl", 0), ("grün/*.jsonl", 2)):
         words = recipe(tmp_path, files=files)

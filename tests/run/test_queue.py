@@ -67,7 +67,7 @@ class Slurm:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+def cluster(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/slurm:/usr/bin:/bin")
     return Slurm(tmp_path / "slurm")
@@ -90,9 +90,7 @@ def show_status() -> None:
 
 
 @pytest.mark.parametrize(("second", "name"), [("slurm", ""), ("ray", ""), ("slurm", ";east")])
-def test_one_run_folder_has_one_chain(
-    cluster: Slurm, monkeypatch: pytest.MonkeyPatch, second: str, name: str
-) -> None:
+def test_one_run_folder_has_one_chain(cluster, monkeypatch, second, name):
     """With the name of a cluster where Slurm has many: its jobs are sought there."""
     if name:
         monkeypatch.setenv("MANY", "1")
@@ -112,9 +110,7 @@ def test_one_run_folder_has_one_chain(
 
 
 @pytest.mark.parametrize("why", ["Unable to contact slurm controller", "not on this machine"])
-def test_slurm_that_does_not_answer_is_no_empty_queue(
-    cluster: Slurm, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_slurm_that_does_not_answer_is_no_empty_queue(cluster, monkeypatch, why):
     launch()
     if "machine" in why:
         monkeypatch.setenv("PATH", "/nonexistent")
@@ -126,7 +122,7 @@ def test_slurm_that_does_not_answer_is_no_empty_queue(
     assert len(cluster.numbers()) == 5
 
 
-def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixture) -> None:
+def test_later_dry_run_hides_no_job(cluster, capsys):
     launch()
     run_stages.run(composed(*HERE, "arms=[rod]", "dry_run=true"))
     assert not Path("run/launch/local").exists()
@@ -148,9 +144,7 @@ def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixtur
         ("scontrol", "\nJobId=101\nJobId=101 JobState=FAILED NodeList=(null)\n", "FAILED"),
     ],
 )
-def test_what_slurm_prints_besides_is_passed_over(
-    cluster: Slurm, program: str, printed: str, state: str
-) -> None:
+def test_what_slurm_prints_besides_is_passed_over(cluster, program, printed, state):
     launch()
     (cluster.folder / "queue").write_text("")
     (cluster.folder / "output").write_text(printed)
@@ -160,7 +154,7 @@ def test_what_slurm_prints_besides_is_passed_over(
     assert {number: job.state for number, job in jobs.values() if job} == {"101": state}
 
 
-def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
+def test_jobs_of_another_run_are_left_alone(cluster):
     launch()
     before = cluster.numbers()
     shutil.copytree("run", "copy")
@@ -175,7 +169,7 @@ def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
     assert cluster.numbers() == ["106", "107", "108", "109", "110"]
 
 
-def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
+def test_damaged_record_of_jobs_is_named(cluster):
     launch()
     file = Path("run/launch/slurm/jobs.tsv")
     for damage, line in ((b"rod", "rod"), (b"\x93", "\N{REPLACEMENT CHARACTER}")):
@@ -185,7 +179,7 @@ def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
 
 
 @pytest.mark.parametrize("name", ["x\ntouch made", "../../../escape", "y;touch made"])
-def test_names_are_neither_paths_nor_commands(name: str) -> None:
+def test_names_are_neither_paths_nor_commands(name):
     config = composed("recipe=toy")
     config.variants[name] = {"of": "rod"}
     with pytest.raises(ValueError, match=r"variant name .* must consist of letters, digits"):
@@ -194,7 +188,7 @@ def test_names_are_neither_paths_nor_commands(name: str) -> None:
         RunFolder(Path("run"), name)
 
 
-def test_what_reaches_a_shell_is_a_word() -> None:
+def test_what_reaches_a_shell_is_a_word():
     with pytest.raises(ValueError, match=r"cluster\.env has 'A=1;touch made;B', expected names of"):
         slurm.exports({"A=1;touch made;B": "1"})
     with pytest.raises(ValueError, match=r"cluster\.sbatch has 'x;y', expected names of sbatch's"):
@@ -206,7 +200,7 @@ def test_what_reaches_a_shell_is_a_word() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "a: [", "hydra: {}", "{defaults: 1, hydra: 1, x: 1}"])
-def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -> None:
+def test_damaged_configuration_of_a_launch_is_named(cluster, text):
     folder = Path("run/launch/local")
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(text)
@@ -214,7 +208,7 @@ def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -
         show_status()
 
 
-def test_filters_in_the_environment_hide_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_in_the_environment_hide_no_job(monkeypatch):
     for name in ("SQUEUE_STATES", "SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SLURM_TIME_FORMAT"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("SLURM_CONF", "/conf")

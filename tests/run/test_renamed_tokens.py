@@ -18,7 +18,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     return train_bpe(tmp_path_factory.mktemp("original"), vocabulary=300, special=NAMES)
 
 
@@ -42,7 +42,7 @@ def rename(old: str, new: str) -> Change:
 
 
 @pytest.fixture(scope="module")
-def plain(original: Path, tmp_path_factory: pytest.TempPathFactory) -> BlockStore:
+def plain(original, tmp_path_factory):
     """Blocks without special tokens but those that end documents."""
     return store(tmp_path_factory.mktemp("plain") / "blocks", original)
 
@@ -59,7 +59,7 @@ def store(folder: Path, tokenizer: Path, more: str = "") -> BlockStore:
     )
 
 
-def test_other_names_of_special_tokens_are_no_difference(original: Path, tmp_path: Path) -> None:
+def test_other_names_of_special_tokens_are_no_difference(original, tmp_path):
     blocks = store(tmp_path / "blocks", original, " <|im_end|>")
     made_by = load_tokenizer(str(original))
     chat = copied(original, tmp_path / "chat", rename("<SPECIAL_11>", "<|im_end|>"))
@@ -71,7 +71,7 @@ def test_other_names_of_special_tokens_are_no_difference(original: Path, tmp_pat
     check_renamed(blocks, made_by, made_by)
 
 
-def test_a_block_with_a_renamed_token_is_found(original: Path, tmp_path: Path) -> None:
+def test_a_block_with_a_renamed_token_is_found(original, tmp_path):
     blocks = store(tmp_path / "blocks", original, " <SPECIAL_11>")
     other = copied(original, tmp_path / "other", rename("<SPECIAL_11>", "<|im_end|>"))
     with pytest.raises(ValueError) as refusal:
@@ -94,15 +94,13 @@ def drop_last_merge(described: dict[str, Any]) -> None:
         (rename("</s>", "<|im_end|>"), r"holds token 0, which was '</s>' and is '<\|im_end\|>' to"),
     ],
 )
-def test_every_other_difference_is_refused(
-    change: Change, sentence: str, plain: BlockStore, original: Path, tmp_path: Path
-) -> None:
+def test_every_other_difference_is_refused(change, sentence, plain, original, tmp_path):
     other = copied(original, tmp_path / "other", change)
     with pytest.raises(ValueError, match=sentence):
         check_renamed(plain, load_tokenizer(str(original)), load_tokenizer(str(other), eod=0))
 
 
-def test_both_end_documents_with_a_token(plain: BlockStore, original: Path, tmp_path: Path) -> None:
+def test_both_end_documents_with_a_token(plain, original, tmp_path):
     other = load_tokenizer(str(original), eod=1)
     with pytest.raises(ValueError, match=r"end documents with token 0, .* set domain\.eod to 0"):
         check_renamed(plain, load_tokenizer(str(original)), other)

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -75,13 +75,13 @@ def rendered(recipe: str, launcher: str, *overrides: str) -> Mapping[str, str]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def in_a_folder_of_its_own(tmp_path_factory):
     with contextlib.chdir(tmp_path_factory.mktemp("renders")):
         yield
 
 
 @pytest.mark.parametrize("launcher", RENDER)
-def test_files_are_as_ever(launcher: str) -> None:
+def test_files_are_as_ever(launcher):
     # left out: what is told elsewhere, or by a test of its own
     package = [*slurm.REQUEUE, ray.RAY if launcher == "ray" else slurm.STAGE]
     of_package, files = "\n".join(part.read_text() for part in package), {}
@@ -123,7 +123,7 @@ def recipe_and_stage(file: str) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", RENDER)
-def test_shell_is_sound(launcher: str, tmp_path: Path) -> None:
+def test_shell_is_sound(launcher, tmp_path):
     scripts: dict[str, Path] = {}  # of those that differ in names and numbers alone, one
     for recipe in RECIPES:
         for name, text in rendered(recipe, launcher).items():
@@ -135,7 +135,7 @@ def test_shell_is_sound(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_job_asks_for_the_processes_of_its_layout(recipe: str) -> None:
+def test_a_job_asks_for_the_processes_of_its_layout(recipe):
     config, files = launched(recipe, "slurm"), rendered(recipe, "slurm")
     for name in (name for name in config.arms if f"{name}.sbatch" in files):
         asked = directives(files[f"{name}.sbatch"])
@@ -161,7 +161,7 @@ def check_shell(scripts: Sequence[Path]) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
+def test_frozen_configuration_is_the_whole_one(recipe):
     config = copy.deepcopy(launched(recipe, "slurm"))
     config.train.steps, config.seed, config.rebuild = 7, 3, ["prepare"]
     setup = [
@@ -182,7 +182,7 @@ def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
     assert frozen == config
 
 
-def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
+def test_frozen_configuration_starts_a_command(tmp_path):
     config = launched("toy_synthetic", "local", "domain.block_size=32", f"run_dir={tmp_path}/run")
     write_files(launch_folder(config), Local().render(config, Stages(config).all()))
     (line,) = re.findall(
@@ -195,7 +195,7 @@ def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_job_comes_after_what_it_needs(recipe: str) -> None:
+def test_every_job_comes_after_what_it_needs(recipe):
     lines = re.findall(r"^submit (\S+)(.*)$", rendered(recipe, "slurm")["submit.sh"], re.MULTILINE)
     before: set[str] = set()
     for name, needs in lines:
@@ -213,7 +213,7 @@ def directives(job: str) -> dict[str, str]:
     return {name: value for name, value in options}
 
 
-def test_nodes_and_gpus_follow_the_layout() -> None:
+def test_nodes_and_gpus_follow_the_layout():
     whole = rendered(
         "toy", "slurm", "parallel.data=16", "train.batch_size=256", "pretrain=null",
         "model.hf=a/model", "model.architecture=null",
@@ -246,7 +246,7 @@ OF_THE_CLUSTER = {  # its own options of sbatch -> how a job on two of the eight
 
 
 @pytest.mark.parametrize("word", OF_THE_CLUSTER)
-def test_options_of_the_cluster_override_ours(word: str) -> None:
+def test_options_of_the_cluster_override_ours(word):
     gres = ["cluster.gpu_option=gres"] if word.startswith("gres") else []
     job = rendered("toy_synthetic", "slurm", *gres, f"+cluster.sbatch.{word}")["rod.sbatch"]
     found = re.findall(r"^#SBATCH --((?:mem|gres|gpus|cpus|comment).*)", job, re.MULTILINE)
@@ -260,7 +260,7 @@ def srun_options(stage: str) -> dict[str, str]:
     return {name: value.strip("'") for name, _, value in words}
 
 
-def test_jobs_run_in_the_container_that_the_documents_promise() -> None:
+def test_jobs_run_in_the_container_that_the_documents_promise():
     files = rendered("toy", "slurm")
     options = srun_options(files["stage.sh"])
     here = "/shared/project"
@@ -281,21 +281,19 @@ def test_jobs_run_in_the_container_that_the_documents_promise() -> None:
 
 
 @pytest.mark.parametrize(("cluster", "count"), [("h100_8", 1), ("h200_8", 1), ("b200_8", 32)])
-def test_tensor_parallelism_has_the_connections_it_overlaps_with(cluster: str, count: int) -> None:
+def test_tensor_parallelism_has_the_connections_it_overlaps_with(cluster, count):
     """Megatron's overlap of tensor parallelism relies on one on Hopper."""
     files = rendered("toy", "slurm", f"cluster={cluster}", "cluster.image=null")
     assert f"export CUDA_DEVICE_MAX_CONNECTIONS={count}\n" in files["node.sh"]
 
 
-def test_without_an_image_jobs_run_the_python_that_submits() -> None:
+def test_without_an_image_jobs_run_the_python_that_submits():
     files = rendered("toy", "slurm", "cluster.image=null")
     assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]
     assert f" {sys.executable} -P -m nemo_rod.cli train " in files["rod.sbatch"]
 
 
-def test_secrets_stay_references_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_stay_references_everywhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_SECRET123")
     config = composed(
         *("recipe=toy", "launcher=slurm", *CLUSTER, f"run_dir={tmp_path}"),
@@ -316,7 +314,7 @@ def test_secrets_stay_references_everywhere(
         assert "SECRET" not in done.stderr
 
 
-def test_references_are_resolved_once() -> None:
+def test_references_are_resolved_once():
     word = r"cluster.setup=['export PATH=/opt/x/bin:\${PATH}','\${A.b}','${recipe}']"
     assert composed("recipe=toy_synthetic", word).cluster.setup == [
         "export PATH=/opt/x/bin:${PATH}", "${A.b}", "toy_synthetic",

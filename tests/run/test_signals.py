@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from places import ROOT
 
@@ -32,7 +31,7 @@ print(run_process(["sh", "-c", ignores], Path(sys.argv[1], "logs", "log"), Launc
 """
 
 
-def test_a_second_ctrl_c_ends_at_once_what_does_not_stop(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once_what_does_not_stop(tmp_path):
     command = [sys.executable, "-c", STUBBORN, str(tmp_path)]
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -53,6 +52,6 @@ def ended(how: str) -> list[str]:
     return lines
 
 
-def test_orphans_end_with_the_process_that_adopts_them() -> None:
+def test_orphans_end_with_the_process_that_adopts_them():
     assert ended("leave")[1] == "True"
     assert ended("adopt")[1] == "False"

@@ -16,7 +16,7 @@ from nemo_rod.run.stages import Stages
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -29,16 +29,14 @@ def submit_all(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b", "a\nb"])
-def test_a_working_folder_that_no_container_can_mount_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_folder_that_no_container_can_mount_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
     with pytest.raises(ValueError, match="submit from another folder"):
         submit_all(configured(f"run_dir={tmp_path}/run", "dry_run=true"))
 
 
-def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_inherit_no_allocation(tmp_path, monkeypatch):
     config = configured("dry_run=true")
     submit(Stages(config), Stages(config).all()[:1])
     sbatch = tmp_path / "bin" / "sbatch"
@@ -59,9 +57,7 @@ def test_jobs_inherit_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not left.keys() & variables.keys()
 
 
-def test_without_image_or_slurm_only_a_dry_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_image_or_slurm_only_a_dry_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     image = tmp_path / "rod.sqsh"
     config = configured(f"cluster.image={image}")
@@ -78,7 +74,7 @@ def test_without_image_or_slurm_only_a_dry_run_goes_on(
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
 
 
-def test_template_makes_a_cluster_of_ones_own() -> None:
+def test_template_makes_a_cluster_of_ones_own():
     template = (config_folder() / "cluster" / "template.yaml").read_text()
     Path("my/cluster").mkdir(parents=True)
     Path("my/cluster/ours.yaml").write_text(template.replace("YOUR_", "OUR_"))
@@ -92,7 +88,7 @@ def test_template_makes_a_cluster_of_ones_own() -> None:
     assert "export HF_HOME=" in Path("runs/toy/launch/slurm/node.sh").read_text()
 
 
-def test_the_line_to_copy_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_to_copy_is_quoted(capsys):
     submit_all(configured("recipe=toy_synthetic", "dry_run=true", "run_dir='a (copy) & b'"))
     line = capsys.readouterr().err.strip().partition("none submitted: ")[2]
     program, script = shlex.split(line)
@@ -108,7 +104,7 @@ def submitted(*overrides: str) -> dict[str, set[str]]:
     return {name: set(needs.split()) for name, needs in lines}
 
 
-def test_what_is_done_is_not_submitted_again() -> None:
+def test_what_is_done_is_not_submitted_again():
     small = "domain.sources.dialect.max_bytes=9000"
     assert submitted(small)["base"] == {"prepare"}
     done = nemo_rod("prepare", "recipe=toy_synthetic", small)
@@ -123,18 +119,18 @@ def test_what_is_done_is_not_submitted_again() -> None:
         submitted("domain.sources.dialect.max_bytes=8000")
 
 
-def test_single_command_needs_what_comes_before() -> None:
+def test_single_command_needs_what_comes_before():
     config = configured("dry_run=true")
     with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
         submit(Stages(config), [Stages(config).train("rod")])
 
 
-def test_blocks_are_there_with_all_of_their_files() -> None:
+def test_blocks_are_there_with_all_of_their_files():
     proof = Stages(composed("recipe=toy_synthetic")).prepare().proof
     assert {file.name for file in proof} == {"manifest.json", "store.json"}
 
 
-def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:
+def test_record_tells_and_keeps_a_second_command_away(tmp_path):
     record = StageLog(tmp_path, "rod")
     assert not record.is_held() and record.events() == []
     with record.only_one(), record.attempt():

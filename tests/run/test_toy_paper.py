@@ -60,7 +60,7 @@ def attempt(
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """Both recipes, a second seed of some arms, tasks of some, and the report over all of it."""
     root = tmp_path_factory.mktemp("toy_paper")
     command(root, "run", "toy_paper_small")
@@ -125,7 +125,7 @@ def num_blocks(root: Path) -> dict[str, int]:
 # ---------------------------------------------------------------- the run as a whole
 
 
-def test_a_second_run_does_nothing_again(root: Path) -> None:
+def test_a_second_run_does_nothing_again(root):
     """Every stage is done, and none is done again."""
     made = sorted((root / folder("toy_paper")).rglob("*manifest.json"))
     made += sorted(arms(root).glob("*/evaluation.json"))
@@ -138,7 +138,7 @@ def test_a_second_run_does_nothing_again(root: Path) -> None:
     assert [file.stat().st_mtime_ns for file in made] == before
 
 
-def test_every_arm_is_in_the_results_with_finite_numbers(root: Path) -> None:
+def test_every_arm_is_in_the_results_with_finite_numbers(root):
     written = results(root)
     assert list(written["sources"]["replay"]) == ["chain_0", "chain_1", "chain_2"]
     assert {*written["arms"]} == {*config().arms}
@@ -155,7 +155,7 @@ def test_every_arm_is_in_the_results_with_finite_numbers(root: Path) -> None:
     assert specialist["adapt_loss"] < base["adapt_loss"]
 
 
-def test_seeds_and_settings_stand_beside_the_run(root: Path) -> None:
+def test_seeds_and_settings_stand_beside_the_run(root):
     written = results(root)
     (other,) = written["replicates"]
     assert (written["seed"], other["seed"]) == (1, 2)
@@ -178,7 +178,7 @@ PROMISED = sorted(
 
 
 @pytest.mark.parametrize("file", PROMISED)
-def test_every_promised_figure_and_table_is_there(root: Path, file: str) -> None:
+def test_every_promised_figure_and_table_is_there(root, file):
     path = root / "runs/toy_paper" / file
     page = (root / "runs/toy_paper/report/index.html").read_text()
     if "#" in file:
@@ -199,7 +199,7 @@ def test_every_promised_figure_and_table_is_there(root: Path, file: str) -> None
 # ---------------------------------------------------------------- what makes an arm what it is
 
 
-def test_budgets_in_steps_and_in_compute(root: Path) -> None:
+def test_budgets_in_steps_and_in_compute(root):
     steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
     for name, settings in trained().items():
         entry = facts(root, name)
@@ -212,7 +212,7 @@ def test_budgets_in_steps_and_in_compute(root: Path) -> None:
     assert facts(root, "rod_compute_matched")["compute"] == pytest.approx(STEPS)
 
 
-def test_converged_arms_end_by_the_rule(root: Path) -> None:
+def test_converged_arms_end_by_the_rule(root):
     """Two looks in a row without a better loss, then half an epoch of decay, four budgets at most.
 
     With one adaptation source, the loss of a look is that source's.
@@ -242,7 +242,7 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
 
 
-def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
+def test_fixed_replay_keeps_what_makes_its_share(root):
     blocks = num_blocks(root)
     for name, settings in trained().items():
         if not settings.of.startswith("fixed_"):
@@ -257,7 +257,7 @@ def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
     assert num_replay(recorded(root, "no_replay")) == [0] * STEPS
 
 
-def test_joint_selection_takes_the_highest_weighted_scores(root: Path) -> None:
+def test_joint_selection_takes_the_highest_weighted_scores(root):
     scoring = {name: arm for name, arm in trained().items() if arm.of == "rod" and arm.scores}
     joint = [name for name, arm in scoring.items() if arm.variant.share is None]
     assert len(joint) == 11
@@ -274,7 +274,7 @@ def test_joint_selection_takes_the_highest_weighted_scores(root: Path) -> None:
     assert any(num_replay(recorded(root, "rod"))), "no step of RoD replays: nothing was compared"
 
 
-def test_with_too_few_new_candidates_replay_has_a_floor(root: Path) -> None:
+def test_with_too_few_new_candidates_replay_has_a_floor(root):
     """Of 1.5 candidates for a place half are new: a quarter of the batch must be replay.
 
     The base has forgotten nothing yet: at the first step every replay score is exactly 0.
@@ -293,7 +293,7 @@ def test_with_too_few_new_candidates_replay_has_a_floor(root: Path) -> None:
 
 @pytest.mark.parametrize("new", ["random", "rho"])
 @pytest.mark.parametrize("replay", ["random", "rho"])
-def test_components_have_the_mean_share_of_rod(root: Path, new: str, replay: str) -> None:
+def test_components_have_the_mean_share_of_rod(root, new, replay):
     name = f"{new}_{replay}"
     share = sum(num_replay(recorded(root, "rod"))) / (BATCH * STEPS)
     entry = facts(root, name)
@@ -313,7 +313,7 @@ def test_components_have_the_mean_share_of_rod(root: Path, new: str, replay: str
 
 
 @pytest.mark.parametrize("by", ["share", "source"])
-def test_controls_keep_counts_of_rod_but_not_its_blocks(root: Path, by: str) -> None:
+def test_controls_keep_counts_of_rod_but_not_its_blocks(root, by):
     rod, control = recorded(root, "rod"), recorded(root, f"control_{by}")
     header = rod.header
     group = header.is_replay if by == "share" else header.source_index
@@ -327,7 +327,7 @@ def test_controls_keep_counts_of_rod_but_not_its_blocks(root: Path, by: str) -> 
     assert entry["scored_tokens"] == 0
 
 
-def test_the_transferred_curriculum_is_the_smaller_models_in_order(root: Path) -> None:
+def test_the_transferred_curriculum_is_the_smaller_models_in_order(root):
     ours, theirs = (
         chosen(recorded(root, "rod_transfer")), chosen(recorded(root, "rod", "toy_paper_small"))
     )  # fmt: skip
@@ -339,7 +339,7 @@ def test_the_transferred_curriculum_is_the_smaller_models_in_order(root: Path) -
     assert entry["curriculum"] == folder("toy_paper_small")
 
 
-def test_references_of_the_smaller_model(root: Path) -> None:
+def test_references_of_the_smaller_model(root):
     """At the first step all arms have the base's losses: scores differ by the references alone."""
     rod = recorded(root, "rod")
     first = rod[0]
@@ -367,7 +367,7 @@ def losses(root: Path, recipe: str, model: str) -> References:
     return References.open(references, BlockStore(run / "blocks"))
 
 
-def test_merges_lie_between_base_and_specialist(root: Path) -> None:
+def test_merges_lie_between_base_and_specialist(root):
     base = load_file(root / folder("toy_paper") / "base/hf/model.safetensors")
     specialist = load_file(arms(root) / "no_replay/hf/model.safetensors")
     losses = [results(root)["arms"]["base"]["adapt_loss"]]
@@ -383,7 +383,7 @@ def test_merges_lie_between_base_and_specialist(root: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_a_curriculum_that_is_too_short_is_refused_before_training(root: Path) -> None:
+def test_a_curriculum_that_is_too_short_is_refused_before_training(root):
     again = f"{{of: rod, curriculum: {folder('toy_paper_small')}, steps: {STEPS + 1}}}"
     done = attempt(root, "train", "toy_paper", f"+variants.again={again}", "arm=again")
     assert done.returncode == 2

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,12 +29,12 @@ def toy(**variants: str) -> Config:
     return config
 
 
-def test_variants_can_be_typed_on_the_command_line() -> None:
+def test_variants_can_be_typed_on_the_command_line():
     config = composed("recipe=toy", "+variants.mine={of: rod, selection: {kappa: 3}}")
     assert arm_settings(config, "mine").selection.kappa == 3
 
 
-def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies() -> None:
+def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies():
     config = toy(
         a="{of: rod_m4, budget: 0.5, selection: {kappa: 2}, train: {lr: 1.0e-3}}",
         b="{of: a, steps: 7, scoring: {micro_batch_size: 8}}",
@@ -50,7 +48,7 @@ def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies() -> None
     assert config.scoring.micro_batch_size == 32
 
 
-def test_budgets() -> None:
+def test_budgets():
     config = toy(half="{of: rod_m4, compute: 0.5}")
     steps = {name: arm_settings(config, name).train.steps for name in ("rod", *config.variants)}
     assert steps["rod"] == 320
@@ -63,7 +61,7 @@ def test_budgets() -> None:
     assert arm_settings(paper, "max_replay").train.steps == 5869
 
 
-def test_warm_up_and_decay_in_steps() -> None:
+def test_warm_up_and_decay_in_steps():
     config = toy(
         half="{of: rod, budget: 0.5}",
         own="{of: rod, budget: 0.5, train: {decay_steps: 7}}",
@@ -87,7 +85,7 @@ def test_warm_up_and_decay_in_steps() -> None:
     assert train["stops"].warmup == 10
 
 
-def test_a_run_that_is_cut_short_keeps_a_schedule() -> None:
+def test_a_run_that_is_cut_short_keeps_a_schedule():
     train = dataclasses.replace(recipe().train, steps=7, warmup_steps=50, decay_steps=616)
     assert (train.warmup, train.decay) == (6, 7)
     # Megatron asserts that the warm-up is shorter than the whole schedule
@@ -96,7 +94,7 @@ def test_a_run_that_is_cut_short_keeps_a_schedule() -> None:
     assert train.warmup == 1
 
 
-def test_an_optimizer_on_the_host_needs_both_keys() -> None:
+def test_an_optimizer_on_the_host_needs_both_keys():
     train = dataclasses.replace(recipe().train, optimizer_offload=True)
     with pytest.raises(ValueError, match=r"needs train\.precision_aware_optimizer=true"):
         check(dataclasses.replace(recipe(), train=train))
@@ -112,9 +110,7 @@ def test_an_optimizer_on_the_host_needs_both_keys() -> None:
         ("rod_mix", None, "has selection.policy=mix, which"),
     ],
 )
-def test_nemo_rl_refuses_what_its_workers_cannot(
-    name: str, variant: dict[str, Any] | None, sentence: str, kind: str
-) -> None:
+def test_nemo_rl_refuses_what_its_workers_cannot(name, variant, sentence, kind):
     config = copy.deepcopy(recipe())
     if variant is not None:
         config.variants[name] = {"of": "rod", **variant}
@@ -128,7 +124,7 @@ def test_nemo_rl_refuses_what_its_workers_cannot(
     check(config)
 
 
-def test_nemo_rl_scores_in_the_models_precision_alone() -> None:
+def test_nemo_rl_scores_in_the_models_precision_alone():
     config = copy.deepcopy(recipe())
     config.scoring.precision, config.launcher.kind = "fp8", "nemo_rl"
     with pytest.raises(ValueError, match=r"^rod has scoring\.precision=fp8, which NeMo-RL's work"):
@@ -138,7 +134,7 @@ def test_nemo_rl_scores_in_the_models_precision_alone() -> None:
         check(config)
 
 
-def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
+def test_what_is_looked_at_while_it_trains_needs_looks():
     bounded = {"of": "rod_mix", "selection": {"policy_options": {"forgetting": 0.1}}}
     config = recipe("toy_synthetic")
     config.variants["bounded"] = bounded
@@ -151,8 +147,8 @@ def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
 @pytest.mark.parametrize("arm", ["rod_mix", "rod_averages"])
 @pytest.mark.parametrize(("key", "value"), [("prefix", "1/4"), ("precision", "fp8")])
 def test_losses_of_training_are_compared_with_those_of_whole_blocks_in_their_precision(
-    arm: str, key: str, value: str
-) -> None:
+    arm, key, value
+):
     config = copy.deepcopy(recipe())
     config.arms = ["base", arm]
     if key == "precision":
@@ -165,7 +161,7 @@ def test_losses_of_training_are_compared_with_those_of_whole_blocks_in_their_pre
         check(config)
 
 
-def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
+def test_arms_that_a_recipe_trains_without_naming_them_are_checked():
     converging = {"no_replay": {"of": "no_replay", "converge": True}}
     other = {"other": {"of": "no_replay", "converge": True}}
     for arms, variants, name in (
@@ -182,7 +178,7 @@ def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
         check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
 
 
-def test_variants_that_wait_for_each_other_are_refused() -> None:
+def test_variants_that_wait_for_each_other_are_refused():
     with pytest.raises(ValueError, match="waits for itself: x -> y -> x"):
         toy(x="{of: rod, share: y}", y="{of: rod, follow: x}")
     with pytest.raises(ValueError, match="leads back to itself"):
@@ -194,7 +190,7 @@ def names(*arms: str) -> list[str]:
     return [stage.name for stage in Stages(config).models()]
 
 
-def test_stages_are_those_that_the_variants_need_in_order() -> None:
+def test_stages_are_those_that_the_variants_need_in_order():
     reference = ["prepare", "base", "references_base"]
     select = ["no_replay", "references_specialist"]
     assert names("control_share") == [*reference, *select, "rod", "control_share"]
@@ -231,9 +227,7 @@ class Newest:
         ("{kappa: 2}", ["base", "specialist"]),
     ],
 )
-def test_what_a_recipe_runs_follows_from_what_its_policies_need(
-    selection: str, needed: list[str], tmp_path: Path
-) -> None:
+def test_what_a_recipe_runs_follows_from_what_its_policies_need(selection, needed, tmp_path):
     """References, and with them a specialist, are made for a policy that compares losses alone."""
     file = tmp_path / "mine.py"
     losses = "class Losses(Newest):\n    needs = frozenset({'losses'})\n"
@@ -256,7 +250,7 @@ def test_what_a_recipe_runs_follows_from_what_its_policies_need(
     assert (settings.planned.inputs() == before) == ("FILE" not in selection)
 
 
-def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path: Path) -> None:
+def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("import nosuch\n")
     for name, sentence in (
@@ -269,7 +263,7 @@ def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path: Path) -> None:
             check(dataclasses.replace(config, arms=["mine"]))
 
 
-def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:
+def test_half_the_retention_keeps_half_of_the_blocks_of_replay():
     config = toy(some="{of: fixed_20, retention: 0.5}")
     blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
     pools = Stages(config).jobs.arm("some", blocks).pools()

@@ -44,9 +44,7 @@ time.sleep(3)
 
 @pytest.mark.parametrize("is_fork", [False, True])
 @pytest.mark.parametrize("program", [FREEZES, LEAVES])
-def test_command_finds_its_frozen_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, is_fork: bool
-) -> None:
+def test_command_finds_its_frozen_process(tmp_path, monkeypatch, program, is_fork):
     monkeypatch.setattr(HeartbeatFile, "patience", 1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "program.py").write_text(program)
@@ -58,9 +56,7 @@ def test_command_finds_its_frozen_process(
     assert ending == (gone if program is FREEZES else {})
 
 
-def test_signals_to_every_process_leave_the_server_of_forks_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signals_to_every_process_leave_the_server_of_forks_alone(tmp_path, monkeypatch):
     """Slurm sends them to all processes of a job, near the limit and at a preemption."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     program = "import gc, os; print(os.getppid()); assert gc.get_freeze_count() > 10**5"
@@ -75,9 +71,7 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(
     assert server[0] == server[1]
 
 
-def test_torchruns_own_folder_is_gone_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
     """Unless told where, it leaves one in the temporary folder for every job.
 
     Options of another torchrun are left out: it would wait for as many nodes.
@@ -97,9 +91,7 @@ def test_torchruns_own_folder_is_gone_with_the_command(
 
 
 @pytest.mark.parametrize("home", ["/proc/nohome", "here"])
-def test_locks_of_bridge_need_no_home(
-    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_of_bridge_need_no_home(home, tmp_path, monkeypatch):
     monkeypatch.delenv("MEGATRON_CONFIG_LOCK_DIR", raising=False)
     monkeypatch.setenv("HOME", home if home.startswith("/") else str(tmp_path / home))
     program = (
@@ -110,7 +102,7 @@ def test_locks_of_bridge_need_no_home(
     assert locks == (folder if home.startswith("/") else "None")
 
 
-def test_a_rank_that_freezes_in_its_first_second_will_be_missed() -> None:
+def test_a_rank_that_freezes_in_its_first_second_will_be_missed():
     """Who has never reported may still be starting, for as long as that takes."""
     store = distributed.HashStore()
     rank = watch.Watch(store, 1, 2, stall_seconds=60, leave=lambda status: None)
@@ -120,9 +112,7 @@ def test_a_rank_that_freezes_in_its_first_second_will_be_missed() -> None:
     assert reported
 
 
-def test_other_ranks_find_a_frozen_rank_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_ranks_find_a_frozen_rank_0(monkeypatch, capsys):
     monkeypatch.setattr("nemo_rod.megatron.watch.GONE_SECONDS", 2.0)
     store, left = distributed.HashStore(), threading.Event()
     store.set("alive/0", f"{time.time_ns()} 3 ")  # and nothing after it
@@ -133,7 +123,7 @@ def test_other_ranks_find_a_frozen_rank_0(
     assert "nemo-rod error on rank 0: its process is gone" in capsys.readouterr().out
 
 
-def test_rank_may_be_silent_for_as_long_as_one_call_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_may_be_silent_for_as_long_as_one_call_in_c(monkeypatch):
     store, heard, now = distributed.HashStore(), {}, [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     first = watch.Watch(store, 0, 2, stall_seconds=600)
@@ -149,7 +139,7 @@ def test_rank_may_be_silent_for_as_long_as_one_call_in_c(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("world_size", [2, 1024])
-def test_rank_0_asks_as_often_for_two_ranks_as_for_a_thousand(world_size: int) -> None:
+def test_rank_0_asks_as_often_for_two_ranks_as_for_a_thousand(world_size):
     store = distributed.HashStore()
     for rank in range(world_size):
         store.set(f"alive/{rank}", f"{rank} 5 ")
@@ -161,9 +151,7 @@ def test_rank_0_asks_as_often_for_two_ranks_as_for_a_thousand(world_size: int) -
     assert first._reports().keys() == {*range(world_size)} - {1}
 
 
-def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(monkeypatch, capsys):
     """By a clock that goes as the watch of rank 0 waits: no machine is too slow for it."""
     store, seconds = distributed.HashStore(), [0.0]
     first, *others = (watch.Watch(store, rank, 3, stall_seconds=8) for rank in range(3))
@@ -205,9 +193,7 @@ SLEEPS = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); t
 @pytest.mark.parametrize(
     "program", [("-c", SLEEPS), ("-P", "-m", "sleeps")]
 )  # the second is a fork
-def test_lock_of_a_stage_outlives_a_killed_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
-) -> None:
+def test_lock_of_a_stage_outlives_a_killed_command(tmp_path, monkeypatch, program):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     left = tempfile.TemporaryDirectory()  # by who is killed; short enough for the path of a socket
     monkeypatch.setenv("TMPDIR", left.name)
@@ -230,14 +216,14 @@ def test_lock_of_a_stage_outlives_a_killed_command(
 
 
 @pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])
-def test_collectives_wait_longer_than_the_watch(stall_seconds: float) -> None:
+def test_collectives_wait_longer_than_the_watch(stall_seconds):
     config = configured(launcher__stall_seconds=stall_seconds)
     job = EvaluateJob(name="", config=config, blocks="", out="", models={})
     never = 7 * 86_400  # what no watch ends still ends some day
     assert 60 * job.collective_minutes >= (stall_seconds + 600 if stall_seconds else never)
 
 
-def test_the_process_group_has_the_timeout_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_group_has_the_timeout_of_its_job(monkeypatch):
     from nemo_rod.megatron import __main__ as program
 
     class Begun(Exception):

@@ -19,7 +19,7 @@ def chosen_from(*losses: float, on_nonfinite: OnNonfinite = "refuse", k: int = 3
     return choose(POOL, Joint(), k, loss, REFERENCE, on_nonfinite)
 
 
-def test_highest_scores_and_their_threshold() -> None:
+def test_highest_scores_and_their_threshold():
     choice = chosen_from(1.5, 1.25, 1.0, 3.0, 2.0, 0.5)
     assert choice.block_ids.tolist() == [10, 21, 12]
     assert choice.threshold == 0.5
@@ -32,20 +32,20 @@ def test_highest_scores_and_their_threshold() -> None:
     assert metrics["rod/excluded"] == 0
 
 
-def test_nothing_is_scored_for_a_policy_that_takes_all() -> None:
+def test_nothing_is_scored_for_a_policy_that_takes_all():
     choice = choose(POOL, TakeAll(), 6)
     assert choice.chosen.tolist() == [0, 1, 2, 3, 4, 5]
     assert choice.score is None and math.isnan(choice.threshold)
 
 
 @pytest.mark.parametrize("chosen", [[0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]]], ids=str)
-def test_a_choice_that_is_none_is_refused(chosen: list) -> None:
+def test_a_choice_that_is_none_is_refused(chosen):
     policy: Any = SimpleNamespace(needs=frozenset(), select=lambda *_: chosen)
     with pytest.raises(ValueError, match=r"(?s)step 3: SimpleNamespace.select .*expected 2 "):
         choose(POOL, policy, 2)
 
 
-def test_a_score_may_be_the_loss_itself() -> None:
+def test_a_score_may_be_the_loss_itself():
     loss = np.array([1.5, math.nan, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
     before = loss.copy()
     choice = choose(POOL, Joint(), 3, loss, REFERENCE, "exclude", lambda loss, _: loss)
@@ -54,7 +54,7 @@ def test_a_score_may_be_the_loss_itself() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_score_that_is_no_number_is_refused_and_named(bad: float) -> None:
+def test_a_score_that_is_no_number_is_refused_and_named(bad):
     with pytest.raises(
         ValueError, match=r"^step 3: 2 of 6 scores are not finite, the first that of block 20: "
     ):
@@ -62,7 +62,7 @@ def test_a_score_that_is_no_number_is_refused_and_named(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
+def test_a_score_that_is_no_number_is_excluded_and_counted(bad):
     choice = chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5, on_nonfinite="exclude")
     assert choice.block_ids.tolist() == [10, 11, 12]
     assert choice.excluded == 2
@@ -72,7 +72,7 @@ def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
 
 
 @pytest.mark.parametrize("reference", [1.0, math.inf, math.nan])
-def test_padding_is_never_chosen_nor_taken_for_a_fault(reference: float) -> None:
+def test_padding_is_never_chosen_nor_taken_for_a_fault(reference):
     loss = np.array([1.5, -math.inf, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
     reference_C = np.where(np.isneginf(loss), np.float32(reference), REFERENCE)
     choice = choose(POOL, Joint(), 4, loss, reference_C)
@@ -83,7 +83,7 @@ def test_padding_is_never_chosen_nor_taken_for_a_fault(reference: float) -> None
         choose(POOL, Joint(), 5, loss, reference_C)
 
 
-def test_beside_padding_a_fault_is_still_refused() -> None:
+def test_beside_padding_a_fault_is_still_refused():
     padded = (1.5, -math.inf, 1.0, math.nan, 2.0, 0.5)
     with pytest.raises(ValueError, match=r"^step 3: 1 of 6 scores .* that of block 21: the model"):
         chosen_from(*padded)
@@ -96,6 +96,6 @@ def test_beside_padding_a_fault_is_still_refused() -> None:
         choose(POOL, Joint(), 3, loss, reference)
 
 
-def test_too_few_scores_that_are_numbers_are_refused() -> None:
+def test_too_few_scores_that_are_numbers_are_refused():
     with pytest.raises(ValueError, match=r"4 of 6 scores .* too few are left for a batch of 3"):
         chosen_from(1.5, *[math.nan] * 4, 0.5, on_nonfinite="exclude")

@@ -47,7 +47,7 @@ def check(metrics: Metrics, scores: np.ndarray, mean: str, above: str, quantiles
         st.tuples(st.floats(-8, 8, width=32), st.integers(0, 2)), min_size=1, max_size=40
     ).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(1, len(rows))))
 )
-def test_every_figure_is_that_of_a_plain_count(drawn: tuple[list[tuple[float, int]], int]) -> None:
+def test_every_figure_is_that_of_a_plain_count(drawn):
     rows, k = drawn
     choice, source_C = choice_of([score for score, _ in rows], [source for _, source in rows], k)
     metrics = selection_metrics(choice, source_C, NAMES)
@@ -74,7 +74,7 @@ def test_every_figure_is_that_of_a_plain_count(drawn: tuple[list[tuple[float, in
             assert metrics[f"rod/{name}_{group}"] == approx(value_C[mask].astype(np.float64))
 
 
-def test_padding_and_excluded_candidates_do_not_compete() -> None:
+def test_padding_and_excluded_candidates_do_not_compete():
     pool = Pool(0, np.array([0, 1, 2, 3, -1]), np.array([False, True, True, True, False]))
     loss = np.array([3.0, 1.0, 2.0, math.nan, -math.inf], dtype=np.float32)
     choice = choose(pool, Joint(), 2, loss, np.zeros(5, dtype=np.float32), "exclude")
@@ -87,7 +87,7 @@ def test_padding_and_excluded_candidates_do_not_compete() -> None:
     assert [metrics[f"rod/candidates/{name}"] for name in NAMES] == [1, 3, 0, 0]
 
 
-def test_a_pool_whose_scores_are_all_lost_still_has_its_counts() -> None:
+def test_a_pool_whose_scores_are_all_lost_still_has_its_counts():
     choice, source_C = choice_of([1.0, 2.0], [0, 1], 2)
     assert choice.score is not None
     lost = replace(choice, score=np.full(2, -np.inf, dtype=np.float32))
@@ -97,7 +97,7 @@ def test_a_pool_whose_scores_are_all_lost_still_has_its_counts() -> None:
     assert metrics["rod/chosen/old/a"] == 1
 
 
-def test_without_scores_there_are_counts_alone() -> None:
+def test_without_scores_there_are_counts_alone():
     pool = Pool(0, np.arange(3), np.array([False, True, True]))
     metrics = selection_metrics(choose(pool, TakeAll(), 3), np.array([0, 1, 1]), NAMES)
     assert metrics["rod/candidates/old/a"] == metrics["rod/chosen/old/a"] == 2

@@ -36,7 +36,7 @@ def passes(missing: Ids, m: ReferenceManifest, size: int, replicas: int) -> list
 
 
 @pytest.mark.parametrize("size, replicas", [*itertools.product([1, 3, 4], [1, 2, 4])])
-def test_what_is_missing_of_a_part_keeps_its_neighbours(size: int, replicas: int) -> None:
+def test_what_is_missing_of_a_part_keeps_its_neighbours(size, replicas):
     """Otherwise losses differ in the last bits by layout, and by where a pass was interrupted."""
     dice = np.random.default_rng(size * 10 + replicas)
     for count in (1, 9, 257, 700, 1300):
@@ -49,7 +49,7 @@ def test_what_is_missing_of_a_part_keeps_its_neighbours(size: int, replicas: int
                 assert set(passes(left, m, size, replicas)) <= alone
 
 
-def test_missing_blocks_are_scored_once_each_and_samples_without_targets_become_zero() -> None:
+def test_missing_blocks_are_scored_once_each_and_samples_without_targets_become_zero():
     m = manifest(300, 8, 2)
     missing = np.array([5, 7, 8, 260, 299])
 

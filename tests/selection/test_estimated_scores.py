@@ -1,7 +1,5 @@
 """Scores estimated from averages by source, against sums that a reader can follow."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -68,7 +66,7 @@ def pool_of(ids: np.ndarray, step: int = 1, seed: int = 5) -> Pool:
     return Pool(step, ids, ids >= STARTS[1]).of(Store(), seed)  # type: ignore[arg-type]
 
 
-def test_mean_and_variance_are_those_of_the_first_blocks_seen() -> None:
+def test_mean_and_variance_are_those_of_the_first_blocks_seen():
     estimator = averages()
     ids, rho = np.array([3, 120, 7, 130]), np.array([1.0, 0.5, 2.0, 0.25])
     see(estimator, 0, ids, rho)
@@ -76,7 +74,7 @@ def test_mean_and_variance_are_those_of_the_first_blocks_seen() -> None:
     np.testing.assert_allclose(estimator.state["variance"], [0.25, 0.125**2, 0], atol=1e-6)
 
 
-def test_new_blocks_count_as_many_of_the_memory() -> None:
+def test_new_blocks_count_as_many_of_the_memory():
     """A source's mean moves by n / (memory + n) towards that of n new blocks, once it is full."""
     estimator = averages()
     many = np.arange(40)
@@ -89,7 +87,7 @@ def test_new_blocks_count_as_many_of_the_memory() -> None:
     assert estimator.state["variance"][0] == pytest.approx(weight * spread, abs=1e-6)
 
 
-def test_losses_that_are_not_known_do_not_count() -> None:
+def test_losses_that_are_not_known_do_not_count():
     estimator, other = averages(), averages()
     ids = np.array([1, 2, 3])
     see(estimator, 0, ids, np.array([np.nan, 5.0, np.inf], dtype=np.float32))
@@ -98,7 +96,7 @@ def test_losses_that_are_not_known_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, [0]), (1, [0, 1, 2, 3, 4, 5]), (3, [0, 3])])
-def test_the_first_pool_is_scored_and_every_so_many_after(every: int, due: list[int]) -> None:
+def test_the_first_pool_is_scored_and_every_so_many_after(every, due):
     estimator = averages(every=every)
     scored = []
     for step in range(6):
@@ -108,7 +106,7 @@ def test_the_first_pool_is_scored_and_every_so_many_after(every: int, due: list[
     assert scored == due
 
 
-def test_guesses_vary_like_the_source() -> None:
+def test_guesses_vary_like_the_source():
     estimator = fed()
     ids = np.repeat(STARTS, 4000)
     score = estimator.estimate(pool_of(ids)).reshape(3, 4000)
@@ -116,7 +114,7 @@ def test_guesses_vary_like_the_source() -> None:
     np.testing.assert_allclose(score.std(axis=1), np.sqrt(estimator.state["variance"]), rtol=0.05)
 
 
-def test_guesses_follow_from_seed_and_step() -> None:
+def test_guesses_follow_from_seed_and_step():
     ids = np.arange(0, BLOCKS, 5)
     first = fed().estimate(pool_of(ids))
     np.testing.assert_array_equal(first, fed().estimate(pool_of(ids)))
@@ -124,7 +122,7 @@ def test_guesses_follow_from_seed_and_step() -> None:
     assert (first != fed().estimate(pool_of(ids, step=2))).all()
 
 
-def test_joint_selection_of_guesses_replays_as_much_as_of_scores() -> None:
+def test_joint_selection_of_guesses_replays_as_much_as_of_scores():
     """Where scores are normal by source, a batch of estimates has each source as often."""
     estimator, rng = fed(), np.random.default_rng(1)
     ids = np.concatenate([np.arange(100), np.arange(150, 200), np.arange(100, 150)])
@@ -141,7 +139,7 @@ def test_joint_selection_of_guesses_replays_as_much_as_of_scores() -> None:
     np.testing.assert_allclose(counts[0], counts[1], rtol=0.05, atol=400)
 
 
-def test_a_source_that_is_not_chosen_is_looked_at_now_and_then() -> None:
+def test_a_source_that_is_not_chosen_is_looked_at_now_and_then():
     estimator = averages()
     for source, start in enumerate(STARTS):  # the last source is far behind
         ids = start + np.arange(20)
@@ -157,7 +155,7 @@ def test_a_source_that_is_not_chosen_is_looked_at_now_and_then() -> None:
     assert seen == [looked_at.get(step, [0]) for step in range(1, 13)]
 
 
-def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
+def test_what_was_recorded_brings_the_averages_back(tmp_path):
     pools = Candidates(num_adaptation=100, num_replay=100, batch_size=BATCH, seed=3)
     header = CurriculumHeader(
         num_candidates=pools.size, num_chosen=BATCH, block_size=SIZE, store="s", tokenizer="t",

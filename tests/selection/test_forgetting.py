@@ -20,7 +20,7 @@ TRAINED = {"web": 2.5, "code": 0.75, "math": 3.25}
 losses = st.floats(min_value=0.0, max_value=20.0)
 
 
-def test_a_plain_example_by_hand() -> None:
+def test_a_plain_example_by_hand():
     assert forgetting_by_source(TRAINED, BASE) == {"web": 0.5, "code": -0.25, "math": 0.25}
     # capped by source before the weighted sum: (6 * .5 + 1 * 0 + 1 * .25) / 8
     assert validation_forgetting(TRAINED, BASE, {"web": 6, "code": 1, "math": 1}) == 3.25 / 8
@@ -35,7 +35,7 @@ def test_a_plain_example_by_hand() -> None:
     rows=st.lists(st.tuples(losses, losses, st.integers(1, 10**9)), min_size=1, max_size=20),
     scale=st.sampled_from([0.5, 2.0, 1024.0]),
 )
-def test_f_val_is_the_sum_written_out(rows: list[tuple[float, float, int]], scale: float) -> None:
+def test_f_val_is_the_sum_written_out(rows, scale):
     trained = {str(i): row[0] for i, row in enumerate(rows)}
     base = {str(i): row[1] for i, row in enumerate(rows)}
     weights = {str(i): float(row[2]) for i, row in enumerate(rows)}
@@ -60,19 +60,14 @@ def test_f_val_is_the_sum_written_out(rows: list[tuple[float, float, int]], scal
         ({}, {}, None, ["no source"]),
     ],
 )
-def test_wrong_input_is_named_in_one_sentence(
-    loss: dict[str, float],
-    base: dict[str, float],
-    weights: dict[str, float] | None,
-    words: list[str],
-) -> None:
+def test_wrong_input_is_named_in_one_sentence(loss, base, weights, words):
     with pytest.raises(ValueError) as error:
         validation_forgetting(loss, base, weights)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
 
 
-def test_held_out_losses_are_means_over_the_blocks_that_have_targets() -> None:
+def test_held_out_losses_are_means_over_the_blocks_that_have_targets():
     """A block without any, such as one that is masked whole, has the loss -inf."""
     nats = np.array([1.0, -np.inf, 3.0, 9.0, -np.inf, -np.inf, np.nan], dtype=np.float32)
     scorer = SimpleNamespace(losses=lambda block_ids: nats[block_ids])

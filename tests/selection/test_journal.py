@@ -30,12 +30,12 @@ def choice_of(step: int) -> Choice:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
+def journal(tmp_path):
     return Journal(tmp_path, HEADER, step=0)
 
 
 @pytest.fixture
-def on_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], None]:
+def on_fsync(tmp_path, monkeypatch):
     """Sets a function of the path that is called before every fsync within the folder."""
     fsync = os.fsync
 
@@ -56,14 +56,14 @@ def recorded(folder: Path) -> list[int]:
         return [record.step for record in curriculum]
 
 
-def test_a_full_disk_is_named_by_the_file_of_metrics(tmp_path: Path, journal: Journal) -> None:
+def test_a_full_disk_is_named_by_the_file_of_metrics(tmp_path, journal):
     (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"make room and run it again.*metrics\.jsonl"):
         journal.append(0, choice_of(0), SECONDS)
 
 
-def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path, journal: Journal) -> None:
+def test_overhead_is_what_choosing_adds_to_an_update(tmp_path, journal):
     row = journal.append(0, choice_of(0), SECONDS)
     assert row["rod/overhead"] == pytest.approx(2 / 3)
     assert row["rod/share/old"] == 0.5
@@ -73,9 +73,7 @@ def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path, journal: Jo
     assert record.chosen.tolist() == [0, 2]
 
 
-def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
-    tmp_path: Path, journal: Journal, on_fsync: Callable
-) -> None:
+def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(tmp_path, journal, on_fsync):
     training, synced = threading.Event(), []
 
     def slow_disk(path: Path) -> None:
@@ -95,9 +93,7 @@ def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
         assert synced == files * (step + 1)
 
 
-def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
-    tmp_path: Path, journal: Journal, on_fsync: Callable
-) -> None:
+def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(tmp_path, journal, on_fsync):
     begun, saved = threading.Event(), threading.Event()
 
     def slow_disk(path: Path) -> None:
@@ -113,15 +109,15 @@ def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
     journal.append(1, choice_of(1), SECONDS)
 
 
-def test_a_resume_without_its_curriculum_is_refused(tmp_path: Path) -> None:
+def test_a_resume_without_its_curriculum_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
         Journal(tmp_path, HEADER, step=5)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("curriculum.rod", [0]), ("metrics.jsonl", [0, 1])])
 def test_a_full_disk_ends_the_step_or_after_metrics_the_next(
-    tmp_path: Path, journal: Journal, on_fsync: Callable, name: str, steps: list[int]
-) -> None:
+    tmp_path, journal, on_fsync, name, steps
+):
     def full_disk(path: Path) -> None:
         if path.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

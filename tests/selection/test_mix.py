@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def means(policy: Mix, step: int = 1) -> np.ndarray:
     return policy.estimate(pool_of(MANY, step)).reshape(4, -1).mean(1)
 
 
-def test_the_first_step_needs_no_losses_and_takes_new_text() -> None:
+def test_the_first_step_needs_no_losses_and_takes_new_text():
     policy, pool = Mix(), pool_of(np.arange(0, 800, 20))
     score = policy.estimate(pool)
     assert not pool.is_replay_C[policy.select(pool, score, 20)].any()
@@ -76,7 +75,7 @@ def test_the_first_step_needs_no_losses_and_takes_new_text() -> None:
     assert news == pytest.approx(laws, rel=0.05) and laws == pytest.approx(2.5, rel=0.05)
 
 
-def test_new_text_counts_by_its_target_and_replay_by_what_the_base_knew() -> None:
+def test_new_text_counts_by_its_target_and_replay_by_what_the_base_knew():
     policy = Mix(target={"laws": 1.5, "news": 2.0})
     see(policy, [0, 1, 300, 301, 400, 410], [2.25, 2.75, 2.5, 2.5, 4.25, 4.25])
     # nothing is known before of new text; 0 is known of replay, as if of 8 blocks
@@ -93,7 +92,7 @@ def test_new_text_counts_by_its_target_and_replay_by_what_the_base_knew() -> Non
     assert score[3].std() == pytest.approx(deviation, rel=0.1)
 
 
-def test_a_specialist_is_compared_block_by_block() -> None:
+def test_a_specialist_is_compared_block_by_block():
     policy = Mix(target={"laws": "specialist", "news": 2.0})
     see(policy, [100, 200, 300], [1.5, 2.5, 2.25])
     np.testing.assert_allclose(policy.state["mean"][:2], [0.5, 2.25], atol=1e-6)
@@ -108,15 +107,13 @@ def test_a_specialist_is_compared_block_by_block() -> None:
         ({"target": 1.5, "forgetting": 0.1}, {"replay_references", "held_out"}),
     ],
 )
-def test_what_it_needs_follows_from_its_targets(options: Any, needs: set[str]) -> None:
+def test_what_it_needs_follows_from_its_targets(options, needs):
     assert Mix(**options).needs == needs
 
 
 @pytest.mark.parametrize("exponent", [0.25, 0.5])
 @pytest.mark.parametrize("replayed", [0, 0.5])
-def test_a_forecast_is_the_end_of_the_curve_whatever_the_replay(
-    exponent: float, replayed: float
-) -> None:
+def test_a_forecast_is_the_end_of_the_curve_whatever_the_replay(exponent, replayed):
     """Three quarters of the new blocks are laws: 6 of every 8 in a run of new text alone."""
 
     def loss(steps_worth: float) -> float:
@@ -137,7 +134,7 @@ def test_a_forecast_is_the_end_of_the_curve_whatever_the_replay(
     assert forecast[1:].tolist() == [0, 0, 0]
 
 
-def test_kappa_weighs_replay_and_does_not_keep_a_source_from_being_looked_at() -> None:
+def test_kappa_weighs_replay_and_does_not_keep_a_source_from_being_looked_at():
     for prefer, kappa in (("learning", 0.5), ("balance", 1), ("keeping", 2), (0.01, 0.01)):
         policy = Mix(target=1.0, prefer=prefer)
         see(policy, [0, 300, 400, 600], [3.0, 3.0, 4.5, 6.5])
@@ -175,9 +172,7 @@ def plant(
     [(0, 0, 1), (0, 0, 3), (0.05, 0, 3), (0.1, 0, 1), (0.2, 0, 1), (0, 3, 1), (0.05, 3, 3),
      (0.1, 2, 1 / 3), (0, 5, 3), (0.1, 5, 1 / 3)],
 )  # fmt: skip
-def test_the_bound_is_kept_without_hunting(
-    noise: float, delay: int, jump: float, answer: float
-) -> None:
+def test_the_bound_is_kept_without_hunting(noise, delay, jump, answer):
     value, log_kappa = plant(noise=noise, delay=delay, jump=jump, answer=answer)
     for part in (slice(160, 200), slice(360, 400)):
         assert (value[part] > 0.6).all() and (value[part] < 1.02).all()
@@ -188,7 +183,7 @@ def test_the_bound_is_kept_without_hunting(
             assert (np.diff(log_kappa[part][-10:]) == 0).all()
 
 
-def test_a_rise_counts_before_it_reaches_the_bound() -> None:
+def test_a_rise_counts_before_it_reaches_the_bound():
     policy = Mix(forgetting=0.1)
     policy.measured(0, {"validation/forgetting": 0.04})
     assert policy.state["dial"][0] < 0  # 0.08 is expected: there is room to learn
@@ -199,14 +194,14 @@ def test_a_rise_counts_before_it_reaches_the_bound() -> None:
     np.testing.assert_array_equal(policy.state["dial"], before)
 
 
-def test_targets_of_other_sources_and_a_run_without_an_end_are_refused() -> None:
+def test_targets_of_other_sources_and_a_run_without_an_end_are_refused():
     with pytest.raises(ValueError, match="the new sources of the run are laws, news: give each"):
         Mix(target={"laws": 1.0}).estimate(pool_of(MANY))
     with pytest.raises(ValueError, match="whose length is not known: give a number"):
         Mix().estimate(pool_of(MANY, steps=0))
 
 
-def test_the_record_brings_the_state_back_to_the_bit(tmp_path: Path) -> None:
+def test_the_record_brings_the_state_back_to_the_bit(tmp_path):
     pools = Candidates(num_adaptation=400, num_replay=400, batch_size=K, seed=3)
     header = CurriculumHeader(
         num_candidates=pools.size, num_chosen=K, block_size=16, store="s", tokenizer="t",

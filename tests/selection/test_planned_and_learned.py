@@ -1,7 +1,6 @@
 """`Schedule` and `ODM`, against plans and a bandit that a reader can follow."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,14 +48,14 @@ def counts(policy: Any, step: int, **options: Any) -> list[int]:
         ({10: 1.0, 20: 0.0, 30: 1.0}, 0, 1.0),
     ],
 )
-def test_the_share_of_replay_follows_the_plan(plan: Any, step: int, share: float) -> None:
+def test_the_share_of_replay_follows_the_plan(plan, step, share):
     policy = Schedule(replay=plan)
     assert policy.needs == frozenset()
     new, *replay = counts(policy, step)
     assert abs(sum(replay) - share * K) < 1 and new + sum(replay) == K
 
 
-def test_every_source_follows_its_own_plan() -> None:
+def test_every_source_follows_its_own_plan():
     policy = Schedule(sources={"new": 2.0, "b": {0: 0, 10: 2}, "a": {0: 2, 10: 0}})
     assert counts(policy, 0) == [8, 8, 0]
     assert counts(policy, 5) == [8, 4, 4]
@@ -64,7 +63,7 @@ def test_every_source_follows_its_own_plan() -> None:
     assert counts(policy, 30, per_source=6) == [6, 4, 6]  # what a pool lacks, others give
 
 
-def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
+def test_a_plan_may_be_a_file(tmp_path):
     shares, sources = tmp_path / "shares.csv", tmp_path / "sources.csv"
     shares.write_text("step,replay\n0,0.5\n8,0.25\n")
     sources.write_text("step,b,new,a\n0,1,1,2\n")
@@ -73,12 +72,12 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"new": 1, "a": 1}, {"new": 0, "a": 0, "b": 0}])
-def test_a_plan_of_other_sources_is_refused(plan: dict[str, float]) -> None:
+def test_a_plan_of_other_sources_is_refused(plan):
     with pytest.raises(ValueError, match="but the run has new, a, b: give each a weight"):
         counts(Schedule(sources=plan), 0)
 
 
-def test_a_bandit_by_its_three_equations() -> None:
+def test_a_bandit_by_its_three_equations():
     """Exp3 with a moving average, in plain Python."""
     policy, reward, alpha = ODM(alpha=0.5), [0.0] * 3, 0.5
     losses = {0: 3.0, 1: 1.0, 2: 2.0}

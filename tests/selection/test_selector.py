@@ -46,7 +46,7 @@ def selector(*, kappa: float = 0.5) -> Selector:
     )
 
 
-def test_the_highest_weighted_scores_are_chosen() -> None:
+def test_the_highest_weighted_scores_are_chosen():
     one = selector()
     choice = one.choose(0, Everything())
     score = LOSS_TOKENS.mean(axis=1) - REFERENCE_TOKENS.mean(axis=1)
@@ -57,13 +57,13 @@ def test_the_highest_weighted_scores_are_chosen() -> None:
     assert one.length == SIZE and choice.metrics == {}
 
 
-def test_the_same_scores_are_perfectly_faithful() -> None:
+def test_the_same_scores_are_perfectly_faithful():
     choice = selector().choose(0, Everything())
     same = fidelity(choice, choice.score, Joint(0.5))
     assert same == {"overlap": 1, "share_drift": 0, "rank_correlation": pytest.approx(1)}
 
 
-def test_equal_values_share_their_rank() -> None:
+def test_equal_values_share_their_rank():
     # ranks 1.5 1.5 3 4 and 1 2.5 2.5 4: covariance 1.125, variances 1.125
     correlation = rank_correlation(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 6, 7]))
     a, b = np.array([1.5, 1.5, 3, 4]) - 2.5, np.array([1, 2.5, 2.5, 4]) - 2.5
@@ -109,7 +109,7 @@ def watched(references: WatchedReferences) -> Selector:
     )  # fmt: skip
 
 
-def test_each_pool_is_looked_up_once_and_ahead() -> None:
+def test_each_pool_is_looked_up_once_and_ahead():
     references = WatchedReferences()
     one = watched(references)
     for step in range(5):
@@ -124,14 +124,14 @@ def test_each_pool_is_looked_up_once_and_ahead() -> None:
     assert others == [(ids, True) for ids in pools[1:]]
 
 
-def test_a_step_that_was_not_foreseen_is_drawn_as_well() -> None:
+def test_a_step_that_was_not_foreseen_is_drawn_as_well():
     one = watched(WatchedReferences())
     for step in (7, 3, 3, 4):
         choice = one.choose(step, Scorer())
         np.testing.assert_array_equal(choice.pool.block_ids, POOLS.pool(step).block_ids)
 
 
-def test_what_goes_wrong_ahead_is_said_at_its_own_step() -> None:
+def test_what_goes_wrong_ahead_is_said_at_its_own_step():
     seen: set[int] = set(POOLS.pool(0).block_ids.tolist())
     damaged = next(i for i in POOLS.pool(1).block_ids.tolist() if i not in seen)
     one = watched(WatchedReferences(damaged))
@@ -140,7 +140,7 @@ def test_what_goes_wrong_ahead_is_said_at_its_own_step() -> None:
         one.choose(1, Scorer())
 
 
-def test_the_step_after_is_prepared_while_the_caller_goes_on() -> None:
+def test_the_step_after_is_prepared_while_the_caller_goes_on():
     may_go_on, began = threading.Event(), threading.Event()
 
     class Slow(WatchedReferences):
