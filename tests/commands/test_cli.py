@@ -137,14 +137,12 @@ def test_recipes_are_listed_with_their_hours(tmp_path):
     rows = [line for line in listed.stdout.splitlines() if line[0] != " "]
     assert [row.split()[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
+    (tmp_path / "my" / "recipe" / "broken.yaml").write_text("a: [")
     done = nemo_rod("recipes", "--all", "--config-dir", "my", "plan=true", cwd=tmp_path)
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
-    assert all(len(row) > 6 for row in rows), done.stdout
-    assert done.stderr == ""
-    (tmp_path / "my" / "recipe" / "mine.yaml").write_text("a: [")
-    done = nemo_rod("recipes", "--all", "--config-dir", "my", "plan=true", cwd=tmp_path)
-    assert done.returncode == 0 and "mine: while parsing a flow" in done.stderr, done.stderr
+    assert [row[0] for row in rows if len(row) > 6] == ["recipe", *sorted([*RECIPES, "mine"])]
+    assert done.returncode == 0 and "broken: while parsing a flow" in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_recipe_of_init_can_be_planned_and_run(tmp_path):
@@ -185,16 +183,8 @@ def test_a_recipe_that_is_no_yaml_is_named(tmp_path):
     )
 
 
-BAD_TEXT = {
-    "missing field": ('{"body": "x"}\n', ":1: no field 'text' (found: body)"),
-    "shorter than one block": ('{"text": "ab"}\n', "has 3 tokens, fewer than one block of 64"),
-}
-
-
-@pytest.mark.parametrize("what", BAD_TEXT)
-def test_bad_text_is_one_sentence_and_leaves_nothing(what, tmp_path):
-    content, sentence = BAD_TEXT[what]
-    (tmp_path / "documents.jsonl").write_text(content)
+def test_bad_text_is_one_sentence_and_leaves_nothing(tmp_path):
+    (tmp_path / "documents.jsonl").write_text('{"text": "ab"}\n')
     done = nemo_rod(
         *("prepare", "recipe=toy_synthetic", f"run_dir={tmp_path / 'run'}"),
         "domain.sources.dialect.kind=jsonl",
@@ -203,18 +193,9 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what, tmp_path):
     assert done.returncode == 2
     error = done.stderr.splitlines()[-1]
     assert error.startswith("nemo-rod: ")
-    assert sentence in error
+    assert "has 3 tokens, fewer than one block of 64" in error
     assert "Traceback" not in done.stderr
     assert [file.name for file in tmp_path.glob("run/*")] in ([], ["launch"])
-
-
-def test_dry_run_lists_every_stage_and_makes_none(tmp_path):
-    done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
-    assert done.returncode == 0
-    lines = done.stderr.splitlines()
-    assert len(lines) == 21  # one says why there are controls
-    assert "nemo-rod prepare" in lines[0]
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", cli.recipe_commands())

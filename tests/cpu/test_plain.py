@@ -47,6 +47,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 def test_cuda_without_transformer_engine_and_the_reverse_are_mended(tmp_path):
     """The former imports Megatron whole; an engine without a GPU counts as missing."""
     (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")

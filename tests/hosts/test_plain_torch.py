@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -593,21 +592,6 @@ def test_libraries_may_skip_the_batches_of_steps_done(done):
             scored(**next(iter(skip_first_batches(batches, 2 * done))))
 
 
-def test_a_full_disk_is_named(tmp_path):
-    import resource
-
-    scored = model("llama").requires_grad_(False)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, limit[1]))
-    try:
-        with pytest.raises(OSError, match=r"make room and run it again.*metrics\.jsonl"):
-            list(taken_from(scored, steps=100, out=tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 def test_a_model_is_known_by_all_that_is_saved_of_it():
     one, other = model("llama"), model("llama")
     assert weights_digest(one) == weights_digest(other)
@@ -643,17 +627,6 @@ def test_references_of_further_lengths_are_filled_in(runs, tmp_path):
 def untrained() -> Any:
     """A model whose loop does not train it."""
     return model("llama", vocab_size=256).requires_grad_(False)
-
-
-def test_a_run_that_begins_again_keeps_the_record(runs, tmp_path):
-    references = References.open(runs.tiny.references, runs.tiny.store)
-    for seconds in range(2):
-        batches = RoDBatches(
-            untrained(), runs.tiny.store, references, steps=2, batch_size=8, out=tmp_path,
-        )  # fmt: skip
-        assert len(list(batches)) == 2
-        assert (tmp_path / "curriculum.rod.1").exists() == (seconds == 1)
-    assert metric(tmp_path, "step") == [0, 1]
 
 
 @pytest.mark.parametrize("taken", [1, 3])

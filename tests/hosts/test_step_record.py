@@ -226,13 +226,6 @@ def test_a_branch_without_the_base_says_how_to_have_it(tmp_path, capsys, former,
     assert "forgetting is unknown" in page
 
 
-def test_a_branch_goes_on_from_a_copy_of_the_record(tmp_path):
-    run(tmp_path / "a", 0, 1, 2)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert run(tmp_path / "b", 2, 3) == [2, 3]
-    assert recorded(tmp_path / "b") == ([0, 1, 2, 3], [0, 1, 2, 3])
-
-
 def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_path):
     for steps, changed in (((0, 1), {}), ((4, 5), LONGER), ((3, 4), LONGER)):
         run(tmp_path / "rod", *steps, header=replace(HEADER, **changed))

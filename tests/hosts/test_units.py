@@ -15,7 +15,7 @@ import pytest
 import torch
 from places import ROOT, Later
 
-from nemo_rod.hosts.swap_in.roles import assign_roles, check_roles, check_weights, name_sources
+from nemo_rod.hosts.swap_in.roles import assign_roles, check_roles, name_sources
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, SourceRow, TakeAll
 from nemo_rod.selection.held_out import is_due, over_sources
 
@@ -78,14 +78,6 @@ def test_roles_of_a_split_or_why_they_do_not_fit(train, roles, split, expected):
     with refusal or nullcontext():
         keys = check_roles(roles, [train, split])
         assert assign_roles(split, keys, train=train) == expected
-
-
-@pytest.mark.parametrize("weight", [0, 0.0, -1.0, float("nan"), float("inf")])
-def test_a_source_without_a_weight_is_refused_by_name(weight):
-    check_weights(TRAIN, [1e-9, 1e9])
-    check_weights(TRAIN, None)
-    with pytest.raises(ValueError, match=f"reads /data/old/t with weight {weight}: expected a fi"):
-        check_weights(TRAIN, [1.0, weight])
 
 
 def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused():

@@ -85,22 +85,6 @@ def test_names_of_parts_are_arms(name, of, changed):
     assert merged.needs == ("base", name)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("arms=[lower_lr_0]", "The arm lower_lr_0 changes nothing: expected a number above 0"),
-        ("arms=[kl_base_1]", "The arm kl_base_1 has no replay, on .* fixed_10_kl_base_1"),
-        ("arms=[fixed_8_kl_base_1] parallel=pp2", "parallel.pipeline=2 does not work with kl_base"),
-        ("arms=[no_replay] +train.terms.l2=1", "train.terms=l2 names none of the terms"),
-        ("arms=[no_replay] +train.terms.l2_base=0", "train.terms.l2_base=0.0 is not valid: exp"),
-        ("arms=[l2_base_1] launcher.kind=nemo_rl", "l2_base_1 has train.terms={'l2_base': 1.0}, "),
-    ],
-)
-def test_names_that_mean_nothing_are_refused(words, sentence):
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        composed("recipe=toy", *words.split())
-
-
 def test_a_plan_counts_the_blocks_that_the_base_reads_again():
     config = composed("recipe=toy", "arms=[fixed_8,fixed_8_kl_base_1]")
     counts = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)

@@ -162,22 +162,6 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "more", "text_kind"),
-    [
-        ("fancy", None, {}, "fancy"),
-        ("qwen3", "FancyForCausalLM", {}, "qwen3"),
-        ("gemma3", "Gemma3ForConditionalGeneration",
-         {"text_config": {"model_type": "gemma3_text"}}, "gemma3_text"),
-    ],
-)  # fmt: skip
-def test_a_model_without_a_small_form_is_refused(kind, name, more, text_kind):
-    described = {"model_type": kind, "architectures": [name] if name else [], **more}
-    sentence = f"some/model is of the class {name}, model type {text_kind}, which has no shrunken"
-    with pytest.raises(ValueError, match=sentence):
-        shrunken(described, where="some/model", stages=2)
-
-
-@pytest.mark.parametrize(
     ("described", "stages", "expected"),
     [
         # sizes of the published model that are smaller stay

@@ -74,21 +74,6 @@ def test_an_export_is_of_the_arm_as_it_was_made(stages, tmp_path):
             stage.is_done()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["arm=rod"], "An earlier step needs its arm and its number, such as arm=rod step=1200"),
-        (["step=20"], "An earlier step needs its arm and its number, such as arm=rod step=1200"),
-        (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
-        (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(words, expected, tmp_path):
-    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
-    with pytest.raises(ValueError, match=expected):
-        export_stages(Stages(config))
-
-
 def test_an_arm_that_has_not_begun_is_refused(stages, tmp_path):
     with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
         export_stages(stages)[0].run()

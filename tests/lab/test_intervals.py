@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from test_build import BASE, BASE_ADAPTATION, COUNTS, write_run
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.intervals import SEED, intervals_of
 from nemo_rod.lab.report.results import chord_of, results_of
-from nemo_rod.lab.report.run_files import Run, read_run
+from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 
@@ -95,33 +94,6 @@ def test_every_draw_is_evaluated_as_the_results_are(run):
         for key in rows[0]:
             expected = np.percentile([row[key] for row in rows], [5, 95])
             np.testing.assert_allclose(actual[name][key], expected, rtol=1e-9, atol=1e-12)
-
-
-def of_one_source(run: Run, **blocks: list[float]) -> Run:
-    """Returns the run with these losses of the blocks of one adaptation source."""
-    arms = {
-        name: replace(
-            run.arms[name],
-            loss={"adaptation": {"new": float(np.mean(loss))}, "replay": {}},
-            block_losses={"adaptation": {"new": np.array(loss)}},
-        )
-        for name, loss in blocks.items()
-    }
-    return replace(run, arms=arms, block_counts={"adaptation": {"new": 7}, "replay": {}})
-
-
-def test_three_blocks_by_enumeration(run):
-    """Of 27 draws one has mean 0, three 1/3, three 7, and one 10."""
-    one = of_one_source(run, rod=[0.0, 1.0, 10.0])
-    low, high = intervals_of(one, [], draws=20_000)["rod"]["adapt_loss"]
-    assert (low, high) == (pytest.approx(1 / 3), pytest.approx(7))
-
-
-def test_arms_have_the_same_draws(run):
-    two = of_one_source(run, no_replay=[0.0, 1.0, 10.0], rod=[0.5, 1.5, 10.5])
-    actual = intervals_of(two, [])
-    shifted = np.subtract(actual["rod"]["adapt_loss"], actual["no_replay"]["adapt_loss"])
-    np.testing.assert_allclose(shifted, 0.5)
 
 
 def test_an_arm_without_its_blocks_has_no_interval(run):

@@ -123,25 +123,6 @@ def test_too_few_held_out_blocks_are_refused(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["tasks=held_out", "+tasks.capabilities.a=[sciq]"], "both set"),
-        (["+tasks.capabilities.a=[sciq]", "+tasks.capabilities.b=[]"], r"capabilities\.b lists no"),
-    ],
-)
-def test_two_lists_of_tasks_or_an_empty_one_are_refused(words, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        composed("recipe=toy_synthetic", *words)
-
-
-def test_the_papers_list_has_its_four_groups():
-    tasks = composed("recipe=toy_synthetic", "tasks=paper").tasks
-    assert [len(names) for names in tasks.capabilities.values()] == [21, 15, 4, 13]
-    names = [name for listed in tasks.capabilities.values() for name in listed]
-    assert len(set(names)) == 53 and sum(name.startswith("mmlu_") for name in names) == 26
-
-
 # ---------------------------------------------------------------- lm-eval itself
 
 

@@ -1,7 +1,6 @@
 """The toy corpora: manual pages as prose, packages without a network, chains that never change."""
 
 import gzip
-import itertools
 import json
 import os
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.adapters.synthetic import ALPHABET, synthetic_documents, synthetic_input
 from nemo_rod.lab.toy.debian import PYTHON, debian_input, fetch_debian_texts
 from nemo_rod.lab.toy.roff import strip_roff
 
@@ -204,41 +202,6 @@ def test_packages_are_fetched_without_touching_the_system(tmp_path):
     assert len(documents) > 100 and "DESCRIPCIÓN" in text
     assert os.listdir(tmp_path) == ["manpages-es"]
     assert text.count("\\f") < 20 and "TRADUCCIÓN" not in text and "\0" not in text
-
-
-def test_chains_are_pinned():
-    # Results are compared between machines: the text has to be the same everywhere.
-    assert (
-        next(synthetic_documents(0))[:60]
-        == ',3-QXR*7Eo-QKL|L56tR*>3-{}0t"M84$Y#$6-Q_l9/_hQKL584$6{!t"M,3'
-    )
-    assert (
-        next(synthetic_documents(0, dialect=0.25))[:60]
-        == '!tR*hKY#`\\tR"_`Hho-&C/C,q=}1*`\\t"M,QKL-Q_l9<5S6{gE7t$6-QKLo1'
-    )
-
-
-def test_documents_follow_their_chain():
-    def followers(chain: int, dialect: float) -> dict[str, set[str]]:
-        following: dict[str, set[str]] = {}
-        for _, text in zip(range(300), synthetic_documents(chain, dialect=dialect), strict=False):
-            for a, b in itertools.pairwise(text):
-                following.setdefault(a, set()).add(b)
-        return following
-
-    plain, dialect, other = followers(1, 0.0), followers(1, 0.25), followers(4, 0.0)
-    assert set(plain) <= set(ALPHABET)
-    assert max(map(len, plain.values())) == 9  # as many as the profile has
-    same = [state for state in plain if plain[state] == dialect.get(state)]
-    assert abs(len(same) / len(plain) - 0.75) < 0.05
-    assert sum(plain[state] == other.get(state) for state in plain) == 0
-
-
-@pytest.mark.parametrize("wrong", ["markov", "markov:x", "dialect:1", "dialect:1:2", "x:1"])
-def test_unknown_generators_are_refused(wrong):
-    sentence = r"synthetic generator .* is unknown: write markov:<number>"
-    with pytest.raises(ValueError, match=sentence):
-        synthetic_input(wrong)
 
 
 def test_the_synthetic_store_is_pinned(tmp_path):

@@ -186,26 +186,6 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path):
     assert References.open(folders, blocks) is not None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["scoring.every=8"], r"scoring\.precision=fp8 and every=8"),
-        (["launcher=nemo_rl"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
-        (["launcher=ray"], r"has scoring\.precision=fp8, which NeMo-RL's workers cannot"),
-        (["scoring.prefix=1/8"], "needs a multiple of 8 scored tokens per block .* found 4"),
-        (["scoring.precision=mxfp8", "scoring.prefix=1/2"], "multiple of 32 scored .* found 16"),
-        (["scoring.precision=int8"], "scoring.precision='int8'"),
-        # a run has one precision
-        (["scoring.precision=null", "+variants.other={of: rod, scoring: {precision: fp8}}"],
-         r"variants\.other\.scoring\.precision=fp8 is not valid"),
-    ],
-)  # fmt: skip
-def test_configurations_that_cannot_are_refused(overrides, sentence):
-    words = ["scoring.precision=fp8", "domain.block_size=32", *overrides]
-    with pytest.raises(ValueError, match=sentence):
-        composed("recipe=toy", *words)
-
-
 def test_a_recipe_names_it():
     config = composed("recipe=toy", "scoring.precision=fp8", "arms=[rod]")
     assert config.scoring.precision == "fp8"

@@ -5,6 +5,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 PROGRAM = """
 import os, signal
@@ -27,6 +28,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_helpers_end_with_a_killed_rank(tmp_path):
     program = tmp_path / "rank.py"
     program.write_text(PROGRAM)

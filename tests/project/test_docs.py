@@ -130,11 +130,6 @@ def test_the_gpu_lanes_collect_their_own_files_alone(tmp_path):
     assert done.returncode == 0 and "error" not in done.stdout, done.stdout
 
 
-def test_files_of_lanes_exist():
-    files = [file for lane in lanes.LANES for file in lane.only]
-    assert files and [file for file in files if not (ROOT / file).is_file()] == []
-
-
 def test_subcommands_exist():
     known = {"--help", *re.findall(r"nemo-rod +([a-z]+)", nemo_rod("help", "all").stdout)}
     used = calls("nemo-rod").items()

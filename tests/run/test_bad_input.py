@@ -15,13 +15,20 @@ from test_render import CLUSTER
 
 from nemo_rod import cli
 from nemo_rod.config import Domain
-from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus import SourceSpec, block_hash, is_holdout
+from nemo_rod.corpus.adapters.synthetic import synthetic_input
 from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.files import check_name
+from nemo_rod.hosts.swap_in.roles import check_weights
+from nemo_rod.lab.plan.shapes import read_shape
+from nemo_rod.lab.rehearsal.forms import shrunken
 from nemo_rod.run.checks import check
+from nemo_rod.run.launch.slurm import exports, shell_options
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection.arms import registered_policy
 from nemo_rod.selection.candidates import Candidates, retention_for_share
+from nemo_rod.selection.forgetting import validation_forgetting
 from nemo_rod.selection.mix import Mix
 from nemo_rod.selection.policies import FixedShare, Joint
 from nemo_rod.selection.schedule import Schedule
@@ -117,9 +124,27 @@ CALLED: dict[str, Callable[..., object]] = {
     "Candidates": lambda **values: Candidates(
         **{"num_adaptation": 10, "num_replay": 10, "batch_size": 4, **values}
     ),
-    "retention_for_share": retention_for_share,
-    "registered_policy": registered_policy,
-    **{kind.__name__: kind for kind in (FixedShare, Joint, Mix, Schedule)},
+    **{
+        called.__name__: called
+        for called in (
+            FixedShare,
+            Joint,
+            Mix,
+            Schedule,
+            block_hash,
+            check_name,
+            check_weights,
+            exports,
+            is_holdout,
+            read_shape,
+            registered_policy,
+            retention_for_share,
+            shell_options,
+            shrunken,
+            synthetic_input,
+            validation_forgetting,
+        )
+    },
     "open_inputs": lambda **values: open_inputs(SourceSpec(name="web", role="replay", **values)),
 }
 
@@ -134,7 +159,9 @@ ANSWERS: dict[str, Callable[[Any], str]] = {
     "variant": of_variant,
     "cluster": of_cluster,
     "source": of_source,
-    "value": lambda row: by_call(lambda: CALLED[row[0]](**row[1])),
+    "value": lambda row: by_call(
+        lambda: CALLED[row[0]](**row[1]) if isinstance(row[1], dict) else CALLED[row[0]](*row[1])
+    ),
 }
 
 

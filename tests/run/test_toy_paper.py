@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from command_line import composed, nemo_rod
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
@@ -242,55 +241,6 @@ def test_converged_arms_end_by_the_rule(root):
     assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
 
 
-def test_fixed_replay_keeps_what_makes_its_share(root):
-    blocks = num_blocks(root)
-    for name, settings in trained().items():
-        if not settings.of.startswith("fixed_"):
-            continue
-        kept = round(facts(root, name)["retention"] * blocks["num_replay"])
-        share = int(settings.of.removeprefix("fixed_")) / 100
-        assert kept == round(share / (1 - share) * blocks["num_adaptation"]), name
-        curriculum = recorded(root, name)
-        ids = np.concatenate(chosen(curriculum))
-        assert len(set(ids[curriculum.header.is_replay(ids)])) <= kept
-    assert facts(root, "max_replay")["retention"] == 1
-    assert num_replay(recorded(root, "no_replay")) == [0] * STEPS
-
-
-def test_joint_selection_takes_the_highest_weighted_scores(root):
-    scoring = {name: arm for name, arm in trained().items() if arm.of == "rod" and arm.scores}
-    joint = [name for name, arm in scoring.items() if arm.variant.share is None]
-    assert len(joint) == 11
-    for name in joint:
-        curriculum, kappa = recorded(root, name), facts(root, name)["kappa"]
-        assert kappa == trained()[name].selection.kappa
-        assert facts(root, name)["multiplier"] == trained()[name].selection.multiplier
-        for record in curriculum:
-            is_replay = curriculum.header.is_replay(record.block_ids)
-            weighed = np.where(is_replay, kappa, 1.0) * record.score.astype(np.float64)
-            order = sorted(range(len(weighed)), key=lambda i: (-weighed[i], i))
-            assert sorted(order[:BATCH]) == list(record.chosen), (name, record.step)
-    assert [facts(root, f"rod_kappa_{k}")["kappa"] for k in ("0.5", "2")] == [0.5, 2.0]
-    assert any(num_replay(recorded(root, "rod"))), "no step of RoD replays: nothing was compared"
-
-
-def test_with_too_few_new_candidates_replay_has_a_floor(root):
-    """Of 1.5 candidates for a place half are new: a quarter of the batch must be replay.
-
-    The base has forgotten nothing yet: at the first step every replay score is exactly 0.
-    """
-    counts = {m: num_replay(recorded(root, n)) for m, n in (
-        (1.5, "rod_m1.5"), (2, "rod"), (4, "rod_m4"), (8, "rod_m8"),
-    )}  # fmt: skip
-    assert min(counts[1.5]) == counts[1.5][0] == BATCH // 4
-    assert [counts[m][0] for m in (2, 4, 8)] == [0, 0, 0]
-    for m, name in ((1.5, "rod_m1.5"), (8, "rod_m8")):
-        curriculum = recorded(root, name)
-        first = curriculum[0]
-        assert len(first.block_ids) == m * BATCH
-        assert not first.score[curriculum.header.is_replay(first.block_ids)].any()
-
-
 @pytest.mark.parametrize("new", ["random", "rho"])
 @pytest.mark.parametrize("replay", ["random", "rho"])
 def test_components_have_the_mean_share_of_rod(root, new, replay):
@@ -365,22 +315,6 @@ def losses(root: Path, recipe: str, model: str) -> References:
     run = root / folder("toy_paper")
     references = [run / "references/base", root / folder(recipe) / "references" / model]
     return References.open(references, BlockStore(run / "blocks"))
-
-
-def test_merges_lie_between_base_and_specialist(root):
-    base = load_file(root / folder("toy_paper") / "base/hf/model.safetensors")
-    specialist = load_file(arms(root) / "no_replay/hf/model.safetensors")
-    losses = [results(root)["arms"]["base"]["adapt_loss"]]
-    for weight in (0.2, 0.4, 0.6, 0.8):
-        name = f"merge_{weight}"
-        merged = load_file(arms(root) / name / "hf/model.safetensors")
-        assert merged.keys() == base.keys()
-        for key, value in merged.items():
-            expected = (1 - weight) * base[key].astype(np.float64) + weight * specialist[key]
-            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
-        losses.append(results(root)["arms"][name]["adapt_loss"])
-    losses.append(results(root)["arms"]["no_replay"]["adapt_loss"])
-    assert losses == sorted(losses, reverse=True)
 
 
 def test_a_curriculum_that_is_too_short_is_refused_before_training(root):

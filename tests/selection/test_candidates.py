@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -90,74 +89,6 @@ def test_a_pool_depends_on_nothing_but_seed_and_step(source, steps):
     other = {step: again.pool(step).block_ids.tolist() for step in reversed(steps)}
     assert one == other
     assert all(len(ids) == source.size for ids in one.values())
-
-
-def in_stream(source: Candidates, num_steps: int) -> np.ndarray:
-    return np.concatenate([source.pool(step).block_ids for step in range(num_steps)])
-
-
-@given(source=candidates(balances=["corpus", "expected"]))
-def test_every_epoch_has_adaptation_whole_and_replay_evenly(source):
-    a, r, size = source.num_adaptation, source.num_replay, source.epoch_size
-    kept = a if source.balance == "expected" else round(source.retention * r)
-    assert size == a + kept
-    epochs = in_stream(source, -(-4 * size // source.size))[: 4 * size].reshape(4, size)
-    for ids in epochs:
-        assert sorted(ids[ids < a].tolist()) == list(range(a))
-    replay = epochs[epochs >= a].reshape(4, kept) - a
-    if kept <= r:  # subsampled once: every epoch has the same replay, each block once
-        assert {tuple(sorted({*row})) for row in replay.tolist()} == {tuple(sorted({*replay[0]}))}
-        assert len({*replay[0]}) == kept
-    else:  # cycled: no block is ever two ahead of another
-        for epoch in range(1, 5):
-            assert np.ptp(np.bincount(replay[:epoch].ravel(), minlength=r)) <= 1
-
-
-@given(source=candidates(balances=["exact"]))
-def test_exact_every_block_of_a_role_once_in_every_epoch(source):
-    num_replay = source.size // 2
-    num_adaptation = source.size - num_replay
-    seen = Counter()
-    for step in range(20):
-        pool = source.pool(step)
-        assert (~pool.is_replay_C).sum() == num_adaptation
-        seen.update(pool.block_ids.tolist())
-        first = source.num_adaptation
-        for begin, size, drawn in (
-            (0, first, num_adaptation),
-            (first, source.num_replay, num_replay),
-        ):
-            # Within the epoch that is running a block is one ahead of those that are yet to come.
-            counts = [seen[block] for block in range(begin, begin + size)]
-            passes = (step + 1) * drawn // size
-            assert set(counts) <= {passes, passes + 1}
-            assert sum(counts) == (step + 1) * drawn
-
-
-def test_expected_pools_are_balanced_on_average():
-    source = Candidates(num_adaptation=50_000, num_replay=200_000, batch_size=1024)
-    counts = np.array([(~source.pool(step).is_replay_C).sum() for step in range(40)])
-    assert abs(counts.mean() - 1024) < 4 * 22.4 / math.sqrt(40)
-    assert 12 < counts.std() < 35  # binomial: 22.6
-
-
-def test_position_carries_no_role():
-    source = Candidates(num_adaptation=999, num_replay=999, batch_size=8, balance="exact")
-    share = np.mean([source.pool(step).is_replay_C for step in range(2000)], axis=0)
-    assert np.all(np.abs(share - 0.5) < 5 * 0.5 / math.sqrt(2000))
-
-
-@given(num_replay=st.integers(1, 200), low=st.floats(0, 1), high=st.floats(0, 1))
-def test_what_is_kept_is_also_kept_at_a_greater_retention(num_replay, low, high):
-    low, high = sorted((low, high))
-    in_use = []
-    for retention in (low, high):
-        source = Candidates(
-            num_adaptation=3, num_replay=num_replay, batch_size=16, multiplier=1, balance="corpus",
-            retention=retention,
-        )  # fmt: skip
-        in_use.append(set(in_stream(source, -(-source.epoch_size // 16)).tolist()))
-    assert in_use[0] - set(range(3)) <= in_use[1]
 
 
 @pytest.mark.parametrize("replay", [False, True])

@@ -122,23 +122,6 @@ def test_guesses_follow_from_seed_and_step():
     assert (first != fed().estimate(pool_of(ids, step=2))).all()
 
 
-def test_joint_selection_of_guesses_replays_as_much_as_of_scores():
-    """Where scores are normal by source, a batch of estimates has each source as often."""
-    estimator, rng = fed(), np.random.default_rng(1)
-    ids = np.concatenate([np.arange(100), np.arange(150, 200), np.arange(100, 150)])
-    source = Store().source_index(ids)
-    counts = np.zeros((2, 3))
-    for step in range(1, 400):
-        deviation = np.sqrt(estimator.state["variance"])[source]
-        true = estimator.state["mean"][source] + deviation * rng.standard_normal(200)
-        for row, score in enumerate((true, estimator.estimate(pool_of(ids, step)))):
-            chosen = Joint().select(pool_of(ids), score, 60)
-            counts[row] += np.bincount(source[chosen], minlength=3)
-        see(estimator, step, STARTS, estimator.state["mean"])  # all seen, nothing learned
-        estimator.state["variance"][:] = fed().state["variance"]
-    np.testing.assert_allclose(counts[0], counts[1], rtol=0.05, atol=400)
-
-
 def test_a_source_that_is_not_chosen_is_looked_at_now_and_then():
     estimator = averages()
     for source, start in enumerate(STARTS):  # the last source is far behind
