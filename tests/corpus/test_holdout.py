@@ -113,21 +113,6 @@ def test_the_holdout_is_what_the_rule_gives_by_hand(part, tmp_path, monkeypatch)
     assert seen["beyond the threshold"] > 70 and seen["refused"] < 20, seen
 
 
-def test_a_source_of_one_repeated_block_beside_others(tmp_path):
-    """Of 440 blocks 400 are equal: 20 others are held out, not 417 blocks or all."""
-    for number in range(20):
-        others = [f"{number:03d}{i:04d}" for i in range(40)]
-        sources = {"A": others[:30], "b": [f"again{number:02d}"] * 400 + others[20:]}
-        corpus = specs(tmp_path / str(number), sources)
-        run(tmp_path / f"{number}.b", corpus, block_size=LENGTH, holdout_fraction=0,
-            holdout_floor=10)  # fmt: skip
-        train, held = sides(tmp_path / f"{number}.b")
-        assert train["b"][f"again{number:02d}"] == 400
-        assert (held["A"].total(), train["A"].total()) == (6, 24)
-        assert held["b"].total() == 10
-        assert not (held["A"] + held["b"]).keys() & (train["A"] + train["b"]).keys()
-
-
 @pytest.mark.parametrize("stores", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores, tmp_path):
     moved = 0

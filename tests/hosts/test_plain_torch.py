@@ -79,7 +79,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny, torchrun):
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, tiny: Setting, torchrun: Callable[..., list[str]]
+) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("plain_torch"), tiny, torchrun)
     specialist = {"model": str(tiny.specialist), "role": "adaptation"}
     own = [str(runs.root / name) for name in ("specialist", "base")]
@@ -99,24 +101,26 @@ def runs(tmp_path_factory, tiny, torchrun):
 
 
 @pytest.mark.parametrize("name", ["one", "resumed", "ddp", "fsdp2"])
-def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(name, runs):
+def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(
+    name: str, runs: Runs
+) -> None:
     runs.assert_same_choices(name, runs.megatron if name == "one" else runs.records("one"))
     assert metric(runs.root / name, "step") == list(range(STEPS))
 
 
 @pytest.mark.parametrize("name", ["mix", "mix_ddp"])
-def test_a_blend_follows_the_model_as_under_megatron(name, runs):
+def test_a_blend_follows_the_model_as_under_megatron(name: str, runs: Runs) -> None:
     runs.assert_same_choices(name, runs.tiny.single(policy_name="mix"))
 
 
-def test_it_trains_as_megatron_does(runs):
+def test_it_trains_as_megatron_does(runs: Runs) -> None:
     ours, theirs = (
         metric(folder, "train/loss") for folder in (runs.root / "one", runs.tiny.root / "single")
     )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
-def test_its_references_are_those_of_megatron(runs):
+def test_its_references_are_those_of_megatron(runs: Runs) -> None:
     """Those of the base itself leave replay a score of zero."""
     ids = np.arange(len(runs.tiny.store))
     ours, sharded = (runs.references("specialist", base) for base in ("base", "fsdp2_base"))
@@ -130,7 +134,7 @@ def test_its_references_are_those_of_megatron(runs):
     np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
 
 
-def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs):
+def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
     """Those of whoever measures the same weights; at the start, every 5 steps, and at the end."""
     from transformers import AutoModelForCausalLM
 
@@ -156,7 +160,7 @@ def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs):
 
 
 @pytest.mark.parametrize("script", ["loop.py", pytest.param("trainer.py", marks=pytest.mark.slow)])
-def test_examples_train_and_resume(script, runs, tmp_path):
+def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> None:
     """The second call continues from the checkpoint of the first, the loop's in two processes."""
     inputs = (runs.tiny.base, runs.tiny.blocks, *runs.tiny.references)
     options = ["--steps", "{}", "--save-every", "2"] if script == "loop.py" else ["{}"]
@@ -256,7 +260,7 @@ COMPILED = partial(torch.compile, backend="eager")
         partial(Wrapped, flattened),
     ],
 )
-def test_whatever_is_around_a_model_its_losses_are_the_same(wrap):
+def test_whatever_is_around_a_model_its_losses_are_the_same(wrap: Callable[[], Any]) -> None:
     store: Any = RandomBlocks()
     actual, expected = (
         TorchScorer(each, store, micro_batch_size=2).losses(np.arange(5))
@@ -308,7 +312,7 @@ NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns
         ),
     ],
 )
-def test_models_that_it_cannot_score_are_refused(build, sentence):
+def test_models_that_it_cannot_score_are_refused(build: Callable[[], Any], sentence: str) -> None:
     store: Any = RandomBlocks()
     with pytest.raises(ValueError, match=sentence):
         TorchScorer(build(), store, micro_batch_size=2).losses(np.arange(5))
@@ -321,7 +325,9 @@ def seq2seq() -> Any:
     return T5ForConditionalGeneration(T5Config(num_layers=1, **sizes))
 
 
-def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
+def test_processes_of_torchrun_without_a_process_group_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is left over of a launcher's variables alone means nothing."""
     store: Any = RandomBlocks()
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -335,7 +341,7 @@ def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [-1, 0, 25])
-def test_a_length_that_no_block_has_is_refused(length):
+def test_a_length_that_no_block_has_is_refused(length: int) -> None:
     store: Any = RandomBlocks()
     with pytest.raises(ValueError, match=f"length is {length}, expected 1 to 24 tokens"):
         TorchScorer(model("llama"), store, micro_batch_size=2, length=length)
@@ -357,7 +363,13 @@ def test_a_length_that_no_block_has_is_refused(length):
         ("bert", {"is_decoder": True}, True, None),
     ],
 )
-def test_losses_are_those_of_transformers(kind, options, in_slices, length, monkeypatch):
+def test_losses_are_those_of_transformers(
+    kind: str,
+    options: dict[str, Any],
+    in_slices: bool,
+    length: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In slices of five positions; a cap or a scale on the logits makes it keep them whole.
 
     A prefix has the losses of its own targets.
@@ -383,7 +395,7 @@ def test_losses_are_those_of_transformers(kind, options, in_slices, length, monk
     ("cast", "autocast", "precision"),
     [(torch.bfloat16, False, "bf16"), (torch.float32, True, "bf16 over fp32")],
 )
-def test_the_precision_is_of_the_pass(cast, autocast, precision):
+def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precision: str) -> None:
     scored = model("llama").to(cast)
     scorer = TorchScorer(scored, RandomBlocks(), micro_batch_size=4)  # type: ignore[arg-type]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -421,7 +433,7 @@ def test_the_precision_is_of_the_pass(cast, autocast, precision):
         ({"references": None}, "with reference losses: give them"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, sentence, runs):
+def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:
     store, fits = runs.tiny.store, model("llama", vocab_size=256)
     roles = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
     own = {
@@ -449,7 +461,7 @@ def test_what_does_not_fit_is_refused(change, sentence, runs):
         next(iter(RoDBatches(**options)))
 
 
-def test_a_watched_loop_is_the_stock_loop(tmp_path):
+def test_a_watched_loop_is_the_stock_loop(tmp_path: Path) -> None:
     """One that reads the same blocks itself; losses are recorded by source."""
     store, held_out = RandomBlocks(), RandomBlocks()
     held_out.digest = "held out"
@@ -560,23 +572,27 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([6, 6, 4], {"ahead": False}, BETWEEN.format(1)),
     ],
 )
-def test_updates_that_do_not_fall_between_steps_are_refused(groups, options, sentence):
+def test_updates_that_do_not_fall_between_steps_are_refused(
+    groups: list[int], options: dict[str, Any], sentence: str | None
+) -> None:
     with pytest.raises(ValueError, match=sentence) if sentence else nullcontext():
         assert train(groups, **options) == len(groups)
 
 
-def test_a_loop_that_has_proved_right_and_changes_is_told(capsys):
+def test_a_loop_that_has_proved_right_and_changes_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """It may only have skipped updates of its own, so it goes on."""
     train([4, 4, 8])
     assert re.search(BETWEEN.format(3), capsys.readouterr().err)
 
 
-def test_a_model_that_is_not_trained_may_be_read_through():
+def test_a_model_that_is_not_trained_may_be_read_through() -> None:
     assert len(list(taken_from(model("llama").requires_grad_(False)))) == 16
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_libraries_may_skip_the_batches_of_steps_done(done):
+def test_libraries_may_skip_the_batches_of_steps_done(done: int) -> None:
     """As Trainer does when it resumes with ignore_data_skip=False."""
     from accelerate import skip_first_batches
 
@@ -592,7 +608,7 @@ def test_libraries_may_skip_the_batches_of_steps_done(done):
             scored(**next(iter(skip_first_batches(batches, 2 * done))))
 
 
-def test_a_model_is_known_by_all_that_is_saved_of_it():
+def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
     one, other = model("llama"), model("llama")
     assert weights_digest(one) == weights_digest(other)
     for number, each in enumerate((one, other)):  # such as an expert's bias
@@ -600,7 +616,7 @@ def test_a_model_is_known_by_all_that_is_saved_of_it():
     assert weights_digest(one) != weights_digest(other)
 
 
-def test_references_of_another_model_are_not_filled_in(runs):
+def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
     folder = runs.tiny.references[1]
     with pytest.raises(ValueError, match="holds references with model"):
         write_references(
@@ -609,7 +625,7 @@ def test_references_of_another_model_are_not_filled_in(runs):
         )  # fmt: skip
 
 
-def test_references_of_further_lengths_are_filled_in(runs, tmp_path):
+def test_references_of_further_lengths_are_filled_in(runs: Runs, tmp_path: Path) -> None:
     store, scored = runs.tiny.store, model("llama", vocab_size=256)
     lengths = [store.block_size, store.block_size // 2]
     manifest = role_manifest(
@@ -630,7 +646,9 @@ def untrained() -> Any:
 
 
 @pytest.mark.parametrize("taken", [1, 3])
-def test_a_step_that_is_left_in_the_middle_is_done_again(taken, runs, tmp_path):
+def test_a_step_that_is_left_in_the_middle_is_done_again(
+    taken: int, runs: Runs, tmp_path: Path
+) -> None:
     """As by a loop that looks at the first batch, or breaks, and goes on with the same object."""
     references = References.open(runs.tiny.references, runs.tiny.store)
     batches = RoDBatches(
@@ -645,7 +663,9 @@ def test_a_step_that_is_left_in_the_middle_is_done_again(taken, runs, tmp_path):
     assert [record.step for record in records] == [0, 1, 2]
 
 
-def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(runs, tmp_path):
+def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
+    runs: Runs, tmp_path: Path
+) -> None:
     store, fits = runs.tiny.store, untrained()
     counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
     references = References.open(runs.tiny.references, store)

@@ -27,13 +27,13 @@ Theirs = tuple[Path, list[dict]]  # a corpus of several parts, and what it holds
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     folder = tmp_path_factory.mktemp("theirs") / "blocks"
     return folder, write_blocks(folder, 600, per_part=170)
 
 
 @pytest.fixture(scope="module")
-def ours(theirs):
+def ours(theirs: Theirs) -> Path:
     out = theirs[0].parent / "store"
     here("import", "blocks", theirs[0], out, "tokenizer=byte", "check=1")
     return out
@@ -48,7 +48,7 @@ def refused(sentence: str, *words: object) -> None:
     assert "\n" not in str(refusal.value) and sorted(folder.iterdir()) == before
 
 
-def test_a_recipe_takes_imported_blocks_as_its_own(theirs, tmp_path):
+def test_a_recipe_takes_imported_blocks_as_its_own(theirs: Theirs, tmp_path: Path) -> None:
     recipe = "recipe=toy_synthetic"
     done = nemo_rod("import", "blocks", theirs[0], tmp_path / "run", recipe)
     assert done.returncode == 0 and "4 sources" in done.stdout, done
@@ -62,7 +62,7 @@ def test_a_recipe_takes_imported_blocks_as_its_own(theirs, tmp_path):
     refused("either tokenizer= and eod=, or recipe=", "blocks", short, other, *both)
 
 
-def test_content_hash_is_theirs():
+def test_content_hash_is_theirs() -> None:
     from nemo_rod.lab.authors.blocks import content_hash
 
     for origin in ("law", "é_qa", 'a"b\\c\n'):
@@ -71,7 +71,7 @@ def test_content_hash_is_theirs():
         assert content_hash(origin, tokens).hex() == expected
 
 
-def test_a_pool_is_the_one_their_run_drew(theirs, tmp_path):
+def test_a_pool_is_the_one_their_run_drew(theirs: Theirs, tmp_path: Path) -> None:
     words = ("blocks", theirs[0], tmp_path / "store", "tokenizer=byte")
     refused("expected a number in (0, 1]", *words, "pool_share=1.5")
     here("import", *words, "pool_share=0.4")
@@ -92,7 +92,7 @@ def test_a_pool_is_the_one_their_run_drew(theirs, tmp_path):
     assert len(hashes) == len(BlockStore(tmp_path / "store"))
 
 
-def test_blocks_keep_their_order_and_holdout(theirs, ours):
+def test_blocks_keep_their_order_and_holdout(theirs: Theirs, ours: Path) -> None:
     for split in ("train", "holdout"):
         store = BlockStore(ours, split)
         store.verify()
@@ -115,7 +115,7 @@ def launches(rows: list[dict], folder: Path) -> None:
         file.write('{"step": 8, "content')
 
 
-def test_a_trace_of_two_launches_and_two_phases(theirs, ours, tmp_path):
+def test_a_trace_of_two_launches_and_two_phases(theirs: Theirs, ours: Path, tmp_path: Path) -> None:
     rows, store = theirs[1], BlockStore(ours)
     launches(rows, tmp_path / "constant")
     anneal = [row for step in (1, 2) for row in trace_rows(rows, step, K, seed=2)]
@@ -164,7 +164,9 @@ LAUNCHES = {  # steps and seed of each launch by its folder, how rows are writte
 
 
 @pytest.mark.parametrize("case", LAUNCHES)
-def test_steps_count_as_their_last_launch_has_them(theirs, ours, case, tmp_path, capsys):
+def test_steps_count_as_their_last_launch_has_them(
+    theirs: Theirs, ours: Path, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files, change, counted = LAUNCHES[case]
 
     def steps(numbers: range, seed: int) -> list[list[dict]]:
@@ -191,7 +193,7 @@ def test_steps_count_as_their_last_launch_has_them(theirs, ours, case, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_trace_of_two_launches_trains(theirs, tmp_path):
+def test_a_trace_of_two_launches_trains(theirs: Theirs, tmp_path: Path) -> None:
     """Step by step on the blocks that the last launch of each recorded."""
     run, recorded = tmp_path / "run", tmp_path / "theirs"
     done = nemo_rod("import", "blocks", theirs[0], run, "recipe=toy_synthetic")
@@ -300,7 +302,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("case", BLOCKS)
-def test_bad_blocks_are_refused(theirs, case, tmp_path):
+def test_bad_blocks_are_refused(theirs: Theirs, case: str, tmp_path: Path) -> None:
     change, sentence = BLOCKS[case]
     folder = copied(theirs[0], tmp_path / "blocks", change)
     if named := re.match(r"part_\d+\w*\.parquet(?= is none)", sentence):
@@ -342,7 +344,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("case", TRACES)
-def test_bad_traces_are_refused(theirs, ours, case, tmp_path):
+def test_bad_traces_are_refused(theirs: Theirs, ours: Path, case: str, tmp_path: Path) -> None:
     steps, change, sentence = TRACES[case]
     rows = change([row for step in steps for row in trace_rows(theirs[1], step, K)])
     write_lines(tmp_path / "trace" / "exp_001" / "selected_samples.jsonl", rows)
@@ -357,7 +359,9 @@ def test_bad_traces_are_refused(theirs, ours, case, tmp_path):
         ("e_2/s.jsonl.gz", "e_2/s.jsonl.gz is compressed: unpack it"),
     ],
 )
-def test_files_beside_a_launch(theirs, ours, name, sentence, tmp_path):
+def test_files_beside_a_launch(
+    theirs: Theirs, ours: Path, name: str, sentence: str, tmp_path: Path
+) -> None:
     first, other = (
         [r for n in (1, 2) for r in trace_rows(theirs[1], n, K, seed)] for seed in (0, 1)
     )
@@ -374,7 +378,9 @@ def test_files_beside_a_launch(theirs, ours, name, sentence, tmp_path):
 
 
 @pytest.mark.parametrize("role", ["adaptation", "replay"])
-def test_references_are_theirs_to_the_bit(theirs, ours, role, tmp_path):
+def test_references_are_theirs_to_the_bit(
+    theirs: Theirs, ours: Path, role: str, tmp_path: Path
+) -> None:
     both = cache_rows(theirs[1], 0) + cache_rows(theirs[1], 1)
     mine = [row for row in both if row["origin_tag"] == int(role == "replay")]
     np.random.default_rng(0).shuffle(both)
@@ -411,7 +417,7 @@ CACHES = {
 
 
 @pytest.mark.parametrize("case", CACHES)
-def test_bad_caches_are_refused(theirs, ours, case, tmp_path):
+def test_bad_caches_are_refused(theirs: Theirs, ours: Path, case: str, tmp_path: Path) -> None:
     change, sentence = CACHES[case]
     write_cache(tmp_path / "cache", change(cache_rows(theirs[1], 0)))
     words = (f"blocks={ours}", "role=adaptation", "model=specialist", "precision=bf16")

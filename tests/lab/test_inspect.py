@@ -326,6 +326,12 @@ def test_the_doctor_names_versions_that_are_newer_than_tested():
         assert finding.result == version + remark.get(version, "")
 
 
+def test_the_doctor_speaks_while_it_works(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    finding = doctor._attempt("forward pass", lambda: capsys.readouterr().err, "")
+    assert finding.result == "\r\033[K   forward pass ..."
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_doctor_looks_at_the_workers_of_nemo_rl(tmp_path, capfd, monkeypatch, status):
     """In NeMo-RL's image the driver's environment has no Megatron, and needs none."""

@@ -96,24 +96,24 @@ last
 """
 
 
-def test_a_manual_page_becomes_prose():
+def test_a_manual_page_becomes_prose() -> None:
     assert strip_roff(PAGE) == TEXT
 
 
 @pytest.mark.parametrize(
     "page", [".so man1/ls.1\n", ".Dd May\n.Dt LS 1\n.Sh NAME\n", "", ".TH X\n"]
 )
-def test_pages_without_prose_give_nothing(page):
+def test_pages_without_prose_give_nothing(page: str) -> None:
     assert strip_roff(page) == ""
 
 
 @given(st.text(st.sampled_from("\\.'\"ab fB([-]{}\n~*"), max_size=60))
-def test_no_page_is_too_strange(page):
+def test_no_page_is_too_strange(page: str) -> None:
     strip_roff(page)
 
 
 @pytest.fixture
-def cache(tmp_path):
+def cache(tmp_path: Path) -> Path:
     """Packages as they lie in the cache."""
     files = {
         "manpages-xx/tree/usr/share/man/xx/man1/ls.1.gz": gzip.compress(
@@ -151,14 +151,14 @@ def debian(cache: Path, *packages: str) -> list[str]:
     return [text for text in debian_input(packages, cache).records(None) if text is not None]
 
 
-def test_help_sayings_and_licences_are_documents(cache):
+def test_help_sayings_and_licences_are_documents(cache: Path) -> None:
     help_text = "Save & open\n\nA bold word\n\none\n\ntwo\n\n  x = 1\n\n" + ("words " * 40).strip()
     assert sorted(debian(cache, "help-xx")) == sorted(
         [help_text, "plain " * 40, "licence " * 40, ("a " * 120), ("b " * 120)]
     )
 
 
-def test_packages_give_documents(cache):
+def test_packages_give_documents(cache: Path) -> None:
     assert debian(cache, "manpages-xx") == ["NAME\n\n" + "words and words\n" * 20]
     assert debian(cache, "dict-xx") == [
         "Word \\Word\\, n.\n   1. " + ("a thing; " * 30).strip() + "\n"
@@ -168,7 +168,7 @@ def test_packages_give_documents(cache):
     assert (item.name, item.size) == ("manpages-xx_1.0_all.deb libx-dev_1.0_all.deb", 2000)
 
 
-def test_python_gives_documents_spread_over_the_library():
+def test_python_gives_documents_spread_over_the_library() -> None:
     spec = SourceSpec(name="python", role="replay", kind="debian", files=[PYTHON], max_documents=40)
     first, again = list(read_documents(spec)), list(read_documents(spec))
     assert first == again and len(set(first)) == 40
@@ -176,7 +176,9 @@ def test_python_gives_documents_spread_over_the_library():
 
 
 @pytest.mark.parametrize("present", ["none", "failing"])
-def test_without_packages_the_other_toy_is_named(tmp_path, monkeypatch, present):
+def test_without_packages_the_other_toy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str
+) -> None:
     if present == "failing":
         for tool in ("apt-get", "dpkg-deb"):
             path = tmp_path / tool
@@ -191,7 +193,7 @@ def test_without_packages_the_other_toy_is_named(tmp_path, monkeypatch, present)
 
 
 @pytest.mark.slow
-def test_packages_are_fetched_without_touching_the_system(tmp_path):
+def test_packages_are_fetched_without_touching_the_system(tmp_path: Path) -> None:
     try:
         (tree,) = fetch_debian_texts(tmp_path, ["manpages-es"])
     except ValueError as error:
@@ -204,7 +206,7 @@ def test_packages_are_fetched_without_touching_the_system(tmp_path):
     assert text.count("\\f") < 20 and "TRADUCCIÓN" not in text and "\0" not in text
 
 
-def test_the_synthetic_store_is_pinned(tmp_path):
+def test_the_synthetic_store_is_pinned(tmp_path: Path) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     file = ROOT / "hydra_configs" / "domain" / "synthetic.yaml"
     config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file))

@@ -36,7 +36,7 @@ ALONE = {
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 MOST_LINES = 19_200  # of the house; 15,500 is where it should come back to
-MOST_LINES_OF_TESTS = 35_000  # 25,000 is where they should come to
+MOST_LINES_OF_TESTS = 34_700  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

@@ -9,12 +9,13 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import composed
 from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
-from slurm_cluster import slurm_cluster, wait_for
+from slurm_cluster import Cluster, slurm_cluster, wait_for
 
 from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.stages import Stages
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.slurm
 ARMS = ("no_replay", "rod")
 
 
-def test_a_recipe_is_rehearsed_on_two_nodes(cluster, tmp_path):
+def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
     run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
     output = nemo_rod("rehearse", *run, *ON_SLURM, f"run_dir={tmp_path}/run", cluster=cluster)
@@ -40,7 +41,7 @@ def test_a_recipe_is_rehearsed_on_two_nodes(cluster, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path):
+def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> None:
     """Submitted with --export=NONE, which Slurm hands on to srun."""
     own = ["arms=[no_replay]", "pretrain.steps=8", "checkpoint.every=4"]
     options = [*RECIPE, *own, *ON_SLURM, "+cluster.sbatch.export=NONE", f"run_dir={tmp_path}/run"]
@@ -59,7 +60,7 @@ def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path):
     assert weights.read_bytes() == together
 
 
-def test_tests_of_many_gpus_run_over_two_nodes(cluster, tmp_path):
+def test_tests_of_many_gpus_run_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """`make test-gpus` with GPUS= and PER_NODE=, which here are processes without a GPU."""
     (lane,) = (lane for lane in lanes.LANES if lane.name == "gpus")
     program = [sys.executable, "-m", "pytest", *lane.arguments(), "-k", "pipeline"]
@@ -74,7 +75,7 @@ def test_tests_of_many_gpus_run_over_two_nodes(cluster, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def chain(cluster, tmp_path_factory):
+def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """The recipe as a chain of jobs, interrupted in three ways."""
     chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
     run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
@@ -105,7 +106,7 @@ def chain(cluster, tmp_path_factory):
     return chain
 
 
-def test_every_job_completed_after_those_it_needs(chain):
+def test_every_job_completed_after_those_it_needs(chain: Chain) -> None:
     for stage in chain.numbers:
         assert chain.job(stage)["JobState"] == "COMPLETED"
         assert chain.kinds(stage)[-1] == "done"
@@ -117,7 +118,7 @@ def test_every_job_completed_after_those_it_needs(chain):
                 assert chain.events(need)[-1]["time"] <= chain.events(stage)[0]["time"]
 
 
-def test_two_nodes_trained_together(chain):
+def test_two_nodes_trained_together(chain: Chain) -> None:
     for stage in ("base", *ARMS):
         assert {e["nodes"] for e in chain.events(stage) if e["event"] == "began"} == {"n[1-2]"}
         assert (chain.run_dir / "logs" / f"{stage}.node1.log").exists()
@@ -125,7 +126,7 @@ def test_two_nodes_trained_together(chain):
     assert [e["nodes"] for e in chain.events("merge_0.6") if "nodes" in e] in (["n1"], ["n2"])
 
 
-def test_interrupted_jobs_went_back_into_the_queue(chain):
+def test_interrupted_jobs_went_back_into_the_queue(chain: Chain) -> None:
     assert chain.kinds("no_replay") == ["began", "stopped", "began", "done"]
     assert chain.job("no_replay")["Restarts"] == "1"
     assert chain.kinds("rod")[:3] == ["began", "stopped", "began"]
@@ -154,7 +155,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_job_ends_as_its_stage_did(cluster, tmp_path, ending):
+def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
     starts, state, status, requeues = ENDINGS[ending]
     config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
     cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
@@ -167,7 +168,7 @@ def test_job_ends_as_its_stage_did(cluster, tmp_path, ending):
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
 
 
-def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster, tmp_path):
+def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "ray.sub").write_text("((SLURM_RESTART_COUNT > 0)) || { touch $AT; sleep 600; }\n")
     pyxis = ["cluster.image=/an/image.sqsh", f"launcher.nemo_rl={tmp_path}", "launcher.requeues=2"]
     config = composed("recipe=toy_synthetic", *ON_SLURM, *pyxis, "launcher=ray")
@@ -185,11 +186,11 @@ def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster, tmp_path):
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
 
 
-def test_interrupted_arms_are_those_that_were_not(chain, tmp_path):
+def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
     chain.trained_the_same_here(tmp_path, ARMS, *RECIPE)
 
 
-def test_chain_ends_with_evaluation_and_report(chain):
+def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
     for arm in ("base", *ARMS, "merge_0.6"):
         result = json.loads((chain.run_dir / "arms" / arm / "evaluation.json").read_text())
         assert result["loss"]["adaptation"]["dialect"] > 0
@@ -201,7 +202,7 @@ def row(status: str, stage: str) -> str:
     return line
 
 
-def test_status_told_all_along_how_it_stood(chain):
+def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
     preempted = chain.shown["preempted"]
     assert row(preempted, "base").split()[1] == "done"
     assert row(preempted, "no_replay").split()[1] in ("requeued", "running", "completing")
@@ -212,19 +213,19 @@ def test_status_told_all_along_how_it_stood(chain):
     assert {line.split()[1] for line in chain.shown["end"].splitlines()[2:]} == {"done"}
 
 
-def test_second_launch_is_refused_while_one_is_at_work(chain):
+def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
     assert "An earlier launch of" in chain.shown["again"]
     assert " --cancel`" in chain.shown["again"]
 
 
 @pytest.fixture
-def begun(chain, tmp_path):
+def begun(chain: Chain, tmp_path: Path) -> Chain:
     """A run whose base is there, and nothing after it."""
     copy(chain.run_dir, "blocks", "base", to=tmp_path)
     return Chain(chain.cluster, tmp_path, {})
 
 
-def test_failed_stage_stops_its_dependents_and_no_other(begun):
+def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
     # at this learning rate the loss is soon no number
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}", "train.lr=1e30"]
     nemo_rod("run", *options, cluster=begun.cluster)
@@ -246,7 +247,7 @@ def test_failed_stage_stops_its_dependents_and_no_other(begun):
     assert "references_specialist: cancelled: no_replay did not end well" in status
 
 
-def test_refused_chain_leaves_no_job_behind(cluster, tmp_path):
+def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
     options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
     options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
     refusal = nemo_rod("run", *options, cluster=cluster, status=2)
@@ -256,7 +257,7 @@ def test_refused_chain_leaves_no_job_behind(cluster, tmp_path):
     cluster.wait(60)
 
 
-def test_cancel_ends_the_chain_and_nothing_comes_back(begun):
+def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}"]
     nemo_rod("run", *options, cluster=begun.cluster)
     begun.reach("no_replay", 1, 20)

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from command_line import composed, nemo_rod
-from numpy.typing import NDArray
 from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
-from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.reproduce import elements
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import ArmSettings, arm_settings
-from nemo_rod.selection import Curriculum, References
+from nemo_rod.selection import Curriculum
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -102,15 +99,6 @@ def results(root: Path) -> dict[str, Any]:
 
 def recorded(root: Path, name: str, recipe: str = "toy_paper") -> Curriculum:
     return Curriculum.open(arms(root, recipe) / name / "curriculum.rod", read_only=True)
-
-
-def chosen(curriculum: Curriculum) -> list[NDArray[np.int64]]:
-    return [record.block_ids[record.chosen] for record in curriculum]
-
-
-def num_replay(curriculum: Curriculum) -> list[int]:
-    """Replay blocks of every batch."""
-    return [int(curriculum.header.is_replay(ids).sum()) for ids in chosen(curriculum)]
 
 
 def num_blocks(root: Path) -> dict[str, int]:
@@ -239,82 +227,6 @@ def test_converged_arms_end_by_the_rule(root):
         rates = [row["train/lr"] for row in rows[-decay:]]
         assert rates == sorted(rates, reverse=True) and rates[-1] < 0.2 * max(rates), name
     assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
-
-
-@pytest.mark.parametrize("new", ["random", "rho"])
-@pytest.mark.parametrize("replay", ["random", "rho"])
-def test_components_have_the_mean_share_of_rod(root, new, replay):
-    name = f"{new}_{replay}"
-    share = sum(num_replay(recorded(root, "rod"))) / (BATCH * STEPS)
-    entry = facts(root, name)
-    assert entry["share"] == pytest.approx(share, abs=1e-12)
-    assert (entry["share_of"], entry["adaptation"], entry["replay"]) == ("rod", new, replay)
-    curriculum = recorded(root, name)
-    assert num_replay(curriculum) == [round(share * BATCH)] * STEPS
-    assert (entry["scored_tokens"] > 0) == ("rho" in (new, replay))
-    for record in curriculum:  # at random: the first of the shuffled pool
-        of_replay = curriculum.header.is_replay(record.block_ids)
-        for role, within in ((~of_replay, new), (of_replay, replay)):
-            places = np.flatnonzero(role)
-            if within == "rho":
-                places = places[np.argsort(-record.score[places], kind="stable")]
-            taken = [i for i in record.chosen if role[i]]
-            assert sorted(places[: len(taken)]) == taken, record.step
-
-
-@pytest.mark.parametrize("by", ["share", "source"])
-def test_controls_keep_counts_of_rod_but_not_its_blocks(root, by):
-    rod, control = recorded(root, "rod"), recorded(root, f"control_{by}")
-    header = rod.header
-    group = header.is_replay if by == "share" else header.source_index
-    pairs = list(zip(chosen(control), chosen(rod), strict=True))
-    assert len(pairs) == STEPS
-    for ours, theirs in pairs:
-        assert sorted(group(ours)) == sorted(group(theirs))
-    assert any(set(ours) != set(theirs) for ours, theirs in pairs)
-    entry = facts(root, f"control_{by}")
-    assert (entry["follow"], entry["follow_by"]) == ("rod", "role" if by == "share" else "source")
-    assert entry["scored_tokens"] == 0
-
-
-def test_the_transferred_curriculum_is_the_smaller_models_in_order(root):
-    ours, theirs = (
-        chosen(recorded(root, "rod_transfer")), chosen(recorded(root, "rod", "toy_paper_small"))
-    )  # fmt: skip
-    assert len(ours) == STEPS
-    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
-    assert any((a != b).any() for a, b in zip(ours, chosen(recorded(root, "rod")), strict=True))
-    entry = facts(root, "rod_transfer")
-    assert entry["scored_tokens"] == 0 and entry["compute"] == entry["steps"]
-    assert entry["curriculum"] == folder("toy_paper_small")
-
-
-def test_references_of_the_smaller_model(root):
-    """At the first step all arms have the base's losses: scores differ by the references alone."""
-    rod = recorded(root, "rod")
-    first = rod[0]
-    new = ~rod.header.is_replay(first.block_ids)
-    ids = first.block_ids[new]
-    own = losses(root, "toy_paper", "specialist")[ids]
-    small = losses(root, "toy_paper_small", "specialist")[ids]
-    for name, reference in (("rod", own), ("rod_small_reference", small)):
-        record = recorded(root, name)[0]
-        assert (record.block_ids == first.block_ids).all()
-        np.testing.assert_array_equal(record.loss, first.loss)
-        np.testing.assert_array_equal(record.score[new], first.loss[new] - reference)
-        assert not record.score[~new].any()
-    assert (small != own).any()
-    assert facts(root, "rod_small_reference")["references"] == [folder("toy_paper_small")]
-    made_of = json.loads((arms(root) / "rod_small_reference" / "manifest.json").read_text())
-    theirs = json.loads((arms(root, "toy_paper_small") / "no_replay/manifest.json").read_text())
-    assert made_of["inputs"]["reference"] == theirs["outputs"]["weights"]
-
-
-def losses(root: Path, recipe: str, model: str) -> References:
-    """Of a model of either recipe on new blocks, beside those of the base on replay."""
-    run = root / folder("toy_paper")
-    references = [run / "references/base", root / folder(recipe) / "references" / model]
-    return References.open(references, BlockStore(run / "blocks"))
 
 
 def test_a_curriculum_that_is_too_short_is_refused_before_training(root):
