@@ -106,10 +106,10 @@ bench: $(READY) ## run every benchmark; the rows go to runs/benchmarks/<name>.js
 	  $(BIN)/python $$file --json runs/benchmarks/$$(basename $$file .py).json; \
 	done
 
-# ENGINE is docker, podman or buildah; BUILD="--build-arg BASE_IMAGE=..." is handed to its build.
+# ENGINE is docker, podman or buildah; BUILD="--build-arg BASE_DIGEST=sha256:..." is handed to its build.
 image: ## build the container image nemo-rod:gpu, a thin layer over NVIDIA's (docs/images.md)
-	@case '$(BUILD)' in *BASE_IMAGE=*@sha256:*) ;; *) \
-	  echo 'name the base by its digest, as a tag can move: BUILD="--build-arg BASE_IMAGE=NAME@sha256:..." (docs/images.md)' >&2; exit 1 ;; esac
+	@case '$(BUILD)' in *BASE_DIGEST=sha256:*) ;; *) \
+	  echo 'name the base by its digest, as a tag can move: BUILD="--build-arg BASE_DIGEST=sha256:..." (docs/images.md)' >&2; exit 1 ;; esac
 	$(ENGINE) build -f docker/Dockerfile -t nemo-rod:gpu $(BUILD) .
 
 image-cpu: ## build the container image nemo-rod:cpu, for machines without a GPU

@@ -49,11 +49,14 @@ class Builder:
 
     def build(self, dockerfile: str, tag: str, base: str, *options: str) -> None:
         """An image of this checkout, from where this machine's pip takes its packages."""
-        own = ["--build-arg", "TORCH_INDEX_URL="] if self._own_indexes else []
+        (image,) = json.loads(self("images", "--json", base))
+        base = image["names"][0].rpartition(":")[0]
+        own = ["--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"BASE_DIGEST={image['digest']}"]
+        own += ["--build-arg", "TORCH_INDEX_URL="] if self._own_indexes else []
         mounts = [word for path in self._mounts for word in ("--volume", f"{path}:{path}:ro")]
         self(
             *("build", "--isolation", "chroot", "--layers", "--format", "docker"),
-            *("--file", str(ROOT / dockerfile), "--tag", tag, "--build-arg", f"BASE_IMAGE={base}"),
+            *("--file", str(ROOT / dockerfile), "--tag", tag),
             *("--secret", f"id=pip.conf,src={self.pip_conf}", *own, *mounts, *options, str(ROOT)),
         )
 
