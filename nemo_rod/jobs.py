@@ -9,7 +9,6 @@ name from the job's key-value store.
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import math
 import os
 import socket
@@ -27,7 +26,7 @@ from nemo_rod.loggers import logger_names
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import Rule
 from nemo_rod.selection.references.folder import precision_name
-from nemo_rod.trust import KEY, MAC_BYTES, sign
+from nemo_rod.trust import KEY, signed, verified
 
 STORE = "NEMO_ROD_STORE"  # environment variable: host:port of a multi-node job's store
 FAULT_KEY = "fault"  # store key: the first fault, which ends all processes
@@ -152,7 +151,7 @@ def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     (host, port), patience = address.rsplit(":", 1), timedelta(seconds=seconds)
-    name = sign(name.encode(), os.environ.get(KEY, "")).hex()  # a name that no stranger can guess
+    name = signed(name.encode(), os.environ.get(KEY, "")).hex()  # a name that no stranger can guess
     store = TCPStore(host, int(port), is_master=False, timeout=patience, wait_for_workers=False)
     return PrefixStore(f"nemo_rod/{name}", store)
 
@@ -165,14 +164,12 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     """
     key = os.environ.get(KEY, "")
     if arguments:
-        order = arguments[0].encode()
-        store.set(_FILE_KEY, sign(order, key) + order)
+        store.set(_FILE_KEY, signed(arguments[0].encode(), key))
         return read_job(Path(arguments[0]))
-    order, run_dir = store.get(_FILE_KEY), Path(os.environ["NEMO_ROD_RECORD"]).parents[2].resolve()
-    code, order = order[:MAC_BYTES], order[MAC_BYTES:]
-    file, deadline = Path(order.decode(errors="replace")), time.monotonic() + _SHARED_SECONDS
-    is_ours = key and hmac.compare_digest(code, sign(order, key))
-    if not (is_ours and file.resolve().is_relative_to(run_dir)):
+    order, record = verified(store.get(_FILE_KEY), key), Path(os.environ["NEMO_ROD_RECORD"])
+    file, deadline = Path((order or b"a file").decode()), time.monotonic() + _SHARED_SECONDS
+    is_ours = key and order and file.resolve().is_relative_to(record.parents[2].resolve())
+    if not is_ours:
         raise ValueError(
             f"node {socket.gethostname()} was ordered to run {file}, which is not of this job: "
             f"keep strangers out of the nodes' network, and submit with launcher=slurm ({KEY})"

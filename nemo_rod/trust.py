@@ -1,7 +1,4 @@
-"""What may run: consent is typed, in a command or its recipe, and never read from a folder.
-
-Also names of third-party checkpoints and tokenizers, and the code that these bring along.
-"""
+"""Secrets, the key of a job, and a checkpoint's own code, to which consent is typed, never read."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import hmac
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_TAKEN = re.compile(r"oc\.env:\s*([^},\s]*)")  # in any text, which would become a part of it
 # Names of values that open accounts. A "token" alone may be one of text, but not in a variable.
 _SECRET = (
     r"(password|passwd|passphrase|secret|credential)s?"
@@ -29,23 +26,17 @@ _SECRET_TEXT = re.compile(
     rf"|(?i:\bexport\s+\w*({_SECRET}|_token|_key)=['\"]?[^\s'\"$`])"  # a line of cluster.setup
 )
 KEY = "NEMO_ROD_KEY"  # environment variable: a secret that only this multi-node job knows
-MAC_BYTES = 32
 
 
-def sign(data: bytes, key: str) -> bytes:
-    """Returns the code that proves that data comes from a holder of the job's key."""
-    return hmac.digest(key.encode(), data, hashlib.sha256)
+def signed(data: bytes, key: str) -> bytes:
+    """Returns data behind a code which proves that it comes from a holder of the job's key."""
+    return hmac.digest(key.encode(), data, hashlib.sha256) + data
 
 
-def name_and_revision(name: str) -> tuple[str, str | None]:
-    """Splits NAME@REVISION on the hub; the revision is None without one, and for a folder."""
-    match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([\w./-]+)", name)
-    return (name, None) if match is None or Path(name).exists() else (match[1], match[2])
-
-
-def is_commit(revision: str | None) -> bool:
-    """Returns whether a revision on the hub is a commit, which unlike a branch or tag is fixed."""
-    return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+def verified(data: bytes, key: str) -> bytes | None:
+    """Returns what `signed` was given; None if its code is of another key."""
+    content = data[hashlib.sha256().digest_size :]
+    return content if hmac.compare_digest(data, signed(content, key)) else None
 
 
 def is_secret(key: str, value: Any) -> bool:
@@ -53,15 +44,16 @@ def is_secret(key: str, value: Any) -> bool:
     is_variable = key.startswith("cluster.env.")
     if not isinstance(value, str) or not value or (is_variable and REFERENCE.fullmatch(value)):
         return False
-    name = _SECRET_VARIABLE if is_variable else _SECRET_KEY
-    return bool(name.search(key.rpartition(".")[2]) or _SECRET_TEXT.search(value))
+    name, taken = _SECRET_VARIABLE if is_variable else _SECRET_KEY, _TAKEN.findall(value)
+    is_named = name.search(key.rpartition(".")[2]) or any(map(_SECRET_VARIABLE.search, taken))
+    return bool(is_named or _SECRET_TEXT.search(value) or "$" in "".join(taken))
 
 
 def refuse_secrets(values: Any, key: str = "") -> None:
     """Refuses a configuration with a secret, which files of the run would hold; see `is_secret`.
 
     Args:
-        values: not resolved yet: `${oc.env:NAME}` within a text would become a part of it.
+        values: not resolved yet.
         key: the dotted key of the values.
 
     Raises:
@@ -73,16 +65,13 @@ def refuse_secrets(values: Any, key: str = "") -> None:
     elif isinstance(values, list):
         for value in values:
             refuse_secrets(value, key)
-    elif isinstance(values, str):
-        whole = key.startswith("cluster.env.") and REFERENCE.fullmatch(values)
-        names = [] if whole else re.findall(r"oc\.env:\s*([^},\s]*)", values)
-        if is_secret(key, values) or any(_SECRET_VARIABLE.search(n) or "$" in n for n in names):
-            name = key.rpartition(".")[2] if key.startswith("cluster.env.") else "NAME"
-            raise ValueError(
-                f"{key} would be written to the run's folder, and looks like a secret: export it "
-                f"in the shell and forward it by cluster.env.{name}=${{oc.env:{name}}}, or read it "
-                "from a file of yours in a line of cluster.setup."
-            )
+    elif is_secret(key, values):
+        name = key.rpartition(".")[2] if key.startswith("cluster.env.") else "NAME"
+        raise ValueError(
+            f"{key} would be written to the run's folder, and looks like a secret: export it "
+            f"in the shell and forward it by cluster.env.{name}=${{oc.env:{name}}}, or read it "
+            "from a file of yours in a line of cluster.setup."
+        )
 
 
 class UntrustedCodeError(ValueError):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Domain, Model
+from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.files import digest_files, interpreting, read_json
 from nemo_rod.run.renamed_tokens import check_renamed
-from nemo_rod.trust import explain_own_code, name_and_revision
+from nemo_rod.trust import explain_own_code
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")

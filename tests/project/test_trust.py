@@ -67,7 +67,7 @@ from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import replay_share
-from nemo_rod.trust import sign
+from nemo_rod.trust import signed
 
 SECONDS = 300  # a command takes a second or two on an idle machine; what hangs takes for ever
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="a second user takes the rights of root")
@@ -656,7 +656,7 @@ def test_stores_of_a_job_on_one_node_listen_on_loopback(
 
 
 @pytest.mark.parametrize(
-    ("order", "signed"),
+    ("order", "by"),
     [
         ("job.json", "another key"),
         ("job.json", ""),
@@ -665,7 +665,7 @@ def test_stores_of_a_job_on_one_node_listen_on_loopback(
     ],
 )
 def test_orders_of_strangers_are_refused(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, order: str, signed: str
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, order: str, by: str
 ) -> None:
     from torch.distributed import HashStore
 
@@ -673,8 +673,8 @@ def test_orders_of_strangers_are_refused(
     shutil.copy(run_dir / "arms" / "rod" / "job.json", job)
     monkeypatch.setenv("NEMO_ROD_RECORD", str(run_dir / "launch" / "stages" / "rod.jsonl"))
     monkeypatch.setenv("NEMO_ROD_KEY", "key")
-    store.set("job", sign(str(job).encode(), signed) + str(job).encode())
-    if (order, signed) == ("job.json", "key"):
+    store.set("job", signed(str(job).encode(), by))
+    if (order, by) == ("job.json", "key"):
         assert shared_job(store, []).name == "rod"
         monkeypatch.delenv("NEMO_ROD_KEY")
     with pytest.raises(ValueError, match=r"was ordered to run .* which is not of this job"):

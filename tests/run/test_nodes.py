@@ -20,7 +20,7 @@ from nemo_rod import jobs
 from nemo_rod.config import Launcher
 from nemo_rod.run.processes import pythons, torchrun
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.trust import sign
+from nemo_rod.trust import signed
 
 
 def variables(folder: Path, rank: int, port: int = 21234) -> dict[str, str]:
@@ -122,7 +122,7 @@ def test_a_folder_that_nodes_do_not_share_is_named(tmp_path, monkeypatch):
     for name, value in variables(tmp_path, 1).items():
         monkeypatch.setenv(name, value)
     store, file = HashStore(), str(tmp_path / "job.json").encode()
-    store.set("job", sign(file, "of this job") + file)
+    store.set("job", signed(file, "of this job"))
     with pytest.raises(ValueError) as error:
         jobs.shared_job(store, [])
     assert str(error.value).endswith(

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.corpus.formats import Content, Extract, Input, ReadError, Unpacked
 from nemo_rod.corpus.input_files import HEAD, folder_files, refuse_placeholder, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.files import read_json
-from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
 _BULKY = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv"}  # forms of data alone

@@ -1,10 +1,9 @@
-"""Single files of a checkpoint or tokenizer: from its folder, the hub's cache, or the hub."""
+"""Names on the hub, and single files of a checkpoint: from its folder, the cache, or the hub."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-
-from nemo_rod.trust import name_and_revision
 
 
 def file_of(name: str, file: str, *, fetch: bool = False) -> Path | None:
@@ -28,3 +27,14 @@ def file_of(name: str, file: str, *, fetch: bool = False) -> Path | None:
     except (OSError, ValueError):  # no such file, no network, or the name of a missing folder
         return None
     return Path(found) if isinstance(found, str) else None
+
+
+def name_and_revision(name: str) -> tuple[str, str | None]:
+    """Splits NAME@REVISION on the hub; the revision is None without one, and for a folder."""
+    match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([\w./-]+)", name)
+    return (name, None) if match is None or Path(name).exists() else (match[1], match[2])
+
+
+def is_commit(revision: str | None) -> bool:
+    """Returns whether a revision on the hub is a commit, which unlike a branch or tag is fixed."""
+    return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None

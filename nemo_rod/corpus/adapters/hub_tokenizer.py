@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.corpus.adapters.hub_files import file_of
+from nemo_rod.corpus.adapters.hub_files import file_of, name_and_revision
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
 from nemo_rod.files import read_json
-from nemo_rod.trust import UntrustedCodeError, explain_own_code, name_and_revision
+from nemo_rod.trust import UntrustedCodeError, explain_own_code
 
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")

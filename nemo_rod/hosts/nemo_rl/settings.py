@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.config import DTYPES, config_folder
+from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import read_json
@@ -20,7 +21,7 @@ from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.layout import check_nodes
 from nemo_rod.loggers import LOGGERS, project
-from nemo_rod.trust import UntrustedCodeError, name_and_revision
+from nemo_rod.trust import UntrustedCodeError
 
 SECTIONS = ("policy", "logger", "cluster", "checkpointing")
 # keys of the optimizer that only save memory

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
+from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.lab.controls import FOLDER, WHY, are_wanted
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
@@ -44,7 +45,6 @@ from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
-from nemo_rod.trust import is_commit
 
 _SPREAD = 0.02  # nats: standard deviation, over blocks of 1,024 tokens, of what two arms differ by
 _ASSUMED = (

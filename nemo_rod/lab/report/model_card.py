@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.files import read_bytes, read_json, write_whole
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.table import markdown
 from nemo_rod.lab.report.verdict import sentences
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.selection.arm_names import parse_arm
-from nemo_rod.trust import name_and_revision
 
 _MARK = "<!-- written by nemo_rod with every report: remove this line to keep your changes -->"
 _NOTHING = "a base that was trained from nothing"

@@ -7,7 +7,6 @@ torch's own listen on every address, and unpickle what anyone has written into t
 
 from __future__ import annotations
 
-import hmac
 import os
 import pickle
 import secrets
@@ -17,7 +16,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_rod.trust import KEY, MAC_BYTES, sign
+from nemo_rod.trust import KEY, signed, verified
 
 
 def guard(address: str, key: str) -> None:
@@ -35,14 +34,12 @@ def guard(address: str, key: str) -> None:
         return TCPStore(host_name, port, is_master=is_master, **options)
 
     def dumps(state: Any) -> bytes:
-        data = pickle.dumps(state)
-        return sign(data, key) + data
+        return signed(pickle.dumps(state), key)
 
     def loads(data: bytes) -> Any:
-        code, data = data[:MAC_BYTES], data[MAC_BYTES:]
-        if not hmac.compare_digest(code, sign(data, key)):
+        if (state := verified(data, key)) is None:
             raise pickle.PickleError("the state of the nodes is not of this job")
-        return pickle.loads(data)
+        return pickle.loads(state)
 
     backend: Any = c10d_rendezvous_backend
     backend.TCPStore = store
