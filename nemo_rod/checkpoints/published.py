@@ -29,7 +29,7 @@ NOT_COMPUTED = re.compile(
 _BESIDE = re.compile(
     r"(generation_|preprocessor_|processor_|tokenizer_|video_preprocessor_)?config\.json|tokenizer\.json"
     r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.(txt|bpe)"
-    r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken|py)"
+    r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken)"
     r"|[\w. -]*(?i:licen[cs]e|notice|copying|use_policy)[\w. -]*"
 )
 _TEMPLATES = "additional_chat_templates"
@@ -53,11 +53,12 @@ def load_quietly(folder: str | Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
-def copy_beside(base: Path, made: Path) -> None:
+def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     """Makes the files beside a checkpoint's weights those of its base, byte for byte.
 
-    Configuration, tokenizer, chat templates, licence and code stay what other programs have read.
-    Only where the weights have another type does the configuration name it.
+    Configuration, tokenizer, chat templates, licence and, with `code`, modules of Python stay what
+    other programs have read. Only where the weights have another type does the configuration name
+    it.
     """
     for folder, into in ((base, made), (base / _TEMPLATES, made / _TEMPLATES)):
         root = folder.resolve()
@@ -65,7 +66,8 @@ def copy_beside(base: Path, made: Path) -> None:
             # a link may lead to a file of the owner's; the cache of the hub has links to its blobs
             inside = (root, *(parent / "blobs" for parent in root.parents[1:3]))
             is_own = file.resolve().parent in inside
-            if file.is_file() and is_own and _BESIDE.fullmatch(file.name):
+            is_wanted = _BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")
+            if file.is_file() and is_own and is_wanted:
                 into.mkdir(exist_ok=True)
                 shutil.copyfile(file, into / file.name)
     from safetensors import safe_open

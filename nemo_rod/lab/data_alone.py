@@ -11,12 +11,14 @@ from omegaconf import OmegaConf
 
 from nemo_rod import parts
 from nemo_rod.files import flat, interpreting, read_bytes, read_json
+from nemo_rod.lab.merging import Checkpoint
 from nemo_rod.trust import UntrustedCodeError, is_secret
 
 # of jobs alone, which a folder does not start: the programs, variables and files of their nodes
 _OF_JOBS = re.compile(r"cluster\.(setup|python|env|image|mounts|(cpu_)?sbatch)|launcher\.nemo_rl")
 # code by another name: definitions and options of lm-eval's, keys of NeMo-RL's, kernels of the hub
 _CODE = re.compile(r"tasks\.(include|arguments)|nemo_rl|model\..*implementation\w*")
+_MOST_EVENTS = 200_000  # of YAML: two a value
 _RESOLVED = re.compile(r"(?<!\\)(\\\\)*\$\{")  # a reference that OmegaConf would replace
 # keys that name parts -> their kind, and what is left of their section for any that is not ours
 _NAMES: dict[Any, tuple[str, dict[str, Any]]] = {
@@ -36,8 +38,9 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     with interpreting(file):
         text = read_bytes(file, below=file.parents[2]).decode()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it has aliases")
+        for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
+            if isinstance(event, yaml.AliasEvent) or number > _MOST_EVENTS:
+                raise ValueError("it has aliases, or more values than a launch writes")
         # to which 1e-06 is a number, unlike to YAML
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if not isinstance(values, dict):
@@ -80,6 +83,9 @@ def without_code(
             if isinstance(item, str) and kind and item not in _ours(kind):
                 left.append(f"{place}={item}")
                 return {"role": value.get("role"), **instead} if kind == "readers" else instead
+            if place.endswith("train.terms") and isinstance(item, dict):
+                left.extend(f"{place}.{term}" for term in item if term not in _ours("terms"))
+                item = {term: item[term] for term in item if term in _ours("terms")}
             loggers = (item if isinstance(item, list) else [item]) if place == "logger" else []
             if key == "trust_remote_code":
                 left.extend([place] if item and not trusted else [])
@@ -120,6 +126,35 @@ def refuse_code(checkpoint: Path) -> None:
                 f"{checkpoint / 'config.json'} has {key}={value}, code of the "
                 "hub that would run here: remove the key"
             )
+
+
+def refuse_unlike_weights(checkpoint: Path) -> None:
+    """Refuses a checkpoint that would take any time or memory to load.
+
+    Raises:
+        ValueError: its configuration has a far larger model than its weights, or these are none.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if odd := [path for path in checkpoint.iterdir() if not (path.is_file() or path.is_dir())]:
+        raise ValueError(f"{odd[0]} is not a regular file, expected a file: remove it")
+    with Checkpoint.open(checkpoint) as weights:
+        tensors = len(weights.stored)
+    file = checkpoint / "config.json"
+    held = sum(shard.stat().st_size for shard in checkpoint.glob("*.safetensors"))
+    values = flat(read_json(file))
+    layers = [n for key, n in values.items() if re.search(r"\b(n|num)_(hidden_)?layers?$", key)]
+    is_larger = any(isinstance(n, int) and n > tensors for n in layers)
+    if not is_larger:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        is_larger = sum(weight.numel() for weight in model.parameters()) > 4 * held
+    if is_larger:
+        raise ValueError(
+            f"{file} describes a far larger model than the {tensors} tensors beside it: restore it "
+            "from a copy"
+        )
 
 
 def _ours(kind: str) -> set[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.text import say
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.merging import merge_checkpoints
+from nemo_rod.lab.text import TRUST
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.stages import Stages
@@ -18,7 +21,7 @@ from nemo_rod.selection.arm_names import parse_arm
 MARKS = {"lambda"}  # keys that identify the form with two folders
 
 _USAGE = """\
-nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT
+nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT [trust_remote_code=true]
        nemo-rod merge recipe=NAME [arm=merge_WEIGHT] [KEY=VALUE ...]"""
 _DESCRIPTION = """\
 Interpolates linearly between the weights of two checkpoints.
@@ -36,16 +39,22 @@ def declare(parser: Arguments) -> None:
     parser.add_argument("out", metavar="OUT", help="folder of the merged checkpoint")
     parser.add_keys(
         Key("lambda", "WEIGHT", "weight of ADAPTED, from 0 to 1", required=True, read=float,
-            expected="a number from 0 (BASE) to 1 (ADAPTED)")
+            expected="a number from 0 (BASE) to 1 (ADAPTED)"),
+        dataclasses.replace(TRUST, help="copies the code that lies beside BASE, for others to run"),
     )  # fmt: skip
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
     """Merges the two checkpoints."""
-    weight = vars(options)["lambda"]
-    merge_checkpoints(options.base, options.adapted, options.out, weight)
+    weight, code = vars(options)["lambda"], bool(options.trust_remote_code)
+    merge_checkpoints(options.base, options.adapted, options.out, weight, code=code)
     print(f"{options.out}: {1 - weight:g} of {options.base} and {weight:g} of {options.adapted}")
+    if (left := sorted(file.name for file in Path(options.base).glob("*.py"))) and not code:
+        say(
+            f"nemo-rod: {options.out} has no code of {options.base} ({', '.join(left)}): if a "
+            "program needs it, read it and merge again with trust_remote_code=true."
+        )
 
 
 def merge_stages(stages: Stages) -> list[Stage]:
@@ -72,7 +81,8 @@ def _stage(stages: Stages, name: str) -> Stage:
     def make(folder: Path) -> dict[str, Any]:
         base, specialist = map(results.checkpoint, ("base", arm))
         if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
-            merge_checkpoints(base, specialist, folder / "hf", weight)
+            code = stages.config.model.trust_remote_code
+            merge_checkpoints(base, specialist, folder / "hf", weight, code=code)
         description = {
             **read_json(results.arm(arm) / "arm.json", "steps"),
             "name": name,

@@ -45,6 +45,7 @@ def merge_checkpoints(
     lam: float,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    code: bool = False,
 ) -> None:
     """Writes the checkpoint `(1 - lam) * base + lam * adapted` to `out_dir`.
 
@@ -60,6 +61,7 @@ def merge_checkpoints(
         out_dir: folder to create; it must be absent or empty.
         lam: weight of the adapted model, in [0, 1].
         max_shard_bytes: size at which a new output shard starts; bounds the memory used.
+        code: whether the base's modules of Python are copied, for others to run.
 
     Raises:
         ValueError: `lam` is out of range, a folder holds no checkpoint in safetensors files,
@@ -95,6 +97,7 @@ def merge_checkpoints(
     partial.mkdir(parents=True)
     try:
         _merge(base_dir, adapted_dir, partial, lam, max_shard_bytes)
+        copy_beside(base_dir, partial, code=code)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         expected = isinstance(error, ValueError | OSError | MemoryError)
@@ -111,7 +114,7 @@ def merge_checkpoints(
     partial.rename(out_dir)
 
 
-def _refuse_other_function(base: _Checkpoint, adapted: _Checkpoint) -> None:
+def _refuse_other_function(base: Checkpoint, adapted: Checkpoint) -> None:
     """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
 
     Of their configurations, the keys that both have are compared: versions of transformers differ
@@ -172,7 +175,7 @@ def _merge(
         bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "BF16", "BOOL"
         return math.prod(shape) * bits // 8
 
-    with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
+    with Checkpoint.open(base_dir) as base, Checkpoint.open(adapted_dir) as adapted:
         _refuse_other_function(base, adapted)
         aliases, total_size = _check_tensors(base, adapted), 0
         split = split_state_dict_into_shards_factory(
@@ -202,7 +205,6 @@ def _merge(
         weight_map = split.tensor_to_filename
         index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
-    copy_beside(base_dir, out_dir)
 
 
 def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
@@ -246,7 +248,7 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
     return merged.to(stored)
 
 
-class _Checkpoint:
+class Checkpoint:
     """Lazy view of a checkpoint folder: tensors by name, across its shards.
 
     The names are the published ones, so that checkpoints written by different programs agree.
@@ -258,7 +260,12 @@ class _Checkpoint:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path) -> Iterator[_Checkpoint]:
+    def open(cls, folder: Path) -> Iterator[Checkpoint]:
+        """Opens a checkpoint's files.
+
+        Raises:
+            ValueError: there are none in safetensors, or one is missing, damaged or elsewhere.
+        """
         from safetensors import SafetensorError, safe_open
 
         # transformers searches for weights in this order
@@ -306,6 +313,7 @@ class _Checkpoint:
             yield cls(folder, stored)
 
     def tensor(self, name: str) -> torch.Tensor:
+        """Returns a tensor, in its stored shape and dtype."""
         handle, stored = self.stored[name]
         tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
@@ -317,7 +325,7 @@ class _Checkpoint:
         return tuple(piece.get_shape()), str(piece.get_dtype())
 
 
-def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
+def _check_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, str]:
     """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
     ours, theirs = set(base.stored), set(adapted.stored)
     common = [name for name in base.stored if name in theirs]
@@ -350,14 +358,14 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     return aliases
 
 
-def _merged_names(base: _Checkpoint, adapted: _Checkpoint) -> list[str]:
+def _merged_names(base: Checkpoint, adapted: Checkpoint) -> list[str]:
     """Returns the base's tensors, without multi-token predictors if the adapted model has none."""
     if any(name.startswith(_PREDICTORS) for name in adapted.stored):
         return [*base.stored]
     return [name for name in base.stored if not name.startswith(_PREDICTORS)]
 
 
-def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
+def _tied_to(checkpoint: Checkpoint, name: str, candidates: list[str]) -> str | None:
     """Returns the matrix among `candidates` of which `name` is a bit-equal copy, if any.
 
     Vectors are never tied, and are often equal by chance: norms of ones, biases of zeros.

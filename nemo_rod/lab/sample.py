@@ -11,7 +11,7 @@ from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.commands.arguments import Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
-from nemo_rod.lab.data_alone import refuse_code
+from nemo_rod.lab.data_alone import refuse_code, refuse_unlike_weights
 from nemo_rod.lab.launches import read_launch
 from nemo_rod.lab.text import TRUST, number_key, printable_lines, real_number
 from nemo_rod.parts import did_you_mean
@@ -84,9 +84,10 @@ def continuations(
         if not ids:
             raise ValueError(f"prompt={prompt!r} has no token: expected some text.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not trust_remote_code:
-        refuse_code(checkpoint)
     with explain_own_code(f"The checkpoint {checkpoint}", "trust_remote_code"):
+        if not trust_remote_code:
+            refuse_code(checkpoint)
+            refuse_unlike_weights(checkpoint)
         loaded = load_quietly(
             checkpoint,
             torch_dtype="auto",

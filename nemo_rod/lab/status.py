@@ -215,14 +215,15 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
 
     job, metrics = folder / "job.json", folder / "metrics.jsonl"
     with interpreting(job):
-        steps = int(read_json(job, "config")["config"]["train"]["steps"])
+        if (steps := int(read_json(job, "config")["config"]["train"]["steps"])) < 1:
+            raise ValueError(f"it has steps={steps}")
     with interpreting(metrics):
         read = read_metrics(metrics)
-    if not len(read):
-        return f"0/{steps}", "", ""
-    done = int(read.step_T[-1]) + 1
-    seconds = read.values("timing/train/total", len(read) - _RECENT)
-    left = _clock(float(seconds.mean()) * (steps - done)) if len(seconds) else ""
+        if not len(read):
+            return f"0/{steps}", "", ""
+        done = int(read.step_T[-1]) + 1
+        seconds = read.values("timing/train/total", len(read) - _RECENT)
+        left = _clock(float(seconds.mean()) * (steps - done)) if len(seconds) else ""
     shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
     values = [(name, value) for name, key in shown if (value := read.last(key)) is not None]
     return f"{done}/{steps}", left, "  ".join(f"{name} {value:.3g}" for name, value in values)

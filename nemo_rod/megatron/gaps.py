@@ -106,7 +106,7 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"  # may list other tensors than its files
         if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
             write_json(index, {**listed, "weight_map": written})
-        copy_beside(_folder(bridge), folder)
+        copy_beside(_folder(bridge), folder, code=True)  # of the base that the recipe names
 
     all_or_none(lambda: check() if dist.get_rank() == 0 else None)
 

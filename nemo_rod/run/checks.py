@@ -123,6 +123,10 @@ def check(config: Config) -> None:
     _check_model(config)
     if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
+    if len(names := {*config.arms, *config.variants}) > 500:
+        raise ValueError(
+            f"arms and variants are {len(names)}, expected at most 500: take some out."
+        )
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     if config.arm is None:
@@ -235,8 +239,9 @@ def _check_arm(config: Config, name: str) -> None:
         )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
-        if before in row:
-            raise ValueError(f"variants.{name} waits for itself: {' -> '.join([*row, before])}.")
+        if before in row or len(row) > 50:
+            what = "itself" if before in row else "more than 50 arms"
+            raise ValueError(f"variants.{name} waits for {what}: {' -> '.join([*row, before])}.")
         row.append(before)
         followed = arm_settings(config, before)
         if followed.kind != "trained":

@@ -141,6 +141,8 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     while root in config.variants:
         if root in chain:
             raise ValueError(f"variants.{root}.of leads back to itself: {' -> '.join(chain)}.")
+        if len(chain) > 50:
+            raise ValueError(f"variants.{name} has more than 50 parents: name fewer.")
         check_name("variant", root)
         variant = _section(Variant(), config.variants[root] or {}, f"variants.{root}")
         chain[root] = variant

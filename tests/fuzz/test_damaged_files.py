@@ -26,7 +26,7 @@ from made_up_run import MEASURED_WITH, make_texts, recipe
 from sandbox import Hangs, Sandbox, time_limit
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.config import Config
+from nemo_rod.config import Config, Domain
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import interpreting, read_lines, write_whole
@@ -39,12 +39,14 @@ from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.launches import in_place_of_recipe, read_launch
 from nemo_rod.lab.materialise import materialise
 from nemo_rod.lab.merging import merge_checkpoints
+from nemo_rod.lab.prepare.file_tokens import FileTokens
+from nemo_rod.lab.prepare.tasks import run_task
 from nemo_rod.lab.report.build_report import Files, build_report, judged
 from nemo_rod.lab.report.explorer import explore
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.run_files import read_run
-from nemo_rod.lab.status import last_progress, training_progress
+from nemo_rod.lab.status import last_progress, standing_text, training_progress
 from nemo_rod.run import held_out_losses
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.launch import queue
@@ -188,6 +190,14 @@ def inspect_all(root: Path) -> None:
             inspect(root / path)
 
 
+def read_parts(root: Path) -> None:
+    """Reads what a task of `prepare` has made of a file."""
+    for folder in (root / "text_parts").glob("*/*"):
+        made = FileTokens(folder)
+        for batch, (tokens, lengths) in made.batches(0, np.zeros(len(made.sizes_D), dtype=bool)):
+            assert len(tokens) == lengths.sum() and len(batch.texts) == len(lengths)
+
+
 def read_records(root: Path) -> None:
     for file in (root / "run/launch/stages").glob("*.jsonl"):
         StageLog(root / "run", file.stem).events()
@@ -215,6 +225,12 @@ def make_foreign(folder: Path) -> None:
     for name in ("curriculum.rod", "metrics.jsonl"):  # of a job of one's own
         write_whole(folder / "job" / name, (folder / "run/arms/rod" / name).read_bytes())
     Dataset.from_dict({"text": ["one", "two"] * 20}).save_to_disk(str(folder / "texts" / "saved"))
+    for name in ("launch", "logs", "arms/max.partial"):  # of a run under way, without a queue
+        shutil.copytree(folder / "run" / name, folder / "watched" / name.replace("max", "rod"))
+    (folder / "watched/launch/slurm/jobs.tsv").unlink()
+    spec = {"role": "replay", "kind": "jsonl", "files": [f"{folder}/texts/plain.jsonl"]}
+    domain, parts = Domain(tokenizer="byte", sources={"x": spec}), folder / "text_parts"
+    run_task(domain, 1, [parts], False, parts, 0)
 
 
 def imports(what: str, root: Path) -> None:
@@ -310,6 +326,8 @@ READERS = {
                        lambda root: explore(root / "run/arms/rod/curriculum.rod"), 1_000),
     "logs": Reader(("run/logs/*.log",), read_logs, 3_000),
     "earlier pages": Reader(("run/report/files.json",), read_page_of_before, 500, writes=True),
+    "status": Reader(("watched/*/*/*",), lambda r: standing_text(r / "watched"), 300),
+    "text parts": Reader(("text_parts/*/*/*",), read_parts, 4_000),
     "schedules": Reader(("schedule.csv",), lambda r: Schedule(file=f"{r}/schedule.csv"), 3_000),
     "weights": Reader(("run/base/hf/*",), lambda r: checkpoint_digest(r / "run/base/hf"), 3_000),
     "pages": Reader(("run/arms/*/*", "run/report/*.json", "run/launch/*/*", "run/blocks/*/*/*"),

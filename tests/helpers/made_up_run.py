@@ -96,7 +96,7 @@ def made_up_training() -> Iterator[None]:
         patch.object(ModelJobs, "run", _run),
         patch.object(base_model, "initialise_base", lambda *_, **__: None),
         patch.object(base_model, "check_tokenizer", lambda *_, **__: None),
-        patch("nemo_rod.lab.merging.merge_checkpoints", _merge),
+        patch("nemo_rod.lab.merge.merge_checkpoints", _merge),
     ):
         yield
 
@@ -141,7 +141,7 @@ def _write_weights(folder: Path, value: float) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
+def _merge(base: Path, adapted: Path, out: Path, lam: float, *, code: bool) -> None:
     _write_weights(Path(out), lam)
 
 

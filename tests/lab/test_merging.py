@@ -175,7 +175,7 @@ def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path):
     for name in ("tokenizer.json", "modeling_toy.py", "LICENSE", "manifest.json", "old.bin"):
         (base / name).write_text("{}")
     write(tmp_path / "adapted", tensors_of(1))
-    merge_checkpoints(base, tmp_path / "adapted", tmp_path / "out", 0.5)
+    merge_checkpoints(base, tmp_path / "adapted", tmp_path / "out", 0.5, code=True)
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "LICENSE", "config.json", "model.safetensors", "modeling_toy.py", "tokenizer.json",
     ]  # fmt: skip

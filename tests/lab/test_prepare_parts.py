@@ -3,12 +3,14 @@
 import functools
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus_cases import tree
 from split_texts import sources_of, write_texts
@@ -74,6 +76,19 @@ def test_what_no_task_has_done_is_read_and_other_settings_are_not_taken(texts, t
     run_task(domain, 2, folders, False, folders[1], 1)
     run_task(domain_of(texts, {"subsample": 0.5}), 2, folders, False, folders[0], 0)
     assert joined(domain, tmp_path / "two") == expected
+    run_task(domain, 2, folders, False, folders[1], 1)
+    pieces = next(folders[1].rglob("pieces.npz"))
+    with np.load(pieces) as whole:
+        of_a_part = {name: whole[name] for name in whole.files}
+    shutil.rmtree(tmp_path / "two" / "blocks.partial")
+    for change, sentence in (
+        (of_a_part | {"lengths": of_a_part["lengths"][1:]}, "are of another tokens.bin"),
+        (of_a_part, "is compressed"),  # of which a few kB may hold any amount
+    ):
+        np.savez_compressed(pieces, **change) if change is of_a_part else np.savez(pieces, **change)
+        with pytest.raises(ValueError, match=rf"pieces\.npz is damaged .*{sentence}"):
+            joined(domain, tmp_path / "two")
+        shutil.rmtree(tmp_path / "two" / "blocks.partial")
 
 
 def test_every_file_has_one_task_and_tasks_are_of_like_size(texts):

@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 from made_up_run import recipe
+from sandbox import time_limit
 
 from nemo_rod import cli
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.report.completions import complete
 from nemo_rod.lab.text import printable_lines
 from nemo_rod.run.stages import Stages
@@ -51,6 +52,15 @@ def test_a_prompt_is_continued_by_the_likeliest_tokens(run_dir, capsys, monkeypa
         assert end.value.code == 2
         shown = capsys.readouterr().err
         assert re.search(error, shown), shown
+
+    file = run_dir / "arms" / "rod" / "hf" / "config.json"
+    sound = read_json(file)
+    for change in ({"num_hidden_layers": 10**7}, {"vocab_size": 10**11}, {"hidden_size": 10**6}):
+        write_json(file, sound | change)  # days, or all memory
+        with pytest.raises(SystemExit), time_limit(60):
+            sample("prompt=a")
+        assert "describes a far larger model than the" in capsys.readouterr().err
+    write_json(file, sound)
 
     # the page's completions, by the same models and once only
     results = {"arms": {"rod": {}}, "reference_arm": None}

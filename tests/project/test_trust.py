@@ -81,6 +81,7 @@ def victim(tmp_path: Path) -> Path:
     for name in (
         "figures/one.png",
         "tables/t.csv",
+        "parts/mine/tokens.bin",
         "curriculum_notes.html",
         "index.html",
         ".bashrc",
@@ -112,7 +113,7 @@ def evil(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "evil_part.py").write_text(attack + "def part(*a, **k): pass\nMARKS = set()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {"evil": EntryPoint("evil", "evil_part:part", "x")}  # of an installed package
-    kinds = ("policies", "scores", "readers", "launchers", "loggers", "in_place")
+    kinds = ("policies", "scores", "terms", "readers", "launchers", "loggers", "in_place")
     installed = parts.installed
     monkeypatch.setattr(
         parts, "installed", lambda kind: points if kind in kinds else installed(kind)
@@ -122,6 +123,7 @@ def evil(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         values["model"]["trust_remote_code"] = True
         values["launcher"]["kind"] = values["logger"] = "evil"
         values["selection"] |= {"policy": "evil", "score": "evil"}
+        values["train"]["terms"] = {"evil": 1.0}
         values["variants"] = {"rod": {"selection": {"policy": f"{tmp_path}/evil_part.py:part"}}}
         values["cluster"]["setup"] = [f"touch {mark}"]
         values["cluster"]["python"] = str(tmp_path / "evil_part.py")
@@ -255,6 +257,8 @@ def test_a_folder_in_place_of_a_recipe_starts_nothing(run_dir: Path, tmp_path: P
 CODE: dict[str, dict[str, object]] = {
     "selection.policy=theirs.py:P": {"selection": {"policy": "theirs.py:P"}},
     "variants.rod.selection.score=x": {"variants": {"rod": {"selection": {"score": "x"}}}},
+    "train.terms.x": {"train": {"terms": {"x": 1.0}}},
+    "variants.fixed_32.train.terms.x": {"variants": {"fixed_32": {"train": {"terms": {"x": 1}}}}},
     "logger=x": {"logger": "x"},
     "model.trust_remote_code": {"model": {"trust_remote_code": True}},
     "tasks.include": {"tasks": {"include": "tasks"}},
@@ -385,6 +389,8 @@ LINKS: tuple[tuple[Callable[[Path], None], tuple[tuple[str, str], ...]], ...] = 
     (prepare, (("blocks.partial/.partial/adaptation-dialect", "tables"),)),
     (train, (("arms/fixed_50.partial/metrics.jsonl", ".bashrc"),)),
     (train, (("arms/fixed_50.partial/hf", "tables"),)),
+    (prepare, (("text_parts", "parts"),)),
+    (prepare, (("text_parts/1_of_2", "parts"),)),
     (score, (("references/base.partial/wanted.npy", ".bashrc"),)),
     (score_more, (("references/base/wanted.npy", ".bashrc"),)),
     (evaluate, (("evaluation.partial", "."),)),
@@ -983,9 +989,12 @@ def test_a_merge_copies_the_files_of_a_checkpoint(
     (base / "extra.json").write_text("{}")
     (base / "tokenizer_config.json").write_text("{}")
     (base / "setup.sh").write_text("")
-    merge_checkpoints(base, made_run / "arms" / "no_replay" / "hf", tmp_path / "out", 0.5)
-    copied = {file.name for file in (tmp_path / "out").iterdir()}
-    assert copied == {"config.json", "model.safetensors", "tokenizer_config.json"}
+    (base / "modeling.py").write_text("")
+    expected = {"config.json", "model.safetensors", "tokenizer_config.json"}
+    for words, code in (((), set()), (("trust_remote_code=true",), {"modeling.py"})):
+        here("merge", base, made_run / "arms/no_replay/hf", tmp_path / "out", "lambda=0.5", *words)
+        assert {file.name for file in (tmp_path / "out").iterdir()} == expected | code
+        shutil.rmtree(tmp_path / "out")
     (base / "model.safetensors").rename(victim / "model.safetensors")
     weights = {"weight_map": {"a.weight": "../victim/model.safetensors"}}
     write_json(base / "model.safetensors.index.json", weights)

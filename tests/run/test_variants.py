@@ -183,6 +183,13 @@ def test_variants_that_wait_for_each_other_are_refused():
         toy(x="{of: rod, share: y}", y="{of: rod, follow: x}")
     with pytest.raises(ValueError, match="leads back to itself"):
         toy(x="{of: y}", y="{of: x}")
+    for count, form, sentence in (  # any of them would take hours
+        (60, "{{of: v{0}}}", "v0 has more than 50 parents"),
+        (60, "{{of: rod, follow: v{0}}}", "v0 waits for more than 50 arms: v0 -> v1 -> "),
+        (600, "{{of: rod, steps: {0}}}", r"arms and variants are 6\d\d, expected at most 500"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            toy(**{f"v{n}": form.format(n + 1) for n in range(count)})
 
 
 def names(*arms: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.documents import Documents, mark_repeated
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.files import remove
 from nemo_rod.lab.prepare.file_tokens import FileTokens, folder_name
 
 PARTS = "text_parts"  # folder of all tasks, beside that of the blocks
@@ -26,7 +27,8 @@ class JoiningEncoder(Encoder):
         super().__exit__(*error)
         if self._made_below is not None and error == (None, None, None):  # the blocks are there
             for tokens in self._made_below.rglob("tokens.bin"):
-                shutil.rmtree(tokens.parent, ignore_errors=True)
+                with suppress(ValueError, OSError):  # behind a link, which is not followed
+                    remove(tokens.parent, below=self._made_below.parent)
 
     def read(self, documents: Documents, folder: Path) -> Iterator[tuple[Batch, Encoded]]:
         """Yields the documents of a source in batches, with their tokens, in order."""

@@ -11,7 +11,9 @@ Caps and duplicates of the source as a whole are left to whoever joins files.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches, check_first
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, replacing, sync
+from nemo_rod.files import digest, interpreting, open_file, read_bytes, replacing, sync
 
 _ELSEWHERE = (  # keys that change no token of a file
     *("name", "role", "files", "path", "document_holdout", "revision", "dedup"),
@@ -127,13 +129,26 @@ class FileTokens:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with np.load(folder / "pieces.npz") as file:
+        self._path, path = folder / "tokens.bin", folder / "pieces.npz"
+        with (
+            interpreting(path, cure="remove its folder, and the text is read again"),
+            np.load(io.BytesIO(read_bytes(path, 1 << 32))) as file, open_file(self._path) as tokens,
+        ):  # fmt: skip
+            if any(member.compress_type for member in file.zip.infolist()):
+                raise ValueError("it is compressed, and may hold any amount")
             self._lengths, self._document, self._ends = (
                 file[name] for name in ("lengths", "document", "ends")
             )
             self._goes_on, self._cut = file["goes_on"], file["cut"]
             self.sizes_D, self.digests = file["sizes"], file["digests"]
+            for rising, last in (
+                (self._ends, len(self._lengths)),
+                (self._document, max(0, len(self.sizes_D) - 1)),
+                (np.cumsum(self._lengths) * 4, os.fstat(tokens.fileno()).st_size),
+            ):
+                if (np.diff(rising, prepend=0) < 0).any() or [0, *rising[-1:]][-1] != last:
+                    raise ValueError("its numbers are of another tokens.bin")
+            np.broadcast_arrays(self._ends, self._goes_on, self._cut)
 
     @property
     def num_tokens(self) -> int:
@@ -145,8 +160,8 @@ class FileTokens:
 
         They have no text and no state: whoever reads them resumes before the file, or behind it.
         """
-        size, path = self.num_tokens, self._folder / "tokens.bin"
-        tokens = np.memmap(path, "<i4", "r", shape=(size,)) if size else np.empty(0, np.int32)
+        size = self.num_tokens
+        tokens = np.memmap(self._path, "<i4", "r", shape=(size,)) if size else np.empty(0, np.int32)
         starts = np.concatenate([[0], np.cumsum(self._lengths)])
         begin = 0
         for end, goes_on, cut in zip(self._ends, self._goes_on, self._cut, strict=True):

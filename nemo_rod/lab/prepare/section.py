@@ -11,5 +11,5 @@ from nemo_rod.bounds import key
 class Prepare:
     """How the text is tokenised."""
 
-    nodes: int = key(1, ">= 1")  # tasks that share a recipe's files; jobs of Slurm, or tasks of Ray
+    nodes: int = key(1, "in [1, 1000]")  # tasks, on nodes of Slurm or Ray, that share the files
     task: int | None = key(None, ">= 1")  # the only one of them to run; null: all

@@ -81,7 +81,7 @@ def keep_fresh(
     while True:
         times: dict[Path, int] = {}
         for file in (file for pattern in _WATCHED for file in run_dir.glob(pattern)):
-            with suppress(FileNotFoundError):  # its stage has just ended
+            with suppress(OSError):  # its stage has just ended, or it is a link to itself
                 times[file] = file.stat().st_mtime_ns
         if times != built:
             try:

@@ -52,7 +52,7 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
     files = run_dir.glob("launch/*/jobs.tsv")
     jobs = {}
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
-        for line in read_bytes(file).decode(errors="replace").splitlines():
+        for line in read_bytes(file, 1 << 20).decode(errors="replace").splitlines():
             stage, _, number = line.partition("\t")
             if not re.fullmatch(r"\d+(;[\w.-]+)?", number):
                 raise ValueError(
