@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _rows import Row, Setting, over, under
@@ -205,6 +206,9 @@ def _two_processes(folder: Path, spec: SourceSpec, rounds: int) -> float:
                 pool.map(_encode, [part] * count, chunksize=1)
                 times[count].append((time.perf_counter() - begin) / count)
     return min(times[1]) / min(times[2])
+
+
+_tokenizer: Any = None  # of a process of `ProcessPoolExecutor`
 
 
 def _load(folder: str) -> None:

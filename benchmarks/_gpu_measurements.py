@@ -60,7 +60,8 @@ class Bench:
     """One model, its training and its selector, and the rows measured so far."""
 
     def __init__(self, s: Setting, folder: Path, groups: Any) -> None:
-        self.s, self.groups, self.rows, self.points = s, groups, [], []
+        self.s, self.groups = s, groups
+        self.rows, self.points = list[Row](), list[Point]()
         blocks = 8 * s.batch
         self.store = make_store(folder / "blocks", length=s.seq, blocks=blocks)
         self.references = make_references(folder / "references", self.store)
@@ -201,7 +202,7 @@ def steps(bench: Bench) -> None:
         beside = [pass_alone] if share == 1 else []
         seconds, *others = bench.time(name, score, tokens, flops, *beside)
         _, passes = scoring_passes(
-            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, share=share
+            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, prefix=share
         )
         point = _point(name, bench, seconds, tokens=tokens, flops=flops, passes=passes)
         bench.points.append(point)
@@ -348,7 +349,7 @@ def _point(
     """
     s, element = bench.s, torch.finfo(bench.s.dtype).bits // 8
     over_tokens = flops / (tokens * bench.forward_flops)  # 1 forward, 3 with the backward pass
-    moved = passes * s.shape.parameters(s.vocab) * element
+    moved = float(passes * s.shape.parameters(s.vocab) * element)
     moved += max(1.0, over_tokens) * 12.0 * tokens * s.shape.hidden * s.shape.layers * element
     return Point(name, flops / moved, flops / seconds / 1e12)
 

@@ -126,12 +126,15 @@ def train(
     """Trains on all batches and returns the training loss of every step."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": others, "weight_decay": 0.0},
+    ]
     betas = (o.adam_beta1, o.adam_beta2)
     optimizer = torch.optim.AdamW(
         groups, o.lr, betas, o.adam_eps, o.weight_decay, fused=device().type == "cuda"
     )
-    passes, parts, means = o.batch_size // batches.micro_batch_size, [], []
+    passes, parts, means = o.batch_size // batches.micro_batch_size, [], list[torch.Tensor]()
     learns = observes(batches.selector.policy)  # from losses of the model's own output
     with bf16():
         for batch in batches:
@@ -209,7 +212,7 @@ class Laws:
         part.write_text(json.dumps(results, indent=1))
         os.replace(part, self.out / "results.json")
         with (self.out / "losses.npz.part").open("wb") as file:
-            np.savez_compressed(file, **self.losses)
+            np.savez_compressed(file, **self.losses)  # type: ignore[arg-type]
         os.replace(self.out / "losses.npz.part", self.out / "losses.npz")
         shown = {key: round(value, 4) for key, value in loss.items()}
         print(f"{time.time():.0f} {name} {seed} {shown} share {row.get('share')} "

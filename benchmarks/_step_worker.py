@@ -120,7 +120,9 @@ def main() -> None:
     Selector._draw = clock.in_thread("ahead", Selector._draw)  # type: ignore[method-assign]
 
     def selecting(arm: Arm) -> Any:
-        chooses = Selector.for_arm(arm, store, references if arm.policy().needs_scores else None)
+        length = arm.scored_length(store.block_size)
+        opened = References.open(job.references, store, length=length)
+        chooses = Selector.for_arm(arm, store, opened if "references" in arm.needs else None)
         return selector.RoDSelector(
             chooses, store, scoring_micro_batch_size=job.config.scoring.micro_batch_size
         )
@@ -198,7 +200,7 @@ def main() -> None:
         clock.parts["read to score"] += clock.parts.pop("reading", 0.0)
         return result
 
-    plain_pass, plain_choose = losses.scoring_pass, Selector.choose
+    plain_pass, plain_choose = vars(losses)["scoring_pass"], Selector.choose
     _, provider = model_provider(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )
@@ -227,8 +229,13 @@ def with_forward_alone(
         def forward_first(**options: Any) -> Any:
             batches = list(options["data_iterator"])
             alone = options | {"data_iterator": iter(batches), "forward_only": True}
+
+            def forward() -> None:
+                schedule(**alone)
+                synchronise()
+
             synchronise()
-            clock.around("forward", lambda: (schedule(**alone), synchronise()))()
+            clock.around("forward", forward)()
             return schedule(**options | {"data_iterator": iter(batches)})
 
         return train_step(**call | {"forward_backward_func": forward_first})

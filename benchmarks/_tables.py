@@ -142,7 +142,7 @@ def ideas() -> list[Row]:
 
 
 def transfers(runs: list[Arms], labels: dict[str, str]) -> list[Row]:
-    rows = []
+    rows = list[Row]()
     for name, label in labels.items():
         arms, own = [run[name] for run in runs], [run["rod"] for run in runs]
         mean = {key: sum(arm[key] for arm in arms) / len(arms) for key in KEYS}
@@ -209,7 +209,7 @@ def known_texts() -> list[Row]:
         "perl": "documentation of Perl", "c": "C headers", "sayings": "sayings",
         "python": "sources of Python",
     }  # fmt: skip
-    rows = []
+    rows = list[Row]()
     for name, label in labels.items():
         text = texts[name]
         label += f" ({text['steps']} steps)" if text["steps"] < 100 else ""

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _encoding import encoding, workers
-from _rows import Row, Setting, median_ms, run, under
+from _rows import Measurement, Row, Setting, median_ms, run, under
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.corpus.hashing import block_hash
@@ -159,7 +160,8 @@ def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row
 def _look_up(folder: Path, size: int) -> tuple[float, float]:
     """Median milliseconds of a step's lookups, and megabytes that they take for themselves."""
     keys, before = _keys(size), _private_bytes()
-    references = References.open([folder], HashStore(folder / "store.npy"))
+    store: Any = HashStore(folder / "store.npy")
+    references = References.open([folder], store)
     milliseconds = median_ms(lambda number: references[keys[number]], 400)
     return milliseconds, (_private_bytes() - before) / 1e6
 
@@ -255,7 +257,7 @@ def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
         yield Row(f"{what}.raw_write_and_fsync", median_ms(raw, 200), "ms")
 
 
-MEASUREMENTS = {
+MEASUREMENTS: dict[str, Measurement] = {
     "encode": encoding,
     "two_workers": workers,
     "open_ms": opening,

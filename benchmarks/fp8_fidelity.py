@@ -203,9 +203,11 @@ def choices(setting: Setting) -> Iterator[Row]:
     for seed in SEEDS:
         study = Study(store, groups(), seed, steps)
         compared, exact = study.rod(None)
-        ends = {None: study.end}
+        ends: dict[str | None, list[float]] = {None: study.end}
         for name in ROUNDINGS:
-            same = {key: np.mean([c[name][key] for c in compared]) for key in compared[0][name]}
+            same = {
+                key: float(np.mean([c[name][key] for c in compared])) for key in compared[0][name]
+            }
             yield add(f"{name}: overlap of choices, same states", same["overlap"], "share", seed)
             yield add(f"{name}: drift of replay share, same states", same["share_drift"], "", seed)
             yield add(f"{name}: rank correlation", same["rank_correlation"], "", seed)

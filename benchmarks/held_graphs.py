@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from _rows import Row, Setting, run, under
@@ -60,10 +61,10 @@ def replicas(setting: Setting) -> Iterator[Row]:
 class Job:
     """A model that recomputes every layer, and its three kinds of steps."""
 
-    model: Callable
-    optimizer: object
+    model: Any
+    optimizer: Any
 
-    def loss(self, tokens_BS):
+    def loss(self, tokens_BS: Any) -> Any:
         import torch
 
         position_ids = torch.arange(TOKENS).expand_as(tokens_BS)
@@ -73,10 +74,10 @@ class Job:
         )
         return output.mean(dim=1)
 
-    def plain(self, pool_CS) -> None:
+    def plain(self, pool_CS: Any) -> None:
         self.update(pool_CS[:CHOSEN])
 
-    def scored(self, pool_CS) -> None:
+    def scored(self, pool_CS: Any) -> None:
         """As the package does it."""
         import torch
 
@@ -86,7 +87,7 @@ class Job:
         self.model.train()
         self.update(pool_CS[losses.topk(CHOSEN).indices.sort().values])
 
-    def held(self, pool_CS) -> None:
+    def held(self, pool_CS: Any) -> None:
         """The scoring pass keeps its graph, which holds the inputs of the layers alone."""
         import torch
 
@@ -99,7 +100,7 @@ class Job:
             (kept.pop(0) / CHOSEN).backward()
         self.optimizer.step()
 
-    def update(self, blocks_KS) -> None:
+    def update(self, blocks_KS: Any) -> None:
         self.optimizer.zero_grad()
         for block in blocks_KS:
             (self.loss(block[None]).sum() / CHOSEN).backward()
@@ -123,7 +124,7 @@ def measure(setting: Setting, *, rounds: int) -> tuple[dict[str, np.ndarray], fl
     return {kind: np.array(values[WARM_UP:]) for kind, values in seconds.items()}, float(difference)
 
 
-def gradients(job: Job, step: Callable, pool):
+def gradients(job: Job, step: Callable, pool: Any) -> Any:
     """What a step would give the optimizer; no weight moves."""
     import torch
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,12 +84,15 @@ def plain_torch_seconds(job: TrainJob, rounds: int) -> dict[str, np.ndarray]:
         result = action()
         return clock() - begin, result
 
+    def losses(batch: Any) -> Any:
+        return [model(**batch).loss for _ in range(count)]
+
     rows = []
     for _ in range(WARM_UP + rounds):
         rod, _ = timed(lambda: train(chosen))
         plain, batch = timed(lambda: train(taken))
         with torch.no_grad():
-            forward, _ = timed(lambda batch=batch: [model(**batch).loss for _ in range(count)])
+            forward, _ = timed(partial(losses, batch))
         rows.append((rod, plain, forward))
     return dict(zip(("rod", "plain", "forward"), np.array(rows[WARM_UP:]).T, strict=True))
 

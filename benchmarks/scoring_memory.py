@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 from unittest.mock import patch
 
 from _memory import peak_beyond
@@ -42,7 +43,7 @@ def peak_gib(vocabulary: int, *, sliced: bool) -> float:
     return value
 
 
-def _measure(pipe, vocabulary: int, sliced: bool) -> None:
+def _measure(pipe: Any, vocabulary: int, sliced: bool) -> None:
     import torch
     import torch.distributed as dist
 
@@ -84,7 +85,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     os._exit(0)
 
 
-def _model(vocabulary: int):
+def _model(vocabulary: int) -> Any:
     import torch
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel

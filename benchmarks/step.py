@@ -42,6 +42,7 @@ from nemo_rod.run.base_model import initialise_base
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.selection import Joint
+from nemo_rod.selection.candidates import Pool
 
 PAPER = "german_nemotron_nano_12b_v2"
 # What is measured: recipes in layouts, on made-up text, since real text is not needed here
@@ -97,12 +98,13 @@ def make_job(folder: Path, overrides: tuple[str, ...]) -> Path:
         holdout_seed=domain.holdout_seed,
     )  # fmt: skip
     store = BlockStore(folder / "blocks")
+    assert config.model.architecture is not None
     initialise_base(config.model.architecture, folder / "model", tokenizer="byte", seed=0)
     jobs = ModelJobs(config, RunFolder(folder, config.recipe))
     references = [str(file) for file in make_references(folder / "references", store)]
     counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
-    own = {"arm": jobs.arm("rod", counts), "start": str(folder / "model")}
-    job = jobs.job(TrainJob, "rod", folder, references=references, **own)
+    arm, start = jobs.arm("rod", counts), str(folder / "model")
+    job = jobs.job(TrainJob, "rod", folder, references=references, arm=arm, start=start)
     write_job(job, folder / "job.json")
     return folder / "job.json"
 
@@ -140,10 +142,9 @@ def paper(setting: Setting) -> Iterator[Row]:
         parts[part] = next(measured).value
     rng = np.random.default_rng(0)
     score_C = rng.random(NUM_CANDIDATES, dtype=np.float32)
-    is_replay_C = rng.random(NUM_CANDIDATES) < 0.5
-    parts["top-k"] = median_ms(
-        lambda _: Joint().select(score_C, is_replay_C, NUM_CANDIDATES // 2), 200
-    )
+    ids_C = np.arange(NUM_CANDIDATES)
+    pool = Pool(step=0, block_ids=ids_C, is_replay_C=rng.random(NUM_CANDIDATES) < 0.5)
+    parts["top-k"] = median_ms(lambda _: Joint().select(pool, score_C, NUM_CANDIDATES // 2), 200)
     share = NUM_CANDIDATES // plan["layout"]["data"]  # that one replica reads
     write_store(setting.folder / "store", {("adaptation", "new"): 4 * share})
     store, ids = BlockStore(setting.folder / "store"), rng.permutation(4 * share)[:share]

@@ -39,8 +39,8 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
 
     trainers.install_megatron_bridge()
     sys.path.insert(0, str(RECIPE))
-    import make_data
-    from before import make_config
+    import make_data  # type: ignore[import-not-found]
+    from before import make_config  # type: ignore[import-not-found]
     from megatron.bridge.training import train
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain

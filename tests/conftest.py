@@ -137,9 +137,15 @@ def nothing_is_left(tmp_path_factory):
     while (left := [*_processes_of(folder)]) and time.monotonic() < end:
         time.sleep(0.5)
     assert not left, "processes are left:\n" + "\n".join(left)
-    # of this process, or its libraries; wandb's, of a server that a test has killed
-    kept = re.compile(r"pymp-|torchinductor_|pytorch-errorfile-|tmp\w+wandb-(media|artifacts)$")
-    paths = [path for path in folder.iterdir() if not kept.match(path.name)]
+    # of this process, or its libraries; wandb's and torchrun's, of a process that a test has killed
+    kept = re.compile(
+        r"pymp-|torchinductor_|pytorch-errorfile-|wandb(-|_xpu-)|tmp\w+wandb-(media|artifacts)$"
+    )
+    paths = [
+        path
+        for path in folder.iterdir()
+        if not kept.match(path.name) and not any(path.glob("*/attempt_*"))
+    ]
     files = [
         str(file.relative_to(folder))
         for path in paths

@@ -204,8 +204,8 @@ def engine(kit: Kit) -> None:
         return
     sources = next(packed.glob("transformer_engine_torch-*.tar.gz"))
     for archive, folder in ((packed / "site.tar.xz", kit.engine), (sources, kit.work)):
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
     build = kit.work / sources.name.removesuffix(".tar.gz")
     compiled = list(packed.glob("transformer_engine_torch*.so"))
     for file in compiled:

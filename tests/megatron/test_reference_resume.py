@@ -48,7 +48,7 @@ def killed(tiny: Setting, folders: list[Path], layouts: list[str], *, seed: int,
     ("num_folders", "kills", "layouts"),
     [
         (1, 1, ["single"]),
-        pytest.param(6, 60, ["single", "dp2", "pp2"],
+        pytest.param(8, 60, ["single", "dp2", "pp2"],
                      marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )  # fmt: skip
