@@ -136,6 +136,8 @@ class Variant:
     steps: int | None = key(None, ">= 1")  # updates; overrides budget and compute
     budget: float | None = key(None, "> 0")  # updates as a multiple of train.steps
     compute: float | None = key(None, "> 0")  # total compute, scoring included, in plain runs
+    at: int | None = key(None, ">= 1")  # saved step of the parent at which it branches off
+    anneal: int | None = key(None, ">= 1")  # steps of a branch's final decay; null: the parent's
     train: dict[str, Any] = field(default_factory=dict)  # overridden keys of train
     selection: dict[str, Any] = field(default_factory=dict)  # overridden keys of selection
     scoring: dict[str, Any] = field(default_factory=dict)  # overridden keys of scoring

@@ -8,7 +8,6 @@ The arm may still be in training: its checkpoints are read from where it works.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ExportJob
 from nemo_rod.run.base_model import checkpoint_digest
+from nemo_rod.run.branches import find_checkpoint
 from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, read_record
 from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.launch import launcher_of
@@ -86,26 +86,6 @@ def evaluate_stages(stages: Stages) -> list[Stage]:
         needs=(f"export_{name}_{step}",),
     )
     return [*export_stages(stages), measuring]
-
-
-def find_checkpoint(trained: Path, step: int) -> Path:
-    """Returns the folder of an arm's checkpoint.
-
-    Raises:
-        ValueError: there is no checkpoint; the message names those that exist.
-    """
-    checkpoints = {
-        int(match[1]): path
-        for path in trained.glob("checkpoints/iter_*")
-        if (match := re.fullmatch(r"iter_(\d+)", path.name)) and (path / "metadata.json").exists()
-    }
-    if step not in checkpoints:
-        steps = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise ValueError(
-            f"step={step} has no checkpoint in {trained / 'checkpoints'}: expected one of {steps}; "
-            "checkpoint.every and checkpoint.keep say which ones a run saves and keeps."
-        )
-    return checkpoints[step]
 
 
 def _exported(jobs: ModelJobs) -> tuple[str, int, Path]:

@@ -55,8 +55,8 @@ def bridge_config(
             start_weight_decay=o.weight_decay,
             end_weight_decay=o.weight_decay,
             weight_decay_incr_style="constant",
-            # a checkpoint may hold an end that was moved; the metrics reproduce it
-            override_opt_param_scheduler=job.convergence is not None,
+            # an end may have been moved, or be that of a branch; `config_digest` has the rest
+            override_opt_param_scheduler=True,
         ),
         ddp=DistributedDataParallelConfig(
             grad_reduce_in_fp32=o.grad_reduce == "fp32",

@@ -238,7 +238,7 @@ def _check_arm(config: Config, name: str) -> None:
             "references of one precision; set scoring.precision for all its arms."
         )
     row = [name]
-    while (before := arm_settings(config, row[-1]).recorded_by) is not None:
+    while (before := arm_settings(config, row[-1]).waits_for) is not None:
         if before in row or len(row) > 50:
             what = "itself" if before in row else "more than 50 arms"
             raise ValueError(f"variants.{name} waits for {what}: {' -> '.join([*row, before])}.")
@@ -246,11 +246,29 @@ def _check_arm(config: Config, name: str) -> None:
         followed = arm_settings(config, before)
         if followed.kind != "trained":
             raise ValueError(f"variants.{row[-2]} follows {before}, which is not a trained arm.")
+        if arm.trunk == before:
+            _check_saved(f"variants.{name}", config, arm.variant.at or 0, followed)
         if followed.train.steps < arm.train.steps and arm.variant.follow:
             raise ValueError(
                 f"variants.{name} has {arm.train.steps} steps, but follows {before} with "
                 f"{followed.train.steps}: set variants.{name}.steps to that, or to fewer."
             )
+
+
+def _check_saved(where: str, config: Config, at: int, trunk: ArmSettings) -> None:
+    """Refuses a branch at a step of its trunk that is not saved or not kept."""
+    every, keep = config.checkpoint.every, config.checkpoint.keep
+    if not launcher_of(config).exports(trunk.name):
+        raise ValueError(f"{where}.at={at} needs launcher=local or slurm: NeMo-RL has no branches.")
+    if at % every:
+        raise ValueError(
+            f"{where}.at={at} is not saved, as checkpoint.every={every}: choose a multiple of it, "
+            "or another checkpoint.every."
+        )
+    if (needed := -(-trunk.train.steps // every) - at // every + 1) > keep:
+        raise ValueError(
+            f"{where}.at={at} is not kept, as checkpoint.keep={keep}: set checkpoint.keep={needed}."
+        )
 
 
 def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:

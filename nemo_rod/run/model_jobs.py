@@ -15,6 +15,7 @@ from nemo_rod import parts
 from nemo_rod.config import Cluster, Config, Optimisation
 from nemo_rod.files import digest, read_lines, share, write_json
 from nemo_rod.jobs import Job, ModelJob, TrainJob, write_job
+from nemo_rod.run import branches
 from nemo_rod.run.handover import outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
@@ -150,6 +151,9 @@ class ModelJobs:
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
             convergence=rule,
         )
+        if settings.trunk is not None:
+            trunk = self.results.arm(settings.trunk)
+            branches.begin(folder, trunk, settings.variant.at or 0, job.config_digest)
         self.run(job, folder)
         share((folder / "hf").glob("*.safetensors"))
 

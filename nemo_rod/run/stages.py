@@ -4,7 +4,7 @@ r"""The stages of a recipe, from raw text to evaluated models.
                   \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
                   \--> fixed_<percent>, merge_<lambda> ------------+
 
-A variant needs its parent's inputs and the arm whose curriculum it follows.
+A variant needs its parent's inputs and the arm that it follows or branches off.
 
 A stage's inputs name everything that determines its result. The seed is an input of every arm;
 the parallel layout is recorded but not compared: a base and its references serve any layout.
@@ -223,6 +223,8 @@ class Stages:
             }
             arm = self.jobs.arm(name)
             made_of |= flatten("arm", arm.inputs())
+            if settings.trunk is not None:
+                made_of |= {"at": settings.variant.at, "of": self.results.weights(settings.trunk)}
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
@@ -246,8 +248,8 @@ class Stages:
             return {"weights": checkpoint_digest(folder / "hf")}
 
         needs = [f"references_{name}" for name in settings.own_references]
-        if settings.recorded_by is not None:
-            needs.append(settings.recorded_by)
+        if settings.waits_for is not None:
+            needs.append(settings.waits_for)
         return HandOver(name, self.results.arm(name), inputs, make, self._note()).stage(
             f"train arm={name}", f"train {name}", needs=("base", *needs)
         )

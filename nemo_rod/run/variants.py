@@ -24,6 +24,7 @@ from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant, blamed_key
 from nemo_rod.files import check_name
+from nemo_rod.run import branches
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 from nemo_rod.selection.policies import reference_roles
 
@@ -125,10 +126,15 @@ class ArmSettings:
         return names if self.variant.reference is None else [n for n in names if n == "base"]
 
     @property
-    def recorded_by(self) -> str | None:
-        """The arm of this run that must record its curriculum first; None if there is none."""
+    def trunk(self) -> str | None:
+        """The arm of this run of which it is a branch (`branches`); None if it is none."""
+        return self.variant.of if self.variant.at is not None else None
+
+    @property
+    def waits_for(self) -> str | None:
+        """The arm of this run that must be trained first; None if there is none."""
         share = self.variant.share
-        return share if isinstance(share, str) else self.variant.follow
+        return self.trunk or (share if isinstance(share, str) else self.variant.follow)
 
 
 def arm_settings(config: Config, name: str) -> ArmSettings:
@@ -159,6 +165,15 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
             setattr(merged, key, getattr(merged, key) | value if key in _SECTIONS else value)
     if arm_kind(root, config.variants) != "trained" and chain:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
+    if trunk := next((name for name, variant in chain.items() if variant.at is not None), None):
+        own, merged.of = chain[trunk], chain[trunk].of
+        if trunk != name or {*_set_keys(own)} - {"at", "anneal", "steps"} or own.of in (None, name):
+            raise ValueError(
+                f"variants.{trunk} is a branch, which has only of, at, anneal and steps, and which "
+                "no other arm varies: vary its trunk."
+            )
+        if merged.converge:
+            raise ValueError(f"{where} branches off {own.of}, whose end is open: set its steps.")
     _check_keys(where, name, root, merged)
     schedule = config.pretrain if root == "base" and config.pretrain else config.train
     settings = ArmSettings(
@@ -169,21 +184,24 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         scoring=_section(config.scoring, merged.scoring, f"{where}.scoring"),
         train=_section(schedule, merged.train, f"{where}.train"),
     )
+    if settings.trunk is not None:
+        given = arm_settings(config, settings.trunk).train
+        return dataclasses.replace(settings, train=branches.schedule(where, own, given))
     return dataclasses.replace(settings, train=_schedule(settings, schedule))
 
 
 def trained_arms(config: Config) -> list[ArmSettings]:
-    """Returns every arm that the recipe trains, each after the one whose curriculum it follows.
+    """Returns every arm that the recipe trains, each after the one that it waits for.
 
-    Besides the trained ones of `config.arms`, these are those that they follow, or that are merged,
-    and the specialist where its losses are needed.
+    Besides the trained ones of `config.arms`, these are those that they wait for, or that are
+    merged, and the specialist where its losses are needed.
     """
     listed = [arm_settings(config, name) for name in config.arms]
     trained: dict[str, ArmSettings] = {}
 
     def add(arm: ArmSettings) -> None:
-        if arm.recorded_by is not None:
-            add(arm_settings(config, arm.recorded_by))
+        if arm.waits_for is not None:
+            add(arm_settings(config, arm.waits_for))
         trained.setdefault(arm.name, arm)
 
     for arm in listed:
@@ -217,6 +235,8 @@ def _set_keys(variant: Variant) -> list[str]:
 
 def _check_keys(where: str, name: str, root: str, variant: Variant) -> None:
     """Refuses keys that do not apply to the arm of the paper, exclude others or lack them."""
+    if variant.anneal is not None and variant.at is None:
+        raise ValueError(f"{where}.anneal is set without at: set both, or neither.")
     for key in _set_keys(variant):
         if key in _OF_ROD and root != "rod":
             raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")

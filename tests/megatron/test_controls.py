@@ -24,7 +24,7 @@ def test_the_offline_arm_follows_the_base_and_the_single_reference_is_of_a_mixtu
     offline = jobs.arm("rod_offline", BLOCKS)
     assert offline.recorded == "runs/here/arms/rod_offline_scores/curriculum.rod"
     assert offline.follow_by is None  # the blocks themselves
-    assert jobs.settings("rod_offline").recorded_by == "rod_offline_scores"
+    assert jobs.settings("rod_offline").waits_for == "rod_offline_scores"
     assert not jobs.settings("rod_offline").scores
     base, mixed = jobs.references(jobs.settings("rod_mixture"))
     assert base == RunFolder(Path("runs/here"), "toy_controls").reference("base")

@@ -471,11 +471,12 @@ def _notes_on_cost(
     for settings in trained_arms(config):  # each after the one whose curriculum it follows
         names = [f"references_{name}" for name in settings.own_references]
         names += [SPECIALIST] if "specialist" in settings.own_references else []
-        if (recorded := settings.recorded_by) is not None:
+        if (recorded := settings.waits_for) is not None:
             names += [recorded, *needed[recorded]]
         names = needed[settings.name] = list(dict.fromkeys(names))
         if names:
-            of = plain[settings.name].flops
+            steps = settings.train.steps
+            of = plain[settings.name].flops * steps / (steps - (settings.variant.at or 0))
             own, others = flops[settings.name] / of, sum(flops[name] for name in names) / of
             in_all.append(f"{settings.name} {own:.2f} + {others:.2f}")
         elsewhere = settings.variant.curriculum

@@ -122,16 +122,17 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             passes = sum(parts.load("terms", term).passes for term in train.terms)
             share = parse_arm(trained[name].of).value / 100 or 1.0
             curriculum = train.steps * (20 + 16 * candidates + candidates // 8)
+            steps = train.steps - (trained[name].variant.at or 0)  # a branch's own
             works.append(
                 Work(
                     name=name,
-                    steps=train.steps,
+                    steps=steps,
                     batch_size=train.batch_size,
-                    read=round(passes * share * train.steps * train.batch_size),
+                    read=round(passes * share * steps * train.batch_size),
                     pool_size=pool,
                     prefix=arm.scored_prefix,
                     scored_steps=scored_steps(arm.policy()),
-                    saved=ceil(train.steps / config.checkpoint.every) * checkpoint,
+                    saved=ceil(steps / config.checkpoint.every) * checkpoint,
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )
             )

@@ -38,8 +38,8 @@ from nemo_rod.files import (
     interpreting,
     open_file,
     read_json,
+    replacing,
     with_advice,
-    write_whole,
     writing,
 )
 from nemo_rod.selection.arrays import Ids, Nats, Records
@@ -50,6 +50,7 @@ PADDING_ID = -1
 LOG_MAGIC = b"RODCUR01"
 _CRC_BYTES = 4
 _READ_BYTES = 1 << 24
+NO_RECORDS: Records = np.empty(0, np.void)
 _MOST_TORN = 1 << 28  # bytes at the end that a crash may leave, as file systems may pad a file
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
 
@@ -90,8 +91,10 @@ class Curriculum:
         self._count = (os.fstat(self._fd).st_size - start) // self._dtype.itemsize
 
     @classmethod
-    def create(cls, path: str | Path, header: CurriculumHeader) -> Self:
-        """Begins a curriculum.
+    def create(
+        cls, path: str | Path, header: CurriculumHeader, records: Records = NO_RECORDS
+    ) -> Self:
+        """Begins a curriculum, if given with the first `records` of another one [N].
 
         Raises:
             ValueError: the file exists, or the header has too many candidates or sources.
@@ -104,7 +107,10 @@ class Curriculum:
         content = {"record_size": size, "header": header.as_dict()}
         text = json.dumps(content, sort_keys=True).encode()
         head = LOG_MAGIC + len(text).to_bytes(4, "little") + text
-        write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
+        with replacing(path) as file:
+            file.write(head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
+            for first in range(0, len(records), rows := max(1, _READ_BYTES // size)):
+                file.write(records[first : first + rows].tobytes())
         return cls(path, header, len(head) + _CRC_BYTES)
 
     @classmethod
