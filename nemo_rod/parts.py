@@ -31,7 +31,6 @@ HOUSE: dict[str, dict[str, str]] = {
         "fixed_share": "nemo_rod.selection.policies:FixedShare",
         "mix": "nemo_rod.selection.mix:Mix",
         "schedule": "nemo_rod.selection.schedule:Schedule",
-        "odm": "nemo_rod.selection.odm:ODM",
     },
     # (loss_C, reference_C) -> score_C, float32 in nats per token
     "scores": {"reducible_loss": "nemo_rod.selection.policies:reducible_loss"},

@@ -1,10 +1,10 @@
-"""What a practitioner would do instead of RoD, one idea a file: arms by name, and terms of a loss.
+"""What one would do instead of RoD, one idea a file: arms by name, terms of a loss, policies.
 
     lower_lr_3              no replay at a third of the learning rate
     fixed_8_l2_base_0.1     fixed replay of 8 %, with a term that another part of this room adds
 
-A part registers the arms that its names mean as `nemo_rod.arms`, and what it adds to the loss as
-`nemo_rod.terms`.
+A part registers the arms that its names mean as `nemo_rod.arms`, what it adds to the loss as
+`nemo_rod.terms`, and another choice of the batch as `nemo_rod.policies`.
 """
 
 from __future__ import annotations

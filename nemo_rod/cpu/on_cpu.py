@@ -26,7 +26,7 @@ cpu.prepare()  # must run before the imports below, in every process
 import megatron.core  # noqa: E402
 
 from nemo_rod.cpu import trainers  # noqa: E402
-from nemo_rod.megatron.save_helpers import end_with_rank  # noqa: E402
+from nemo_rod.hosts.save_helpers import end_with_rank  # noqa: E402
 from nemo_rod.signals import end_with_parent  # noqa: E402
 
 

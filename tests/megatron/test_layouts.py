@@ -17,12 +17,12 @@ from architectures import NEMOTRON, token_losses
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
+from nemo_rod.alternatives.odm import ODM
 from nemo_rod.checkpoints.losses import load
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
 from nemo_rod.selection import Choice, Joint, References
 from nemo_rod.selection.estimated_scores import EstimatedScores
-from nemo_rod.selection.odm import ODM
 
 # without attention, which Megatron splits over positions only with TransformerEngine and a GPU
 MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}

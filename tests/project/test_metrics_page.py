@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 from places import ROOT
 
+from nemo_rod.alternatives.odm import ODM
 from nemo_rod.selection import Joint, Pool, SourceRow, choose, selection_metrics
 from nemo_rod.selection.competition import fidelity
 from nemo_rod.selection.mix import Mix
-from nemo_rod.selection.odm import ODM
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),

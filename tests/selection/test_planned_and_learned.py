@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nemo_rod.alternatives.odm import ODM
 from nemo_rod.selection import Choice, Pool, SourceRow
-from nemo_rod.selection.odm import ODM
 from nemo_rod.selection.schedule import Schedule
 
 NAMES = ("new", "a", "b")

@@ -22,6 +22,7 @@ from megatron.core.utils import get_model_config
 from nemo_rod.bounds import check_value
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
 from nemo_rod.hosts.job_record import JobRecord, job_header
+from nemo_rod.hosts.save_helpers import end_with_rank
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -35,7 +36,6 @@ from nemo_rod.hosts.swap_in.job_data import (
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, check_roles, check_weights
 from nemo_rod.loggers import known_metrics
 from nemo_rod.megatron.rod_selector import RoDSelector
-from nemo_rod.megatron.save_helpers import end_with_rank
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.ranks import all_or_none, from_recorder, is_recorder, peak_memory
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, References, Selector, TakeAll

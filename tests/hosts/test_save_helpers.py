@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import os, signal
 import nemo_rod.megatron
-from nemo_rod.megatron.save_helpers import end_with_rank
+from nemo_rod.hosts.save_helpers import end_with_rank
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 import psutil
 
