@@ -4,6 +4,7 @@ The oracle trains transformers' model in one process, with torch's own AdamW, on
 run has recorded, and with autograd's gradient of the whole loss.
 """
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -31,16 +32,23 @@ JOBS: dict[str, tuple[str, dict[str, float]]] = {
     "kl_tp2": ("tp2", {"kl_base": 2.0}),
     "both_tp2_sp": ("tp2_sp", {"kl_base": 1.0, "l2_base": 1.0}),
 }
+FAST = [name for name in JOBS if "tp2" not in name]
+OTHERS = [name for name in JOBS if name not in FAST]
 F = torch.nn.functional
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, torchrun):
-    """The folder of all jobs, trained one after the other on two processes."""
+    """The folder of some jobs, trained one after the other on two processes."""
     root = tmp_path_factory.mktemp("alternatives")
     prepare_beginning(root)
-    torchrun(2, WORKERS / "jobs_worker.py", *(write(root, name) for name in JOBS), timeout=600)
-    return root
+
+    @functools.cache
+    def run(*names: str) -> Path:
+        torchrun(2, WORKERS / "jobs_worker.py", *(write(root, name) for name in names), timeout=600)
+        return root
+
+    return run
 
 
 def write(root: Path, name: str) -> Path:
@@ -107,24 +115,26 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.layouts) for name in OTHERS)]
+)
 def test_terms_train_as_plain_arithmetic(trained, name):
-    terms = JOBS[name][1]
-    weights = {n: w.float() for n, w in tensors(trained / name / "hf").items()}
-    error = apart(by_hand(trained, trained / name, terms), weights)
+    root, terms = trained(*(FAST if name in FAST else OTHERS)), JOBS[name][1]
+    weights = {n: w.float() for n, w in tensors(root / name / "hf").items()}
+    error = apart(by_hand(root, root / name, terms), weights)
     assert error < 2e-5
     for left_out in terms:  # each of them is seen
         fewer = {n: w for n, w in terms.items() if n != left_out}
-        assert apart(by_hand(trained, trained / name, fewer), weights) > 20 * error
+        assert apart(by_hand(root, root / name, fewer), weights) > 20 * error
 
 
+@pytest.mark.layouts
 @pytest.mark.timeout(900)
 def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(trained, torchrun, tmp_path):
-    name = "both_tp2_sp"
-    whole = Path(shutil.copytree(trained / name, tmp_path / "whole"))
-    shutil.rmtree(trained / name / "hf")
-    shutil.rmtree(trained / name / "checkpoints" / f"iter_{STEPS:07d}")
-    latest = trained / name / "checkpoints" / "latest_checkpointed_iteration.txt"
-    latest.write_text(str(STEPS // 2))
-    torchrun(2, WORKERS / "jobs_worker.py", trained / f"{name}.json", timeout=600)
-    assert_same_run(whole, trained / name, steps=STEPS)
+    run = trained(*OTHERS) / "both_tp2_sp"
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    shutil.rmtree(run / "hf")
+    shutil.rmtree(run / "checkpoints" / f"iter_{STEPS:07d}")
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(STEPS // 2))
+    torchrun(2, WORKERS / "jobs_worker.py", run.with_name(f"{run.name}.json"), timeout=600)
+    assert_same_run(whole, run, steps=STEPS)

@@ -140,6 +140,7 @@ def test_subcommands_exist():
 FILLED_IN = {"recipe": "toy_synthetic", "arm": "rod", "arms": "[rod]", "step": "1"}
 
 
+@cache
 def said() -> set[str]:
     """Texts of the package that are no docstrings, with NAME for every value filled in."""
     found = set()
@@ -283,25 +284,6 @@ def test_every_key_of_the_configuration_page_has_a_meaning():
         assert file == config_page.PAGE or anchor in anchors(file.resolve()), link
 
 
-@cache
-def messages() -> str:
-    """Every string of the package but docstrings, a NUL for each value in it; and the shell's."""
-    strings = []
-    for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
-        nodes = [*ast.walk(ast.parse(file.read_text()))]
-        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        for node in nodes:
-            if id(node) in docstrings:
-                continue
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                strings.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                parts = (v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
-                strings.append("".join(map(str, parts)))
-    strings += [file.read_text() for file in (ROOT / "nemo_rod").rglob("*.sh")]
-    return "\n".join(strings)
-
-
 def quoted() -> list[str]:
     """First cells of the tables in troubleshooting.md."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -310,10 +292,11 @@ def quoted() -> list[str]:
 
 def test_quoted_errors_are_those_of_the_code():
     assert quoted()
-    wrong = []
+    texts, wrong = [*said(), *(file.read_text() for file in (ROOT / "nemo_rod").rglob("*.sh"))], []
     for sentence in quoted():
         parts = [re.escape(part.strip()) for part in sentence.split("…") if part.strip()]
-        if not re.search("[^\n]*?".join(parts), messages()):
+        pattern = re.compile("[^\n]*?".join(parts))
+        if not any(map(pattern.search, texts)):
             wrong.append(sentence)
     assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
 

@@ -57,18 +57,15 @@ def test_a_package_without_metadata_says_so(monkeypatch):
             call()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_is_not_there_is_said(wheel, tmp_path):
+    environment = without("lab", wheel, tmp_path)
+    for words, sentence in (
         ("status run", "There is no command 'status': expected one of run, prepare, "),
         ("run recipe=toy_synthetic", "makes the arm merge_0.6: take it out of arms=[...], or"),
         ("run recipe=toy_synthetic report.prompts=[]", "There is no key report.prompts: "),
-    ],
-)
-def test_what_is_not_there_is_said(words, sentence, wheel, tmp_path):
-    environment = without("lab", wheel, tmp_path)
-    done = nemo_rod(*words.split(), cwd=tmp_path, env=environment)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert sentence in done.stderr
+    ):
+        done = nemo_rod(*words.split(), cwd=tmp_path, env=environment)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert sentence in done.stderr
     helped = nemo_rod("help", cwd=tmp_path, env=environment).stdout
     assert "nemo-rod run recipe=NAME" in helped and "nemo-rod status" not in helped
