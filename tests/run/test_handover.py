@@ -1,85 +1,120 @@
 """Stages: made once, skipped when done, refused when inputs changed, resumed when cut short."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import shutil
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from nemo_rod.run import handover
-from nemo_rod.run.handover import HandOver, Stage, partial
+from nemo_rod.run.handover import HandOver
 
 
-def stage(
-    tmp_path: Path, make: Callable[[Path], dict[str, Any]], *, lr: float = 0.1, **options: Any
-) -> Stage:
+def stage(tmp_path, make, *, lr=0.1, **options):
     inputs = {"train.lr": lr}
     return HandOver("rod", tmp_path / "rod", lambda: inputs, make, **options).stage("train", "")
 
 
-def write_result(folder: Path) -> dict[str, Any]:
+def write_result(folder):
     (folder / "result").write_text("42")
     return {"weights": "abc"}
 
 
-def test_made_once_and_handed_over_whole(tmp_path):
-    one = stage(tmp_path, write_result, note={"seed": 1})
-    assert not one.is_done()
-    one.run()
-    assert one.is_done()
-    assert sorted(file.name for file in one.folder.iterdir()) == ["manifest.json", "result"]
-    assert not partial(one.folder).exists()
-    assert handover.outputs(one.folder, made_by="train") == {"weights": "abc"}
-    manifest = json.loads((one.folder / "manifest.json").read_text())
-    assert manifest["inputs"] == {"train.lr": 0.1}
-    assert manifest["note"] == {"seed": 1}
+class Handing(RuleBasedStateMachine):
+    """A stage that is made, cut short, asked for with other inputs, and moved aside."""
+
+    home = None  # of the test
+
+    @initialize()
+    def begin(self):
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir()
+        self.made = self.begun = None  # inputs of the folder, and of the partial one
+        self.foreign, self.aside = False, 0
+
+    @precondition(lambda self: self.made is None and not self.foreign)
+    @rule(
+        lr=st.sampled_from([0.1, 0.2]), end=st.sampled_from([None, KeyboardInterrupt, ValueError])
+    )
+    def make(self, lr, end):
+        """What is cut short goes on in its folder; a refusal before the work leaves none."""
+        lr = self.begun or lr
+
+        def make(folder):
+            if end is not ValueError:
+                (folder / "half").touch()
+            if end:
+                raise end
+            return {"weights": lr}
+
+        with pytest.raises(end) if end else nullcontext():
+            stage(self.home, make, lr=lr, note={"parallel": 1}).run()
+        if end is not ValueError:
+            self.made, self.begun = (None, lr) if end else (lr, None)
+
+    @precondition(lambda self: not self.foreign)
+    @rule(name=st.sampled_from(["photo", "."]))
+    def put_something_there(self, name):
+        (self.home / "rod").mkdir(exist_ok=True)  # an empty folder is in nobody's way
+        (self.home / "rod" / name).touch()
+        self.foreign = name == "photo"
+
+    @precondition(lambda self: self.made or self.begun or self.foreign)
+    @rule()
+    def move_aside(self):
+        self.aside += sum((self.home / name).exists() for name in ("rod", "rod.partial"))
+        stage(self.home, write_result).move_aside()
+        self.made, self.begun, self.foreign = None, None, False
+
+    @invariant()
+    def the_folders_are_what_they_should_be(self):
+        for name, lr in (("rod/manifest.json", self.made), ("rod.partial/inputs.json", self.begun)):
+            file = self.home / name
+            foreign = ["photo"] * (self.foreign and name.startswith("rod/"))
+            expected = [*foreign, *(["half", file.name] if lr else [])]
+            assert sorted(each.name for each in file.parent.glob("*")) == sorted(expected)
+            assert not lr or json.loads(file.read_text())["inputs"] == {"train.lr": lr}
+        if self.made:
+            assert '"parallel": 1' in (self.home / "rod/manifest.json").read_text()
+            assert handover.outputs(self.home / "rod", made_by="train") == {"weights": self.made}
+        assert len([*self.home.glob("rod*.replaced-*")]) == self.aside
+
+    @invariant()
+    def every_question_has_its_answer(self):
+        """A note may change; inputs may not, unless a stage looks after its partial files."""
+        for lr, itself in product((0.1, 0.2), (False, True)):
+            options = {"note": {"parallel": 2}, "checks_itself": itself}
+            asked = stage(self.home, write_result, lr=lr, **options)
+            held = self.made or (None if itself else self.begun)
+            if held not in (None, lr):
+                sentence = rf"train\.lr={held}, but now it is {lr}: add rebuild=\[rod\]"
+            elif self.foreign and not self.made:
+                sentence = r"rod holds files but no manifest\.json, .* rebuild=\[rod"
+            else:
+                assert asked.is_done() == (self.made is not None)
+                continue
+            with pytest.raises(ValueError, match=sentence):
+                asked.is_done()
 
 
-def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path):
-    stage(tmp_path, write_result).run()
-    changed = stage(tmp_path, write_result, lr=0.2)
-    sentence = r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"
-    with pytest.raises(ValueError, match=sentence):
-        changed.is_done()
-    partial(changed.folder).mkdir()
-    changed.move_aside()
-    assert not changed.is_done()
-    changed.run()
-    # what was there is kept
-    assert (tmp_path / "rod.replaced-1" / "result").read_text() == "42"
-    assert (tmp_path / "rod.partial.replaced-1").exists()
+def test_a_stage_is_handed_over_whole_whatever_befalls_it(tmp_path):
+    machine = type("Machine", (Handing,), {"home": tmp_path / "run"})
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=10))
 
 
-def test_a_note_may_change(tmp_path):
-    stage(tmp_path, write_result, note={"parallel": 1}).run()
-    assert stage(tmp_path, write_result, note={"parallel": 2}).is_done()
-
-
-def test_interrupted_stage_goes_on_in_its_folder(tmp_path):
-    def interrupted(folder: Path) -> dict[str, Any]:
-        (folder / "half").write_text("1")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stage(tmp_path, interrupted).run()
-    with pytest.raises(ValueError, match=r"rod\.partial was made with train\.lr=0\.1"):
-        stage(tmp_path, write_result, lr=0.2).is_done()
-    # a stage that looks after itself is not held to what an interrupted run was asked for
-    assert not stage(tmp_path, write_result, lr=0.2, checks_itself=True).is_done()
-    whole = stage(tmp_path, write_result)
-    assert not whole.is_done()
-    whole.run()
-    assert (whole.folder / "half").exists()
-
-
-def test_foreign_folder_is_refused_before_the_work(tmp_path):
+def test_a_folder_is_finished_with_all_its_proof(tmp_path):
     (tmp_path / "rod").mkdir()
-    assert not stage(tmp_path, write_result).is_done()  # an empty one is in nobody's way
-    (tmp_path / "rod" / "photo").touch()
-    sentence = r"rod holds files but no manifest\.json, .* rebuild=\[rod"
-    with pytest.raises(ValueError, match=sentence):
-        stage(tmp_path, write_result).is_done()
     (tmp_path / "rod" / "manifest.json").write_text('{"inputs": {"train.lr": 0.1}}')
     assert stage(tmp_path, write_result).is_done()
     with pytest.raises(ValueError, match=r"rod holds files but no store\.json"):
@@ -92,7 +127,7 @@ def test_foreign_folder_is_refused_before_the_work(tmp_path):
 
 
 def test_weights_are_as_readable_as_other_files(tmp_path):
-    def save(folder: Path) -> dict[str, Any]:
+    def save(folder):
         (folder / "hf").mkdir()
         (folder / "hf" / "model.safetensors").touch(mode=0o600)
         (folder / "hf" / "config.json").touch()
@@ -101,15 +136,6 @@ def test_weights_are_as_readable_as_other_files(tmp_path):
     stage(tmp_path, save).run()
     modes = {file.name: file.stat().st_mode for file in (tmp_path / "rod" / "hf").iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
-
-
-def test_refusal_leaves_nothing(tmp_path):
-    def refuse(folder: Path) -> dict[str, Any]:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        stage(tmp_path, refuse).run()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_stage_names_its_command(tmp_path):
