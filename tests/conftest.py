@@ -185,6 +185,12 @@ def run_dir(made_run, tmp_path):
     return Path(shutil.copytree(made_run, tmp_path / "run", symlinks=True))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Reports without SVG and PNG, which take most of their time."""
+    monkeypatch.setattr("nemo_rod.lab.report.figures.drawing.converting", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, torchrun):
     """A store, a base, a specialist and both references, made by the real stages."""

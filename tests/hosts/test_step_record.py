@@ -28,6 +28,7 @@ from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.selection.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
 HEADER = CurriculumHeader(
     num_candidates=4, num_chosen=2, block_size=64, store="s", tokenizer="t", references="r",

@@ -22,6 +22,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
 
 

@@ -17,6 +17,7 @@ from nemo_rod.lab.report.page import render
 from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 HOSTILE = "</script><script>document.title='no'</script>\u2028 & \"quoted\" <b>"
 
 

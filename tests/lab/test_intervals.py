@@ -16,6 +16,7 @@ from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 SIZES = {"adaptation": dict.fromkeys(BASE_ADAPTATION, 5), "replay": dict.fromkeys(BASE, 4)}
 
 

@@ -13,6 +13,8 @@ from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.style import arm_colour
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def write_partial(folder: Path, steps: int, total: int) -> None:
     """An arm in training, with a torn last line."""

@@ -87,6 +87,7 @@ def test_choice_equals_plain_arithmetic_on_exported_weights(tiny):
     assert (first.score[is_replay] == 0).all()  # exactly, at the base
 
 
+@pytest.mark.layouts
 def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(tiny):
     records = tiny.single(**PREFIX)
     # a quarter of 64 tokens are 16 positions; the target of the last is token 17
@@ -174,6 +175,7 @@ def test_same_choice_and_training_in_every_layout(model, layout, scoring, reques
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
+@pytest.mark.layouts
 def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny):
     references = References.open(tiny.references, tiny.store)
     pools, policy = tiny.arm("rod").pools(), EstimatedScores(Joint(), every=5)
