@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,10 @@ def ideas() -> list[Row]:
     return rows
 
 
-def transfers(runs: list[Arms], labels: dict[str, str]) -> list[Row]:
-    rows = list[Row]()
+def transfers(table: str) -> list[Row]:
+    file, labels = _TRANSFERS[table]
+    found, rows = read(file), list[Row]()
+    runs = [run["arms"] for run in (found if isinstance(found, list) else [found])]
     for name, label in labels.items():
         arms, own = [run[name] for run in runs], [run["rod"] for run in runs]
         mean = {key: sum(arm[key] for arm in arms) / len(arms) for key in KEYS}
@@ -158,34 +161,28 @@ def transfers(runs: list[Arms], labels: dict[str, str]) -> list[Row]:
     return rows
 
 
-def transfers_131k() -> list[Row]:
-    return transfers([run["arms"] for run in read("sizes/transfers")], {
+# file of raw numbers, and the arms' labels
+_TRANSFERS = {
+    "transfers_131k": ("sizes/transfers", {
         "rod": "`rod`, its own", "curriculum_40k": "on the curriculum of 40 k",
         "reference_40k": "with the specialist of 40 k as reference",
         "rod_averages": "`rod_averages`, which costs as little",
-    })  # fmt: skip
-
-
-def transfers_500k() -> list[Row]:
-    return transfers([read("sizes/500k")["arms"]], {
-        "rod": "`rod`, its own",
-        "curriculum_131k": "on the curriculum of 131 k (1 to 3.8)",
+    }),
+    "transfers_500k": ("sizes/500k", {
+        "rod": "`rod`, its own", "curriculum_131k": "on the curriculum of 131 k (1 to 3.8)",
         "curriculum_40k": "on the curriculum of 40 k (1 to 12.5)",
         "reference_131k": "with the specialist of 131 k as reference",
         "reference_40k": "with the specialist of 40 k as reference",
         "rod_averages": "`rod_averages`",
-    })  # fmt: skip
-
-
-def transfers_2m() -> list[Row]:
-    return transfers([read("sizes/2m")["arms"]], {
-        "rod": "`rod`, its own",
-        "curriculum_500k": "on the curriculum of 500 k (1 to 3.4)",
+    }),
+    "transfers_2m": ("sizes/2m", {
+        "rod": "`rod`, its own", "curriculum_500k": "on the curriculum of 500 k (1 to 3.4)",
         "curriculum_131k": "on the curriculum of 131 k (1 to 13)",
         "reference_500k": "with the specialist of 500 k as reference",
         "reference_131k": "with the specialist of 131 k as reference",
         "rod_averages": "`rod_averages`",
-    })  # fmt: skip
+    }),
+}  # fmt: skip
 
 
 def scarce() -> list[Row]:
@@ -259,8 +256,8 @@ def smollm2() -> list[Row]:
 
 TABLES: dict[str, Callable[[], list[Row]]] = {
     "readme": readme, "controls": controls_arms, "sizes": sizes, "generated": generated,
-    "budgets": budgets, "ideas": ideas, "transfers_131k": transfers_131k,
-    "transfers_500k": transfers_500k, "transfers_2m": transfers_2m, "known_texts": known_texts,
+    "budgets": budgets, "ideas": ideas, "known_texts": known_texts,
+    **{name: partial(transfers, name) for name in _TRANSFERS},
     "real_english": real_english, "scarce": scarce, "smollm2": smollm2,
 }  # fmt: skip
 

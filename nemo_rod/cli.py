@@ -121,8 +121,8 @@ def latest_config(run_dir: Path) -> Path | None:
 def recipe_commands() -> list[str]:
     """Returns the commands that take a recipe: whole runs, and one for each kind of stage."""
     kinds = ("saved_step_commands", "stages")
-    registered = dict.fromkeys(name for kind in kinds for name in parts.names(kind))
-    return [*parts.names("recipe_commands"), *_STAGES, *registered]
+    registered = [name for kind in kinds for name in parts.names(kind)]
+    return list(dict.fromkeys([*parts.names("recipe_commands"), *_STAGES, *registered]))
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:

@@ -107,6 +107,7 @@ def one_stage(command: str, config: Config) -> None:
     match command:
         case "prepare":
             chosen = [stage for stage in stages.all() if "prepare" in (stage.name, stage.feeds)]
+            chosen = [stage for stage in chosen if stage.is_alone] or chosen
         case "pretrain":
             chosen = [stages.make_base()]
         case "reference":

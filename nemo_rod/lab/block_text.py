@@ -11,7 +11,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import read_json
 
-_SHOWN_TOKENS = 512  # of a block, in the report
+_SHOWN_TOKENS = 512  # tokens of a block that the report shows
 END_OF_DOCUMENT = "\n--- end of document ---\n"
 
 

@@ -20,48 +20,21 @@ from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_json, write_json
-from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.report.section import Report, has_controls
 from nemo_rod.roles import ROLES
 from nemo_rod.run.handover import HandOver, Inputs, Stage, partial
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST, arm_settings, merged_from
+from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.policies import reference_roles
 
 FOLDER, DECIDED = "controls", "decided.json"
-LIKE_ROD = ("fixed_like_rod", "schedule_like_rod")
 WHY = (
     "RoD is judged by fixed_like_rod (its mean share), schedule_like_rod (its share by step), and "
     "up to {most} fixed shares until two near ones enclose its forgetting, a plain run each; "
     "report.max_controls=0 leaves all out"
 )
-
-
-def are_wanted(config: Config) -> bool:
-    """Returns whether a recipe has controls: RoD is trained there, and is to be judged."""
-    report = section(config, Report)
-    return bool(report.max_controls) and not report.smoke_test and "rod" in config.arms
-
-
-def add_controls(config: Config) -> None:
-    """Adds to a recipe's arms the controls that are like RoD, unless it has the same by a name."""
-    if not are_wanted(config):
-        return
-    known = [arm_settings(config, name) for name in config.arms]
-    alike = [dataclasses.replace(a.planned, name="") for a in known if a.kind == "trained"]
-    for name in filter(config.variants.__contains__, LIKE_ROD):
-        if dataclasses.replace(arm_settings(config, name).planned, name="") not in alike:
-            config.arms = [*config.arms, name]
-
-
-def name_arms(config: Config) -> None:
-    """Adds the variants that the names of a recipe's arms mean to parts (`nemo_rod.arms`)."""
-    named = dict.fromkeys(filter(None, [*config.arms, config.arm]))
-    for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
-        meant = (make(config, name) for make in parts.load_all("arms"))
-        if name not in config.variants and (variant := next(filter(None, meant), None)):
-            config.variants = {**config.variants, name: variant}
 
 
 def as_long_as_rod(config: Config, name: str) -> dict[str, Any] | None:
@@ -78,7 +51,8 @@ def _plain_runs_in_all(config: Config) -> float:
     """
     rod, specialist = (arm_settings(config, name) for name in ("rod", SPECIALIST))
     roles = len(reference_roles(rod.planned.needs))
-    runs = rod.planned.compute(1) + FORWARD * rod.planned.multiplier * roles / len(ROLES)
+    drawn = rod.planned.num_candidates / rod.train.batch_size
+    runs = rod.planned.compute(1) + FORWARD * drawn * roles / len(ROLES)
     steps = rod.train.steps * runs + (specialist.train.steps if roles == len(ROLES) else 0)
     return steps / config.train.steps
 
@@ -86,7 +60,7 @@ def _plain_runs_in_all(config: Config) -> float:
 def control_stages(stages: Stages) -> list[Stage]:
     """Returns the stage that trains fixed shares near RoD, after those already decided on."""
     config, results = stages.config, stages.results
-    if not are_wanted(config):
+    if not has_controls(config):
         return []
     most, folder = section(config, Report).max_controls, results.path / FOLDER
 
@@ -96,7 +70,7 @@ def control_stages(stages: Stages) -> list[Stage]:
 
     def make(unfinished: Path) -> dict[str, Any]:
         names = _decided(unfinished)
-        for name in names:  # of an interrupted attempt
+        for name in names:  # left by an interrupted attempt
             _train(stages, name)
         while True:
             found = _search(stages)

@@ -11,7 +11,7 @@ from nemo_rod.commands.text import table
 from nemo_rod.lab.text import add_verb, tenths
 from nemo_rod.progress import Progress
 
-FORMATS = ("parquet", "megatron")  # of materialise.py
+FORMATS = ("parquet", "megatron")  # names in `materialise.WRITERS`
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
 
 
@@ -45,14 +45,11 @@ def declare(parser: Arguments) -> None:
     )
     verb.add_argument("--blocks", metavar="STORE", type=Path, help="block store, for authors")
     text = "Writes the blocks that a run trained on, in order, for any trainer to read."
-    usage = "CURRICULUM --format FORMAT [--store-only] [--blocks STORE] OUT"
+    usage = "CURRICULUM --format FORMAT [--blocks STORE] OUT"
     verb = add(_materialise, "materialise", usage, text)
     verb.add_argument("out", metavar="OUT", type=Path, help="folder to write, or to continue")
     verb.add_argument(
         "--format", metavar="FORMAT", required=True, choices=FORMATS, help=", ".join(FORMATS)
-    )
-    verb.add_argument(
-        "--store-only", action="store_true", help="ids and hashes of the blocks, without tokens"
     )
     verb.add_argument(
         "--blocks", metavar="STORE", type=Path, help="block store; by default blocks/ of the run"
@@ -113,14 +110,8 @@ def _materialise(options: Namespace) -> None:
     path, out = options.curriculum, options.out
     with Curriculum.open(path, read_only=True) as curriculum:
         progress = Progress(f"materialise {out.name}", len(curriculum), unit="steps")
-        materialise(
-            curriculum,
-            BlockStore(options.blocks or _blocks_of(path)),
-            out,
-            format=options.format,
-            store_only=options.store_only,
-            progress=progress.step,
-        )
+        store = BlockStore(options.blocks or _blocks_of(path))
+        materialise(curriculum, store, out, format=options.format, progress=progress.step)
         blocks = len(curriculum) * curriculum.header.num_chosen
         print(f"{out}: {blocks:,} blocks of {len(curriculum):,} steps, in order")
 

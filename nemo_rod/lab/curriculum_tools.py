@@ -26,8 +26,8 @@ class CurriculumDiff:
 
     step: Ids
     overlap: npt.NDArray[np.float64]  # blocks trained on in both, as a fraction of the larger set
-    replay_share_a: npt.NDArray[np.float64]  # in the batches of the first
-    replay_share_b: npt.NDArray[np.float64]  # in the batches of the second
+    replay_share_a: npt.NDArray[np.float64]  # share of the batches of the first
+    replay_share_b: npt.NDArray[np.float64]  # share of the batches of the second
     same_pools: Mask  # whether both drew the same candidates
 
 

@@ -41,7 +41,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
             if isinstance(event, yaml.AliasEvent) or number > _MOST_EVENTS:
                 raise ValueError("it has aliases, or more values than a launch writes")
-        # to which 1e-06 is a number, unlike to YAML
+        # OmegaConf takes 1e-06 for a number, and YAML does not
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if not isinstance(values, dict):
             raise ValueError("it holds no keys")

@@ -23,7 +23,7 @@ from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
 _AT_ONCE = 1 << 19  # candidates in memory
-BINS = 120  # of a run; a figure may join some of them
+BINS = 120  # most bins of a run; a figure may join some of them
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

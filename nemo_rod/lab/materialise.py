@@ -44,7 +44,6 @@ def materialise(
     out: Path,
     *,
     format: str,
-    store_only: bool = False,
     part_tokens: int = PART_TOKENS,
     progress: Callable[[int], object] = lambda done: None,
 ) -> None:
@@ -59,26 +58,19 @@ def materialise(
         store: the store that it was recorded with.
         out: folder to write; a folder of an interrupted call is continued.
         format: a key of `WRITERS`.
-        store_only: leave out the tokens, for readers that have the store.
         part_tokens: tokens per part, at most, but one step at least.
         progress: called with the number of steps done.
 
     Raises:
-        ValueError: the store is not the curriculum's, or damaged; the folder holds other files, or
-            another curriculum; or the format has no place for ids alone.
+        ValueError: the store is not the curriculum's, or damaged; or the folder holds other files
+            or another curriculum.
     """
     header = curriculum.header
-    if store_only and format == "megatron":
-        raise ValueError(
-            "--store-only leaves ids and hashes, and Megatron's format holds tokens alone: choose "
-            "--format parquet"
-        )
     if not len(curriculum):
         raise ValueError(f"{curriculum.path} holds no step: materialise a run that has trained")
     verify(curriculum, store)
     made_of = {
         "format": format,
-        "store_only": store_only,
         "steps": len(curriculum),
         "blocks_per_step": header.num_chosen,
         **{key: getattr(store, key) for key in ("eod_id", "vocab_size")},
@@ -103,7 +95,7 @@ def materialise(
     for path, start in zip(parts, starts, strict=True):
         stop = min(start + steps, len(curriculum))
         if begun := begun or not path.exists():  # parts after a missing one are written again
-            rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
+            rows = (_rows(curriculum, store, i) for i in range(start, stop))
             with replacing(path) as file:
                 writer.write(file, rows, start * header.num_chosen)
         progress(stop)
@@ -134,7 +126,7 @@ def _claim(out: Path, made_of: dict[str, Any]) -> None:
     write_json(out / _INPUTS, made_of)
 
 
-def _rows(curriculum: Curriculum, store: BlockStore, index: int, *, tokens: bool) -> Any:
+def _rows(curriculum: Curriculum, store: BlockStore, index: int) -> Any:
     """Returns the rows of one step as an Arrow table [K]."""
     import pyarrow as pa
 
@@ -142,6 +134,8 @@ def _rows(curriculum: Curriculum, store: BlockStore, index: int, *, tokens: bool
     ids_K = record.trained_on
     source_K = [sources[i] for i in curriculum.header.source_index(ids_K)]
     hashes = store.hashes(ids_K)
+    offsets = np.arange(len(ids_K) + 1, dtype=np.int32) * store.block_size
+    tokens = store.checked_tokens(ids_K).reshape(-1)
     columns = {
         "step": pa.array(np.full(len(ids_K), record.step, dtype=np.int64)),
         "position": pa.array(np.arange(len(ids_K), dtype=np.int32)),
@@ -151,11 +145,8 @@ def _rows(curriculum: Curriculum, store: BlockStore, index: int, *, tokens: bool
         "role": pa.array([source.role for source in source_K]),
         "score": pa.array(record.score[record.chosen], from_pandas=True),
         "loss": pa.array(record.loss[record.chosen], from_pandas=True),
+        "input_ids": pa.ListArray.from_arrays(offsets, tokens),
     }
-    if tokens:
-        values = store.checked_tokens(ids_K)
-        offsets = np.arange(len(ids_K) + 1, dtype=np.int32) * store.block_size
-        columns["input_ids"] = pa.ListArray.from_arrays(offsets, values.reshape(-1))
     return pa.table(columns)
 
 
@@ -189,7 +180,7 @@ class _Megatron(_Parquet):
     def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
         binary = self.out / "blocks.bin"
         with open_file(binary, os.O_RDWR | os.O_CREAT) as file:
-            file.truncate(4 * self.block_size * first_row)  # of an interrupted call
+            file.truncate(4 * self.block_size * first_row)  # what an interrupted call left
             file.seek(0, os.SEEK_END)
 
             def others() -> Iterator[Any]:

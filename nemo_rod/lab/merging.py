@@ -157,7 +157,7 @@ def _refuse_other_function(base: Checkpoint, adapted: Checkpoint) -> None:
 def _ids(values: dict[str, Any]) -> dict[str, int]:
     """Returns the ids of a `tokenizer.json` by word."""
     words = values.get("model", {}).get("vocab", {})
-    if isinstance(words, list):  # of pairs of a word and its score, in the order of ids
+    if isinstance(words, list):  # pairs of a word and its score, in the order of ids
         words = {word: number for number, (word, *_) in enumerate(words)}
     added = values.get("added_tokens") or []
     return {**words, **{token["content"]: token["id"] for token in added}}

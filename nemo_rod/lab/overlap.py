@@ -28,9 +28,9 @@ class Overlap:
     """The text that the held-out blocks of a source share with the training blocks."""
 
     blocks: int  # held-out ones that were checked
-    sharing: int  # of these, that share at least one window
-    windows: int  # in these blocks
-    shared: int  # of these, that also occur in a training block
+    sharing: int  # blocks that share at least one window
+    windows: int  # windows in these blocks
+    shared: int  # windows that also occur in a training block
 
     @property
     def share(self) -> float:
@@ -61,10 +61,11 @@ def overlap_report(
     known = np.unique(
         np.concatenate([_windows(held.tokens(ids), window).ravel() for ids in chosen.values()])
     )
-    lookup = _Lookup(known)
     is_shared = np.zeros(len(known), dtype=bool)
-    for ids in train.chunks():
-        is_shared[lookup.positions(_windows(train.tokens(ids), window).ravel())] = True
+    for ids in train.chunks() if len(known) else ():
+        hashes = np.sort(_windows(train.tokens(ids), window), axis=None)  # found in order, quickly
+        at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        is_shared[at[known[at] == hashes]] = True
     report = {}
     for name, ids in chosen.items():
         hashes_NW = _windows(held.tokens(ids), window)
@@ -73,28 +74,6 @@ def overlap_report(
             len(ids), int(shared_NW.any(axis=1).sum()), shared_NW.size, int(shared_NW.sum())
         )
     return report
-
-
-class _Lookup:
-    """Finds many hashes in a sorted list; tables of some of their bits rule most of them out."""
-
-    def __init__(self, known: NDArray[np.uint64]) -> None:
-        self._known = known
-        bits = min(27, max(10, int(len(known) * 16).bit_length()))
-        self._shifts = (np.uint64(64 - bits), np.uint64(64 - 2 * bits))
-        self._mask = np.uint64((1 << bits) - 1)
-        self._tables = [np.zeros(1 << bits, dtype=bool) for _ in self._shifts]
-        for table, shift in zip(self._tables, self._shifts, strict=True):
-            table[known >> shift & self._mask] = True
-
-    def positions(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the positions in the list of those hashes that it contains."""
-        for table, shift in zip(self._tables, self._shifts, strict=True):
-            hashes = hashes[table[hashes >> shift & self._mask]]
-        hashes.sort()  # neighbours then share the cache
-        at = np.searchsorted(self._known, hashes)
-        at = np.minimum(at, max(0, len(self._known) - 1))
-        return at[self._known[at] == hashes] if len(hashes) else at
 
 
 def _windows(tokens_NS: NDArray[np.int32], window: int) -> NDArray[np.uint64]:
@@ -106,10 +85,8 @@ def _windows(tokens_NS: NDArray[np.int32], window: int) -> NDArray[np.uint64]:
     power, inverse = _powers(_BASE, size), _powers(pow(_BASE, -1, 2**64), size)
     sums = np.zeros((len(values), size + 1), dtype=np.uint64)
     np.cumsum(values * power, axis=1, out=sums[:, 1:])
-    hashes = (sums[:, window:] - sums[:, :-window]) * inverse[: size - window + 1]
-    hashes ^= hashes >> np.uint64(32)
-    hashes *= np.uint64(0x94D049BB133111EB)  # mix the first bits, which index the tables
-    return hashes
+    hashes: NDArray[np.uint64] = sums[:, window:] - sums[:, :-window]
+    return hashes * inverse[: size - window + 1]
 
 
 def _powers(base: int, count: int) -> NDArray[np.uint64]:

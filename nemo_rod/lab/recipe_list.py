@@ -26,7 +26,7 @@ def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod recipes`."""
     parser.usage = (
         "nemo-rod recipes [--all] [--config-dir FOLDER] [plan=true]\n"
-        "       nemo-rod recipes --paper [LABEL [run [KEY=VALUE ...]]]"
+        "       nemo-rod recipes --paper [LABEL]"
     )
     parser.description = _DESCRIPTION
     parser.add_argument(
@@ -36,9 +36,10 @@ def declare(parser: Arguments) -> None:
     parser.add_argument(
         "--paper",
         metavar="LABEL",
-        nargs="*",
-        help="lists the paper's figures and tables instead; with a LABEL, such as fig:frontier, "
-        "the commands behind one, which `run` carries out, with KEY=VALUE such as launcher=slurm",
+        nargs="?",
+        const="",
+        help="lists the paper's figures and tables instead, or the commands behind one, such as "
+        "fig:frontier",
     )
     parser.add_keys(Key("plan", "true", "plans every recipe, too", choices=("true", "false")))
     parser.set_defaults(main=main)
@@ -49,7 +50,7 @@ def main(options: Namespace) -> None:
     if options.paper is not None:
         from nemo_rod.lab.reproduce import show
 
-        show(*options.paper)
+        show(options.paper or None)
         return
     folders, own = [config_folder()], options.config_dir
     if own is not None:

@@ -5,8 +5,6 @@ reproduce.yaml is the one list of them; a test holds that every recipe, arm and 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,46 +51,29 @@ def elements() -> dict[str, Element]:
     return {label: Element(label=label, **values) for label, values in table.items()}
 
 
-def show(label: str | None = None, action: str | None = None, *overrides: str) -> None:
-    """Prints the labels of all elements, or the commands behind one, and runs these if asked to.
+def show(label: str | None) -> None:
+    """Prints the labels of all elements, or the commands behind one.
 
     Raises:
-        ValueError: there is no such label or action.
+        ValueError: there is no such label.
     """
     by_label = elements()
     if label is None:
         width = max(map(len, by_label))
         for element in by_label.values():
             print(f"{element.label:{width}}  {element.content}")
-        print("\n`nemo-rod recipes --paper LABEL` shows the commands, and with `run` runs them.")
+        print("\n`nemo-rod recipes --paper LABEL` shows the commands.")
         return
     if label not in by_label:
         raise ValueError(
             f"'{label}' names no figure, table or algorithm of the paper"
             f"{did_you_mean(label, by_label)}: expected one of {', '.join(by_label)}."
         )
-    if action not in (None, "run"):
-        raise ValueError(f"'{action}' after {label}: expected `run`, or nothing.")
     element = by_label[label]
-    lines = element.commands()
     print(f"{element.label}: {element.content}\narms: {element.arms}")
     folder = f"runs/{element.recipes[-1]}"
     print(
         "files:", " ".join(f"{folder}/{f}" if f.startswith("report/") else f for f in element.files)
     )
-    if action is None:
-        for words in lines:
-            print(" ".join(["nemo-rod", *words]))
-        return
-    submits = any(word.startswith("launcher=") and word != "launcher=local" for word in overrides)
-    for words in lines:
-        if submits and words[0] == "report":
-            print("once the submitted runs have ended:", " ".join(["nemo-rod", *words]))
-            continue
-        command = [*words, *overrides] if words[0] == "run" else words
-        print(" ".join(["nemo-rod", *command]), flush=True)
-        status = subprocess.run(
-            [sys.executable, "-P", "-m", "nemo_rod.cli", *command], check=False
-        ).returncode
-        if status:
-            raise SystemExit(status)
+    for words in element.commands():
+        print(" ".join(["nemo-rod", *words]))

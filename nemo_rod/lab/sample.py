@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nemo_rod.corpus.tokenizer import Tokenizer
 
 _TOKENS, _SEED = 64, 42
-KEYS = (  # of `nemo-rod inspect`
+KEYS = (  # keys of `nemo-rod inspect`
     Key("prompt", "TEXT", "of a run folder: what its models write after this text"),
     Key("arm", "ARM,...", "with prompt=: arms side by side, rod by default; base for the base"),
     number_key("tokens", "N", f"with prompt=: tokens to write, {_TOKENS} by default",

@@ -41,6 +41,7 @@ class Stage:
     results: tuple[Path, ...] = ()
     needs: tuple[str, ...] = ()  # names of the stages whose results it uses
     feeds: str = ""  # name of a stage that needs it, though that one does not know
+    is_alone: bool = False  # whether the command that it shares with that stage runs it alone
     runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
     extra: str = "bridge"  # extra of nemo-rod whose packages it needs; "" for none
     # returns the inputs of the results; None for stages that hand over no folder

@@ -14,7 +14,7 @@ HELP = {
     "inspect": ["PATH", "block=ID", "split=SPLIT", "overlap=TOKENS", "prompt=TEXT", "arm=ARM"],
     "curriculum": ["export", "materialise", "verify", "diff", "CURRICULUM", "OUT", "STORE"],
     "curriculum export": ["CURRICULUM", "OUT", "--format", "--blocks"],
-    "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--store-only", "--blocks"],
+    "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--blocks"],
     "curriculum verify": ["CURRICULUM", "STORE"],
     "curriculum diff": ["CURRICULUM CURRICULUM"],
     "import": ["blocks", "references", "curriculum", "FOLDER", "TRACE"],

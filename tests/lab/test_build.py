@@ -20,7 +20,7 @@ from nemo_rod.lab.history import read_history
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report import page as page_module
 from nemo_rod.lab.report.build_report import judged
-from nemo_rod.lab.report.figures import frontier, over_steps, pictures_of, sources
+from nemo_rod.lab.report.figures import over_steps, pictures_of, plane, sources
 from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number
 from nemo_rod.lab.report.figures.labels import SIZES, labelled
 from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
@@ -32,9 +32,9 @@ from nemo_rod.lab.report.table import (
     Column,
     Table,
     arms_table,
-    cheaper_table,
     decimals,
     magnitude,
+    seeds_table,
     signed,
 )
 from nemo_rod.lab.report.under_way import parts_of
@@ -438,8 +438,8 @@ def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -
     assert len({line.count("|") for line in markdown}) == 1
     sources = {name: int(row["blocks"]) for name, row in read_rows(tables / "sources.csv").items()}
     assert [*sources.items()] == [("math", 20), ("wiki", 15), ("web", 40), ("code", 5)]
-    # Without cheaper scoring there is no table of it.
-    assert not cheaper_table(results).rows and not (tables / "cheaper.csv").exists()
+    # without cheaper scoring there is no column of it
+    assert not {"scored", "kept"} & {column.key for column in arms_table(results).columns}
 
 
 def test_numbers_for_readers() -> None:
@@ -544,7 +544,7 @@ def texts_of(spec: Any) -> set[str]:
 
 
 def test_labels_of_the_frontier_do_not_overlap_and_keep_off_lines(results: dict[str, Any]) -> None:
-    picture = frontier([(None, results)])  # type: ignore[list-item]
+    picture = plane.frontier([(None, results)])  # type: ignore[list-item]
     assert picture is not None
     near, wide = picture.figure
     labels = {parse_arm(name).label for name in results["arms"]}
@@ -666,29 +666,27 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     whole = [run["comparisons"]["rod"]["gap"] for run in runs]
     assert whole[0] < -0.05 and whole[1] == pytest.approx(whole[0] + 0.02)
 
-    one = {row["arm"]: row for row in cheaper_table(runs[0]).rows}
-    assert list(one) == ["rod", "rod_averages", "rod_quarter", "rod_shorter"]
-    assert [row["scored"] for row in one.values()] == [1.0, 0.0, 0.25, 1.0]
-    assert one["rod_quarter"]["gap"] == pytest.approx(whole[0] + 0.01)
+    one = {row["arm"]: row for row in arms_table(runs[0]).rows}
+    scored = {name: row["scored"] for name, row in one.items() if row["scored"] is not None}
+    less = {"rod_averages": 0.0, "rod_quarter": 0.25}
+    assert scored == dict.fromkeys(("rod", "rod_shorter", "rod_m4", "rod_beyond"), 1.0) | less
+    assert {name for name, row in one.items() if row["kept"] is not None} == {*less}
     assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] + 0.01) / whole[0])
-    assert one["rod_averages"]["kept"] == one["rod"]["kept"] == 1  # a copy of RoD
-    assert one["rod_shorter"]["kept"] is None  # it was trained on less
+    assert one["rod_averages"]["kept"] == 1  # a copy of RoD
     assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
-    assert "extrapolated" not in cheaper_table(runs[0]).to_csv()
+    shown = {column.key for column in arms_table(runs[0]).columns if not column.is_detail}
+    assert {"scored", "kept", "budget"} <= shown
 
-    both = cheaper_table(runs[0] | {"replicates": runs[1:]})
-    rows = {row["arm"]: row for row in both.rows}
+    rows = {row["arm"]: row for row in seeds_table(runs[0] | {"replicates": runs[1:]}).rows}
     kept = [(gap + lost) / gap for gap, lost in zip(whole, (0.01, 0.03), strict=True)]
-    assert rows["rod_quarter"]["kept"] == pytest.approx(sum(kept) / 2)
+    assert rows["rod_quarter"]["kept_mean"] == pytest.approx(sum(kept) / 2)
     assert rows["rod_quarter"]["kept_range"] == pytest.approx(abs(kept[0] - kept[1]))
-    assert rows["rod_quarter"]["gap"] == pytest.approx(sum(whole) / 2 + 0.02)
-    assert rows["rod_averages"]["gap"] == one["rod_averages"]["gap"]
-    assert rows["rod_averages"]["gap_range"] is None
+    assert rows["rod_quarter"]["gap_mean"] == pytest.approx(sum(whole) / 2 + 0.02)
+    assert "kept_range" not in rows["rod_averages"]  # of one seed
 
     runs[0]["comparisons"]["rod"]["gap"] = None  # beyond the chord, as where it forgot nothing
-    beyond = {row["arm"]: row for row in cheaper_table(runs[0]).rows}
-    assert beyond["rod_quarter"]["kept"] is None and beyond["rod_quarter"]["gap"] is not None
-    assert both.to_markdown().count("\n") == 2 + len(rows)
+    beyond = {row["arm"]: row for row in arms_table(runs[0]).rows}
+    assert beyond["rod_quarter"]["kept"] is None
 
 
 @pytest.mark.timeout(600)  # it draws every figure twice
@@ -707,23 +705,22 @@ def test_everything_at_once(tmp_path: Path) -> None:
     report = run.folder / "report"
     assert {file.name.partition(".")[0] for file in (report / "figures").iterdir()} == set(FIGURES)
     page = (report / "index.html").read_text()
-    assert page.count("<figure>") >= len(FIGURES) and "<h2>Cheaper scoring</h2>" in page
+    assert page.count("<figure>") >= len(FIGURES) and "Of its candidates scored" in page
     assert "seeds 7, 8" in page and "F<sub>val</sub>, seed 8" in page
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
     arms = results["arms"]
-    names = ("paper", "budgets", "transfer", "base_loss", "capabilities", "seeds", "cheaper")
+    names = ("paper", "arms", "base_loss", "capabilities", "seeds")
     read = {name: read_rows(report / "tables" / f"{name}.csv") for name in names}
     rod = read["paper"]["rod"]
     assert float(rod["adapt_loss"]) == arms["rod"]["adapt_loss"]
     assert float(rod["paper_adapt_loss"]) == 1.859 and float(rod["paper_task_forgetting"]) == 0.107
     assert read["paper"]["fixed_65"]["adapt_loss"] == ""  # the paper's alone
-    assert list(read["budgets"]) == ["fixed_32", "fixed_32_converged", "rod", "rod_beyond"]
-    assert float(read["budgets"]["rod_beyond"]["budget"]) == 1.2
-    assert read["transfer"]["rod_transfer"]["curriculum"] == "runs/small"
+    assert float(read["arms"]["rod_beyond"]["budget"]) == 1.2
+    assert read["arms"]["rod_transfer"]["curriculum"] == "runs/small"
+    assert read["arms"]["rod"]["references"] == "specialist"
     assert float(read["capabilities"]["math"]["rod"]) == -0.25
-    assert list(read["cheaper"]) == ["rod", "rod_quarter"]
-    assert read["cheaper"]["rod"]["extrapolated"] == "True"  # it forgets less than any fixed arm
-    assert float(read["cheaper"]["rod_quarter"]["gap"]) == results["comparisons"]["rod"]["gap"]
+    # it forgets less than any fixed arm
+    assert read["arms"]["rod"]["at_equal_tokens"] == "beyond the fixed arms"
     overall = sum(BASE[o] * n for o, n in COUNTS["replay"].items()) / 80
     assert float(read["base_loss"]["overall"]["loss"]) == pytest.approx(overall)
     assert float(read["base_loss"]["overall"]["paper_loss"]) == 1.08

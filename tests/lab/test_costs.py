@@ -8,9 +8,10 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Domain, Parallel
+from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
-from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
+from nemo_rod.lab.plan.shapes import forward_flops, recomputed_share
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages

@@ -10,8 +10,8 @@ from places import WORKERS
 
 from nemo_rod.config import Parallel
 from nemo_rod.lab.plan import memory
+from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.memory import Load, check_layout, memory_per_gpu
-from nemo_rod.lab.plan.shapes import read_shape
 
 S, V, H, F, LAYERS, EXPERTS = 64, 256, 32, 96, 4, 8
 DENSE = {

@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from nemo_rod.config import config_folder
-from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops, read_shape
+from nemo_rod.lab.plan.built_shapes import read_shape
+from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
 
 MODELS = sorted((config_folder() / "model").glob("*.yaml"))
 # Parameters of AutoModelForCausalLM.from_config on the meta device (transformers 5.23: Qwen3_5,

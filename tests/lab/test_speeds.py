@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 from places import ROOT
 
 from nemo_rod.config import PEAK_TFLOPS, Config, Parallel, config_folder
+from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.memory import GIB, Load, memory_per_gpu
-from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops, read_shape
+from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
 from nemo_rod.lab.plan.speed import Measured, family, nearest, processor, speeds
 
 NEAR = 0.3  # what a plan may be off by

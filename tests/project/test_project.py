@@ -35,7 +35,8 @@ ALONE = {
     "corpus": {"bounds", "files", "parts", "roles", "trust"},
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
-MOST_LINES = 19_200  # of the house; 15,500 is where it should come back to
+# of the house, and of the lab; 15,500 and 9,500 are where they should come back to
+MOST_LINES = {"house": 19_170, "lab": 14_690}
 MOST_LINES_OF_TESTS = 34_700  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
@@ -112,9 +113,10 @@ def test_data_needs_no_heavy_library_and_selection_numpy_alone():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_house_stays_small():
-    lines = sum(file.read_text().count("\n") for file in modules() if room(file) not in NEIGHBOURS)
-    assert lines <= MOST_LINES
+def test_the_house_and_the_lab_stay_small():
+    house = [file for file in modules() if room(file) not in NEIGHBOURS]
+    for name, files in (("house", house), ("lab", modules("lab"))):
+        assert sum(file.read_text().count("\n") for file in files) <= MOST_LINES[name], name
 
 
 def test_the_tests_stay_small():

@@ -20,7 +20,7 @@ from nemo_rod.corpus.adapters.synthetic import synthetic_input
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.files import check_name
 from nemo_rod.hosts.swap_in.roles import check_weights
-from nemo_rod.lab.plan.shapes import read_shape
+from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.rehearsal.forms import shrunken
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch.slurm import exports, shell_options

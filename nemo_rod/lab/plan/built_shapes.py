@@ -1,7 +1,7 @@
-"""The shape of a model type without a reader of its own, from transformers' class on no device.
+"""The shape of any model: by the reader of its type, or else from transformers' class on no device.
 
-Parameters are those of the class, exactly. Its layers are identified by the names that transformers
-gives to their modules, which are alike in all of its language models.
+Parameters are then those of the class, exactly. Its layers are identified by the names that
+transformers gives to their modules, which are alike in all of its language models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.installation import pip_install
-from nemo_rod.lab.plan.shapes import Block, saved_by_attention, saved_by_mlp, saved_by_router
+from nemo_rod.lab.plan.shapes import (
+    READERS,
+    Block,
+    Shape,
+    saved_by_attention,
+    saved_by_mlp,
+    saved_by_router,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +33,36 @@ _PLAIN_NORM = ("minimax_m2",)  # types whose norm of queries and keys is Megatro
 _OVERLAPPED = ("deepseek_v", "exaone_moe", "glm4_moe")
 _LATENT = ("q_a_proj", "kv_a_proj")  # matrices that Megatron does not split
 _RECURRENT = ("linear_attn", "mamba", "ssm", "recurrent", "rglru")
+
+
+def read_shape(config: Mapping[str, Any]) -> Shape:
+    """Reads the shape from a Hugging Face config; of a multimodal model, its language model's.
+
+    Raises:
+        ValueError: for a missing key, or a model type that transformers does not know either.
+    """
+    text = {**config.get("text_config", {})} or dict(config)
+    kind = str(text.get("model_type", config.get("model_type")))
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    capped = False
+    try:
+        if kind in READERS:
+            layers = READERS[kind](text)
+        else:
+            layers, tied, capped = built_layers({"model_type": kind, **text})
+        hidden, vocab = int(text["hidden_size"]), int(text["vocab_size"])
+    except KeyError as error:
+        raise ValueError(
+            f"The shape of a {kind} model lacks the key {error}: copy it from the config.json of "
+            "the checkpoint into model.shape."
+        ) from None
+    if len(layers) != int(text["num_hidden_layers"]):
+        raise ValueError(
+            f"The shape names {len(layers)} layers, but num_hidden_layers="
+            f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
+        )
+    ends = {"hidden_size": hidden, "vocab_size": vocab}
+    return Shape(layers=tuple(layers), tied=tied, capped=capped, kind=kind, **ends)
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[Hashable]:
@@ -89,7 +126,7 @@ def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.Mo
         described = AutoConfig.for_model(kind, **{"pad_token_id": None, **keys})
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(described)
-    except Exception as error:  # of any of its configurations
+    except Exception as error:  # its configurations raise any kind
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise ValueError(
             f"The model type '{kind}' has no shape here, and transformers cannot build it "
@@ -108,7 +145,7 @@ def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
     mlp: dict[str, int] = dict.fromkeys(("split", "whole", "router", "expert", "num_experts"), 0)
     experts: set[str] = set()
     routed = 0
-    widths: dict[bool, list[int]] = {False: [], True: []}  # of an MLP's matrices, and an expert's
+    widths: dict[bool, list[int]] = {False: [], True: []}  # widths of an MLP's, and an expert's
     for name, parameter in layer.named_parameters():
         top, *path = name.split(".")
         shape, size = tuple(parameter.shape), parameter.numel()

@@ -19,8 +19,9 @@ from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
-from nemo_rod.lab.controls import FOLDER, WHY, are_wanted
+from nemo_rod.lab.controls import FOLDER, WHY
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
+from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import (
     GIB,
@@ -35,10 +36,10 @@ from nemo_rod.lab.plan.plan_text import format_plan, wall
 from nemo_rod.lab.plan.plan_text import hours as format_hours
 from nemo_rod.lab.plan.plan_text import size as format_size
 from nemo_rod.lab.plan.section import Plan
-from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recomputed_share
+from nemo_rod.lab.plan.shapes import Shape, forward_flops, recomputed_share
 from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
-from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.report.section import Report, has_controls
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run import hub
 from nemo_rod.run.beforehand import lacking
@@ -47,10 +48,8 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
 
 _SPREAD = 0.02  # nats: standard deviation, over blocks of 1,024 tokens, of what two arms differ by
-_ASSUMED = (
-    *("checkpoint_rate", "offload_rate", "expert_imbalance", "memory_reserve"),
-    *("tokenise_rate", "read_rate"),
-)
+_CHECKPOINT_RATE = 5e9  # bytes of a checkpoint written per second, all nodes together
+_OFFLOAD_RATE = 20e9  # bytes of the optimizer's state that a host updates per second, for each GPU
 
 
 @shows_dry_run
@@ -94,21 +93,20 @@ def plan(config: Config) -> None:
 
 
 def check_stages(config: Config, stages: Sequence[Stage]) -> str:
-    """Refuses stages whose layout cannot run on its cluster, if the model's shape is known.
+    """Refuses stages whose layout cannot run, or which would fill the disk, as far as is known.
 
     Returns:
-        The size of their submission in a line; "" where it cannot be planned.
+        The size of their submission in a line; "" where it cannot be planned, or without a GPU.
 
     Raises:
-        ValueError: the layout cannot run or does not fit.
+        ValueError: the layout cannot run on its cluster or does not fit.
+        OSError: the disk of the run would be full; the message has the room that there is.
     """
     shape = None
     if config.cluster.gpu is not None:
         with suppress(ValueError):
             shape = model_shape(config)
-    if shape is None:
-        return ""
-    for memory in _memories(config, shape).values():
+    for memory in _memories(config, shape).values() if shape is not None else ():
         check_memory(config, memory)
     try:
         result = make_plan(config)
@@ -116,6 +114,16 @@ def check_stages(config: Config, stages: Sequence[Stage]) -> str:
         return ""
     planned = {stage.name: stage for stage in result.stages}
     left = [planned[stage.name] for stage in stages if stage.name in planned]
+    place, needed = Path(config.run_dir).absolute(), sum(stage.disk for stage in left)
+    folder = next(folder for folder in (place, *place.parents) if folder.exists())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise OSError(
+            f"run_dir={config.run_dir} would need {format_size(needed)}, and "
+            f"{format_size(free) or '0 B'} are free there: choose another run_dir, lower "
+            "checkpoint.keep, or make room."
+        )
+    if shape is None:
+        return ""
     gpu_hours = sum(stage.gpu_hours for stage in left)
     hours = {stage.name: stage.hours for stage in left}
     chains: dict[str, tuple[float, list[str]]] = {}  # stage -> hours to its end, the way there
@@ -129,28 +137,6 @@ def check_stages(config: Config, stages: Sequence[Stage]) -> str:
         f"job; {format_hours(gpu_hours)} GPU-hours in all; the longest chain takes {wall(longest)} "
         f"without queues: {' -> '.join(way)}; {cluster.image or 'no image'}"
     )
-
-
-def check_disk(config: Config, stages: Sequence[Stage]) -> str:
-    """Refuses stages that would fill the disk of their run, as far as they can be planned.
-
-    Raises:
-        OSError: they would; the message has the room that there is.
-    """
-    names = {stage.name for stage in stages}
-    try:
-        needed = sum(stage.disk for stage in make_plan(config).stages if stage.name in names)
-    except ValueError:
-        return ""
-    place = Path(config.run_dir).absolute()
-    folder = next(folder for folder in (place, *place.parents) if folder.exists())
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise OSError(
-            f"run_dir={config.run_dir} would need {format_size(needed)}, and "
-            f"{format_size(free) or '0 B'} are free there: choose another run_dir, lower "
-            "checkpoint.keep, or make room."
-        )
-    return ""
 
 
 def make_plan(config: Config) -> PlanResult:
@@ -180,8 +166,8 @@ def make_plan(config: Config) -> PlanResult:
             startup_seconds=profile.startup_seconds,
             scoring=profile.scoring,
             launch_seconds=profile.launch_seconds * len(shape.blocks),
-            checkpoint_rate=assumed.checkpoint_rate,
-            host_seconds=memory.host / assumed.offload_rate if memory else 0.0,
+            checkpoint_rate=_CHECKPOINT_RATE,
+            host_seconds=memory.host / _OFFLOAD_RATE if memory else 0.0,
         )
         planned.append((work, setup))
     costs = [cost(work, setup, shape) for work, setup in planned]
@@ -212,13 +198,14 @@ def make_plan(config: Config) -> PlanResult:
             "measured": profile.range,  # the least and greatest share of the model's family
             "confidence": profile.confidence,
             "source": profile.source,
-            **{key: getattr(assumed, key) for key in _ASSUMED},
+            **{key: getattr(assumed, key) for key in ("expert_imbalance", "memory_reserve")},
         },
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
         savings=_savings(planned, costs, shape),
         notes=[
-            *_notes(stages, planned, costs, blocks, shape),
+            *_notes(config, planned, blocks, shape.kind),
+            *_notes_on_cost(stages, planned, costs, blocks, shape),
             *_measured(stages, planned, shape, profile.utilisation),
         ],
     )
@@ -273,7 +260,7 @@ def model_shape(config: Config) -> Shape:
         return read_shape(model.shape)
     try:
         fetched = hub.published(model.hf, "config.json")
-    except Exception as error:  # of many kinds, none with a class in common
+    except Exception as error:  # many kinds, with no class in common
         reason = (str(error) or type(error).__name__).rstrip(".")
         raise ValueError(
             f"The plan does not know the shape of {model.hf}, whose config.json is neither a file "
@@ -384,13 +371,9 @@ def _savings(
 
 
 def _notes(
-    stages: Stages,
-    planned: Sequence[tuple[Work, Setup]],
-    costs: Sequence[StageCost],
-    blocks: dict[str, Any],
-    shape: Shape,
+    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
 ) -> list[str]:
-    kind, config = shape.kind, stages.config
+    """Returns what the plan does not know, and what wastes time, from the configuration alone."""
     notes, replicas = [], config.parallel.data
     if kind not in MEASURED:
         notes.append(
@@ -437,7 +420,7 @@ def _notes(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
             "model.precision: its saving has not been measured."
         )
-    keys = [  # of repositories of the hub, without a commit
+    keys = [  # repositories of the hub without a commit
         key.removesuffix(".path")
         for key, repository in hub.named(config).items()
         if not is_commit(repository.revision)
@@ -447,7 +430,7 @@ def _notes(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
-    return notes + _notes_on_cost(stages, planned, costs, blocks, shape)
+    return notes
 
 
 def _notes_on_cost(
@@ -464,7 +447,7 @@ def _notes_on_cost(
         for work, setup in planned
     }
     flops = {stage.name: stage.flops for stage in costs}
-    if are_wanted(config):
+    if has_controls(config):
         most = section(config, Report).max_controls
         notes.append(f"{WHY.format(most=most)}; the stage {FOLDER} counts all of the last.")
     in_all, needed = list[str](), dict[str, list[str]]()

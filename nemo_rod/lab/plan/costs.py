@@ -65,7 +65,7 @@ class Setup:
     prefix: float = 1.0  # scored share of every block, from its start
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
-    startup_seconds: float = 0.0  # from the start of a stage's processes to their first pass
+    startup_seconds: float = 0.0  # time from the start of a stage's processes to their first pass
     scoring: float = 1.0  # time of a scoring pass, in forward passes of training
     launch_seconds: float = 0.0  # the least time of a micro-batch's update: launching its kernels
     checkpoint_rate: float = inf  # bytes of a checkpoint written per second

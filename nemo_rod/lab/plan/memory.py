@@ -135,7 +135,7 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
     rows, vocabulary = tokens * load.micro_batch_size, shape.vocab_size / tensor
     logits = rows * vocabulary * (LOGIT_BYTES + CAPPED_BYTES * int(shape.capped))
-    # in the backward pass of the output layer, gradients of the logits, the weight and the input
+    # backward pass of the output layer: gradients of the logits, the weight and the input
     width = shape.hidden_size
     output = weight_bytes * (rows * vocabulary + vocabulary * width + rows * width)
     parts = {

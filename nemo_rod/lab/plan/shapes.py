@@ -1,13 +1,13 @@
 """A model's shape: its blocks, their parameters, and the FLOPs of a forward pass.
 
-Read from the keys of a Hugging Face config. Counts equal those of the real classes exactly
-(tests/lab/test_shapes.py). Modules that continued pretraining on text does not train are left
-out: vision towers and multi-token-prediction heads.
+Each of `READERS` reads the layers of some types from the keys of a Hugging Face config. Counts
+equal those of the real classes exactly (tests/lab/test_shapes.py). Modules that continued
+pretraining on text does not train are left out: vision towers and multi-token-prediction heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ class Block:
     attending: float = 0.0  # forward FLOPs per token and attended position
     window: int = 0  # positions that a token attends to at most; 0: all before it
     # values per token saved for backward:
-    saved_hidden: int = 0  # by every tensor-parallel rank, for the tokens of its own
-    saved_tables: int = 0  # by every tensor-parallel rank, for all tokens
+    saved_hidden: int = 0  # on every tensor-parallel rank, for its own tokens
+    saved_tables: int = 0  # on every tensor-parallel rank, for all tokens
     saved_gathered: int = 0  # likewise, where tensor-parallel ranks have tokens of their own
     saved_split: int = 0  # sharded by tensor parallelism
     saved_copied: int = 0  # likewise, by a rank that has several groups of keys and values
@@ -75,7 +75,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Total number of parameters."""
-        ends = self.embedding * (1 if self.tied else 2) + self.hidden_size  # with the last norm
+        ends = self.embedding * (1 if self.tied else 2) + self.hidden_size  # the last norm, too
         return ends + sum(block.parameters for block in self.blocks)
 
     @property
@@ -114,38 +114,6 @@ def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
         attending = sum(_attended(block, block_size) for block in shape.blocks)
         return attending / forward_flops(shape, block_size)
     return float(recompute == "full")
-
-
-def read_shape(config: Mapping[str, Any]) -> Shape:
-    """Reads the shape from a Hugging Face config; of a multimodal model, its language model's.
-
-    Raises:
-        ValueError: for a missing key, or a model type that transformers does not know either.
-    """
-    text = {**config.get("text_config", {})} or dict(config)
-    kind = str(text.get("model_type", config.get("model_type")))
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    capped = False
-    try:
-        if kind in _READERS:
-            layers = _READERS[kind](text)
-        else:
-            from nemo_rod.lab.plan.built_shapes import built_layers  # imports torch
-
-            layers, tied, capped = built_layers({"model_type": kind, **text})
-        hidden, vocab = int(text["hidden_size"]), int(text["vocab_size"])
-    except KeyError as error:
-        raise ValueError(
-            f"The shape of a {kind} model lacks the key {error}: copy it from the config.json of "
-            "the checkpoint into model.shape."
-        ) from None
-    if len(layers) != int(text["num_hidden_layers"]):
-        raise ValueError(
-            f"The shape names {len(layers)} layers, but num_hidden_layers="
-            f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
-        )
-    ends = {"hidden_size": hidden, "vocab_size": vocab}
-    return Shape(layers=tuple(layers), tied=tied, capped=capped, kind=kind, **ends)
 
 
 Layers = list[tuple[Block, ...]]
@@ -201,7 +169,7 @@ def _nemotron_h(c: dict[str, Any]) -> Layers:
     return [(made[symbol],) for symbol in pattern]
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
+READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
     "llama": _transformer,
     "ministral3": _transformer,
     "qwen3": _transformer,

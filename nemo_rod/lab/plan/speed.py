@@ -50,8 +50,8 @@ class Measured:
     data: str  # "text", as a recipe runs; or "mock": tuned, experts balanced by force
     block: int  # tokens
     micro_batch: int  # blocks
-    tokens_per_second: float  # of a GPU
-    tflops: float  # of the model, on a GPU
+    tokens_per_second: float  # speed of one GPU
+    tflops: float  # the model's FLOP/s on one GPU
     source: str
 
     @property
@@ -174,11 +174,8 @@ def processor(config: Config, shape: Shape) -> Processor:
     given: dict[str, Any] = {
         "utilisation": plan.utilisation,
         "peak_tflops": plan.peak_tflops,
-        "backward": plan.backward,
         "startup_seconds": plan.startup_seconds,
-        "scoring": plan.scoring,
-        "launch_seconds": plan.launch_seconds,
     }
     if plan.utilisation:  # stated: the recipe knows better
-        given |= {"confidence": "", "range": (0.0, 0.0), "launch_seconds": plan.launch_seconds or 0}
+        given |= {"confidence": "", "range": (0.0, 0.0), "launch_seconds": 0.0}
     return replace(profile, **{key: value for key, value in given.items() if value is not None})

@@ -13,13 +13,13 @@ from nemo_rod import parts
 from nemo_rod.config import Config, section
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.lab.controls import FOLDER, are_wanted
+from nemo_rod.lab.controls import FOLDER
 from nemo_rod.lab.merge import merge_stages
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
-from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.report.section import Report, has_controls
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
@@ -29,6 +29,8 @@ from nemo_rod.selection.policies import scored_steps
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 12  # per block: hash and loss
 BLOCK_BYTES = 36  # per block besides its tokens: hash and index
+TOKENISE_RATE = 450_000.0  # tokens made of text per second and core
+READ_RATE = 100e6  # bytes of text read per second
 CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weights, two moments
 
 
@@ -105,9 +107,9 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     copied = fmean(bool(spec.options.get("copy", True)) for spec in specs)
                     disk += in_role * (4 * config.domain.block_size * copied + BLOCK_BYTES)
             read *= config.domain.block_size * _bytes_per_token(config)
-            plan = section(config, Plan)  # of reading and of tokenising, the slower takes its time
-            seconds = tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate
-            works.append(Work(name=name, cpu_seconds=max(seconds), disk=disk))
+            tokenising = tokens / (TOKENISE_RATE * config.domain.workers)
+            seconds = max(tokenising, read / READ_RATE)
+            works.append(Work(name=name, cpu_seconds=seconds, disk=disk))
         elif command == "reference":
             is_replay = REFERENCES[name.removeprefix("references_")].role == "replay"
             count = int(by_role[is_replay].sum())
@@ -118,7 +120,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             train, arm = trained[name].train, stages.jobs.arm(name, blocks)
             pool = arm.num_candidates if "losses" in arm.needs else 0
             candidates = pool or train.batch_size
-            # of replay, which another model reads besides; without a fixed share, at most
+            # another model reads the replay, too; at most, where the share is not fixed
             passes = sum(parts.load("terms", term).passes for term in train.terms)
             share = parse_arm(trained[name].of).value / 100 or 1.0
             curriculum = train.steps * (20 + 16 * candidates + candidates // 8)
@@ -136,7 +138,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )
             )
-    if are_wanted(config):  # at most
+    if has_controls(config):  # at most so much
         most, train = section(config, Report).max_controls, config.train
         works.append(
             Work(

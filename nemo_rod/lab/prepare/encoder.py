@@ -73,7 +73,7 @@ class JoiningEncoder(Encoder):
         """Returns what a task has made of a file; None if none has."""
         name = folder_name(documents.spec, number, documents.inputs[number], self._tokenizer)
         self._made_below = folder.absolute().parents[2] / PARTS
-        for depth in ("*", "*/*"):  # of a task, or of a task of a stage that runs all
+        for depth in ("*", "*/*"):  # a task's own folder, or below the stage that runs all tasks
             for found in self._made_below.glob(f"{depth}/{folder.name}/{name}"):
                 return FileTokens(found)
         return None

@@ -54,8 +54,9 @@ def part_stages(stages: Stages) -> list[Stage]:
         title = f"tokenise text, part {name.replace('_', ' ')}"
         only = "" if run_tasks else f" prepare.task={number + 1}"
         return dataclasses.replace(
-            hand_over.stage(f"tokenise{only}", title, runs_model=False, extra="data"),
+            hand_over.stage(f"prepare{only}", title, runs_model=False, extra="data"),
             feeds="prepare",
+            is_alone=wanted.task is not None,
             is_done=lambda: prepare.is_done() or hand_over.is_done(),
         )
 

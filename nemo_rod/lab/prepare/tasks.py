@@ -27,7 +27,7 @@ class TextFile:
     """A file that a task tokenises."""
 
     spec: SourceSpec
-    number: int  # in the source
+    number: int  # its place in the source
     bytes: int
     folder: str  # name of the folder of its tokens
 

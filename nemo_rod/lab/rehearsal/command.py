@@ -10,6 +10,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -17,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from nemo_rod.commands.run_stages import execute, shows_dry_run
 from nemo_rod.config import Config, config_class, section
 from nemo_rod.corpus.adapters.hub_files import file_of
+from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal.derive import (
@@ -45,7 +47,7 @@ from nemo_rod.signals import Stopped
 
 TABLE = "table.json"
 _POLL_SECONDS = 5.0  # between two queries of a queue
-_QUESTIONS, _CHOICES, _LETTERS = 8, 4, 16  # of a made task; letters of a text
+_QUESTIONS, _CHOICES, _LETTERS = 8, 4, 16  # size of a made task; letters of a text
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (
     *("recipe", "run_dir", "arm", "parallel", "variants", "rehearsal.run_dir"),
@@ -257,15 +259,32 @@ def _run(small: Config) -> list[Row]:
 
 
 def _compared(small: Config) -> str:
-    from nemo_rod.lab.rehearsal.exported_losses import largest_differences
+    """Compares held-out losses of the exports with those of Hugging Face's own classes."""
+    from nemo_rod.checkpoints.losses import TOLERANCE, distance, load
 
     if section(small, Rehearsal).model == "own":
         raise NotChecked("only the base was compared with transformers, before its first use")
-    names = ["base", *(name for name in small.arms if name != "base")]
-    differences = largest_differences(Stages(small).results, names, small.model.precision)
+    run, precision, largest = Stages(small).results, small.model.precision, 0.0
+    store, names = (
+        BlockStore(run.blocks, split="holdout"),
+        list(dict.fromkeys(["base", *small.arms])),
+    )
+    for arm in names:
+        model, tolerance = load(run.checkpoint(arm)), TOLERANCE[precision]
+        losses = read_json(run.arm(arm) / "evaluation.json", "loss")["loss"]
+        for source in store.sources:
+            tokens = store.tokens(source.start + np.arange(source.count))
+            far = distance(model, tokens, losses[source.role][source.name], tolerance)
+            if not far <= tolerance:
+                raise ValueError(
+                    f"The held-out loss of {arm} on {source.name} differs by {far:.2g} nats from "
+                    f"that of Hugging Face's {type(model).__name__} on the same weights, expected "
+                    f"at most {tolerance:g}: the checkpoint and its conversion do not agree."
+                )
+            largest = max(largest, far)
     return (
         f"the exports of {len(names)} models reload; their losses are Hugging Face's to "
-        f"{max(differences):.1g} nats ({small.model.precision})"
+        f"{largest:.1g} nats ({precision})"
     )
 
 

@@ -128,7 +128,7 @@ def shrunken(
         small["num_key_value_heads"] = small["num_attention_heads"]
     if {"mamba_d_ssm", "mamba_d_head"} <= small.keys():  # the same size under two names
         small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
-    if "qk_rope_head_dim" in small:  # of which transformers makes up the heads
+    if "qk_rope_head_dim" in small:  # transformers makes up the heads from it
         made = ("head_dim", "qk_head_dim")
         small, keys = ({k: v for k, v in d.items() if k not in made} for d in (small, keys))
     values = {**keys, **small, **_NO_IDS, **(QWEN3_5 if family.startswith("qwen3_5") else {})}

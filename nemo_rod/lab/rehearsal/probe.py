@@ -34,7 +34,7 @@ ARMS = ["base", "no_replay", OLD_TEXT, "rod"]
 # A source is known if training on it gains at most this share of what as many blocks of new text
 # gain, and nothing is judged where that is less than `LEAST` nats per token.
 MOST, LEAST = 1 / 4, 0.05
-_VALIDATIONS = 10  # of an arm
+_VALIDATIONS = 10  # validations of an arm
 _WARM_UP = 3  # steps that are not timed: compilation, and the first use of memory
 
 
@@ -131,7 +131,7 @@ def known(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, d
         values = [v for k, v in row.items() if k.startswith("validation/adaptation/") and v]
         curve |= {row["step"] + 1: fmean(values)} if values else {}
     last = curve.get(max(curve, default=0), 0.0)
-    # of the blocks of all validations, shifted to the gain on all held-out ones
+    # gains on the blocks of all validations, shifted to the gain on all held-out ones
     gains = {0: 0.0} | {step: gained - (loss - last) for step, loss in curve.items()}
     gains[probe.arms["no_replay"].facts["steps"]] = gained
     verdicts: dict[str, dict[str, Any]] = {}

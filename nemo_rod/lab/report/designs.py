@@ -62,28 +62,13 @@ def helped(arms: Arms) -> list[str]:
     ]
 
 
-def cheaper(arms: Arms) -> list[str]:
-    """Returns arms that choose with less scoring, preceded by RoD and shorter runs of it.
-
-    Less scoring means fewer scored tokens than the candidates have, for any reason. Empty if no arm
-    scores less.
-    """
-    choosing = {
-        name: arms[name]
-        for name, design in _designs(arms).items()
-        if design["kappa"] is not None
-        and all(design[key] is None for key in ("share", "follow", "curriculum"))
-    }
-    shares = {name: scored_share(arm) for name, arm in choosing.items()}
-    less = [name for name, share in shares.items() if share is not None and share < WHOLE]
-    budgets = varying(choosing, "budget")
-    beside = budgets[: budgets.index("rod") + 1] if budgets and less else []
-    return [name for name in arms if name in {*beside, *less}]
-
-
 def scored_share(arm: Mapping[str, Any]) -> float | None:
-    """Returns scored tokens of a choosing arm over its candidates' tokens; None if unknown."""
-    candidates = (arm["trained_tokens"] or 0) * arm["design"][SWEPT["pool_size"]]
+    """Returns scored tokens of an arm that chooses over its candidates' tokens; None of others."""
+    design = arm["design"] or {}
+    follows = any(design.get(key) is not None for key in ("share", "follow", "curriculum"))
+    if design.get("kappa") is None or follows:
+        return None
+    candidates = (arm["trained_tokens"] or 0) * design[SWEPT["pool_size"]]
     return arm["scored_tokens"] / candidates if candidates else None
 
 

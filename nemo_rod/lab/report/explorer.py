@@ -20,7 +20,7 @@ from nemo_rod.selection.curriculum.header import DIFFERENCE
 from nemo_rod.selection.curriculum.log import Curriculum
 
 MAX_POOLED = 2000  # candidates in all pools that are shown; a larger pool is shown alone
-MAX_CHARACTERS = 300  # of a block's text
+MAX_CHARACTERS = 300  # shown characters of a block's text
 
 Texts = Callable[[str, Sequence[int]], list[str]]
 

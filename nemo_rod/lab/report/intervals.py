@@ -29,10 +29,10 @@ class Draws:
     None where a role has no held-out blocks, or, for forgetting, where the base is missing.
     """
 
-    names: list[str]  # of the arms whose blocks can be compared
+    names: list[str]  # arms whose blocks can be compared
     adapt_loss: Losses | None
     forgetting: Losses | None  # F_val: an improvement of a source counts as zero
-    signed_forgetting: Losses | None  # with improvements
+    signed_forgetting: Losses | None  # improvements count, too
 
 
 def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
@@ -72,7 +72,7 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
     measures = {"adapt_loss": drawn.adapt_loss, "val_forgetting": drawn.forgetting}
     loss_BA, forgetting_BA = measures.values()
     if loss_BA is not None and forgetting_BA is not None and set(on_chord) <= set(names):
-        # to the draw's own chord; NaN on it and without one
+        # distance to the draw's own chord; NaN on it and without one
         measures["gap"] = gap_BA = np.full_like(loss_BA, np.nan)
         for loss_A, forgetting_A, gap_A in zip(loss_BA, forgetting_BA, gap_BA, strict=True):
             points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))

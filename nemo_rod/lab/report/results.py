@@ -43,7 +43,7 @@ Shown = tuple[Run, Results]
 
 SCHEMA = 1
 REFERENCE_PERCENT = 32.0  # the paper's fixed share in its figures
-CHORD_KINDS = ("no_replay", "fixed")  # of arms that the chord may go through
+CHORD_KINDS = ("no_replay", "fixed")  # kinds of arms that the chord may go through
 COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
 BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
@@ -79,7 +79,7 @@ def results_of(run: Run) -> dict[str, Any]:
     for role in ROLES:
         if unseen := sorted(set(run.block_counts[role]) - set(first.loss[role])):
             notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
-    # of scoring arms besides their updates, in plain steps of the arm
+    # costs of scoring arms besides their updates, in plain steps of the arm
     num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
     specialist = run.arms["no_replay"].facts.get("compute") if "no_replay" in run.arms else None
     costs = {}

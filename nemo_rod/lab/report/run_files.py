@@ -36,7 +36,7 @@ from nemo_rod.selection.held_out import START_FILE
 
 Losses = npt.NDArray[np.float64]
 
-FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
+FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # costs of a base not trained here
 _MOST_BLOCKS = 1 << 25  # held out
 # Types of facts, besides null.
 _TYPES: dict[str, Any] = {
@@ -61,7 +61,7 @@ class Arm:
     """
 
     name: ArmName
-    seed: int | None  # of its evaluation or training
+    seed: int | None  # seed of its evaluation or training
     loss: dict[str, dict[str, float]]  # held out, per source of each role, in nats per token
     tasks: dict[str, Any] | None  # configuration and results; None if none were run
     blocks: str | None  # digest of those that it was evaluated on; None if unknown
@@ -250,7 +250,7 @@ def _read_arm(
 
 def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str, dict[str, Losses]]:
     file = folder / BLOCK_LOSSES
-    if not file.is_file():  # of an earlier version
+    if not file.is_file():  # the run is of an earlier version
         return {}
     with interpreting(file, cure="evaluate the arm again"):
         counts = {(r, s): n for r, by in evaluation["blocks"].items() for s, n in by.items()}

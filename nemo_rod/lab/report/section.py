@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
+from nemo_rod import parts
 from nemo_rod.bounds import key
+from nemo_rod.config import Config, section
+from nemo_rod.run.variants import arm_settings, merged_from
+from nemo_rod.selection.arm_names import parse_arm
 
-if TYPE_CHECKING:
-    from nemo_rod.config import Config
+LIKE_ROD = ("fixed_like_rod", "schedule_like_rod")  # controls that are arms of every such recipe
 
 
 @dataclass
@@ -27,8 +29,23 @@ class Report:
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side
 
     def complete(self, config: Config) -> None:
-        """Finds out what the names of arms mean, and adds controls, before they are checked."""
-        from nemo_rod.lab.controls import add_controls, name_arms
+        """Finds out what the names of arms mean to parts, and adds the controls that are like RoD.
 
-        name_arms(config)
-        add_controls(config)
+        Of these, none is added of which the recipe has the same by another name.
+        """
+        named = dict.fromkeys(filter(None, [*config.arms, config.arm]))
+        for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
+            meant = (make(config, name) for make in parts.load_all("arms"))
+            if name not in config.variants and (variant := next(filter(None, meant), None)):
+                config.variants = {**config.variants, name: variant}
+        known = [arm_settings(config, name) for name in config.arms] if has_controls(config) else []
+        alike = [replace(arm.planned, name="") for arm in known if arm.kind == "trained"]
+        for name in filter(config.variants.__contains__, LIKE_ROD if known else ()):
+            if replace(arm_settings(config, name).planned, name="") not in alike:
+                config.arms = [*config.arms, name]
+
+
+def has_controls(config: Config) -> bool:
+    """Returns whether a recipe has controls: RoD is trained there, and is to be judged."""
+    report = section(config, Report)
+    return bool(report.max_controls) and not report.smoke_test and "rod" in config.arms

@@ -9,11 +9,11 @@ from typing import Any
 
 from nemo_rod.config import section
 from nemo_rod.lab.block_text import block_texts
-from nemo_rod.lab.controls import FOLDER, are_wanted
+from nemo_rod.lab.controls import FOLDER
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.completions import complete
 from nemo_rod.lab.report.model_card import write_model_cards
-from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.report.section import Report, has_controls
 from nemo_rod.lab.report.under_way import has_begun
 from nemo_rod.lab.report.verdict import text_of
 from nemo_rod.run.handover import Stage
@@ -46,7 +46,7 @@ def report_stages(stages: Stages) -> list[Stage]:
         proof=(report / "index.html",),
         is_done=lambda: False,
         run=run,
-        needs=("evaluate", FOLDER) if are_wanted(stages.config) else ("evaluate",),
+        needs=("evaluate", FOLDER) if has_controls(stages.config) else ("evaluate",),
         runs_model=False,
         extra="report",
     )

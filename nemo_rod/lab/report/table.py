@@ -1,6 +1,6 @@
 """The report's tables, each described once for CSV (unrounded), Markdown and the page.
 
-The paper's tables with our numbers come last, and the arms that score less.
+The paper's tables with our numbers come last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
+from nemo_rod.lab.report.designs import WHOLE, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
@@ -132,31 +132,55 @@ def arms_table(results: Results) -> Table:
         Column("compute", "Compute (plain steps)", decimals(0)),
         Column("compute_ratio", "Compute, relative", times),
         Column("time_ratio", "Time per step, relative", times),
+        Column("scored", "Of its candidates scored", percent),
+        Column("kept", "Kept of RoD's gain", percent),
+        Column("budget", "Budget", times),
+        Column("curriculum", "Curriculum of", is_text=True, is_detail=True),
+        Column("references", "References", is_text=True, is_detail=True),
         Column("wall_seconds", "Wall time (s)", decimals(0), is_detail=True),
         Column("seed", "Seed", is_detail=True),
     )
     rows = []
     for name, arm in results["arms"].items():
         comparison = results["comparisons"][name]
-        row = {**arm, **comparison, "arm": name}
+        design = arm["design"] or {}
+        row = {**arm, **comparison, "arm": name, "scored": scored_share(arm)}
+        row |= {key: design.get(key) for key in ("budget", "curriculum")}
+        row |= {"references": ", ".join(design.get("references") or []) or None}
+        row |= {"kept": kept(results, name)}
         for budget in ("tokens", "compute"):
             value = comparison[f"gap_at_equal_{budget}"]
             if comparison["on_chord"]:
                 value = "on the chord"
             elif comparison["extrapolated"]:
-                value = "beyond the fixed arms"  # of their forgetting: nothing to compare with
+                value = "beyond the fixed arms"  # there is nothing to compare with
             elif comparison["gap"] is not None and value is None:
                 value = "other budget"
             row[f"at_equal_{budget}"] = value
         rows.append(row)
-    # of one source, and of sources of one size, the mean is the weighted one
+    # the mean of one source, or of sources of one size, is the weighted one
     alike = {"mean_adapt_loss": "adapt_loss", "mean_forgetting": "val_forgetting"}
     used = []
     for column in (c for c in columns if any(row.get(c.key) is not None for row in rows)):
         other = [column.cell({column.key: row.get(alike.get(column.key, ""))}) for row in rows]
         is_repeated = other == [column.cell(row) for row in rows]
+        if column.key in ("scored", "budget"):  # as that of every other arm
+            is_repeated = {row[column.key] for row in rows} <= {None, 1.0}
         used.append(replace(column, is_detail=column.is_detail or is_repeated))
     return Table("arms", tuple(used), tuple(rows))
+
+
+def kept(results: Results, name: str) -> float | None:
+    """Returns the part of RoD's gain over fixed replay that an arm with less scoring keeps.
+
+    None if it was trained on other amounts, or RoD has no gain.
+    """
+    arm, rod = (results["arms"].get(each) for each in (name, "rod"))
+    gap, whole = (results["comparisons"].get(each, {}).get("gap") for each in (name, "rod"))
+    if not arm or not rod or arm["trained_tokens"] != rod["trained_tokens"]:
+        return None
+    is_cheaper = (scored_share(arm) or 0.0) < WHOLE and scored_share(arm) is not None
+    return gap / whole if is_cheaper and gap is not None and (whole or 0.0) < 0 else None
 
 
 def sources_table(results: Results) -> Table:
@@ -235,7 +259,7 @@ def seeds_table(results: Results) -> Table:
     runs = [results, *results["replicates"]]
     measures = {
         "adapt_loss": "Adaptation loss", "val_forgetting": "F_val",
-        "replay_share": "Share of replay", "gap": "Gap to chord",
+        "replay_share": "Share of replay", "gap": "Gap to chord", "kept": "Kept of RoD's gain",
     }  # fmt: skip
     parts: dict[object, str] = {"mean": "mean", "range": "range"}
     parts |= dict(enumerate(run_labels(results)))
@@ -251,13 +275,15 @@ def seeds_table(results: Results) -> Table:
                 values = [
                     None if each.get("extrapolated") else each.get("gap") for each in compared
                 ]
+            elif key == "kept":
+                values = [kept(run, name) for run in runs]
             row |= {f"{key}_{i}": value for i, value in enumerate(values)}
             mean, spread = mean_and_range(values)
             if spread is not None:
                 row |= {f"{key}_mean": mean, f"{key}_range": spread}
         rows.append(row)
-    # shares and gaps of single seeds are in the files alone
-    details = {f"{key}_{i}" for key in ("replay_share", "gap") for i in range(len(runs))}
+    # shares, gaps and gains of single seeds are in the files alone
+    details = {f"{key}_{i}" for key in ("replay_share", "gap", "kept") for i in range(len(runs))}
     columns = [
         Column(key, title, decimals(3), is_detail=key in details)
         for key, title in titles.items()
@@ -300,17 +326,6 @@ _MEASURES = {
 }
 
 
-# gap: an arm's adaptation loss less that of the chord of fixed replay at equal F_val;
-# kept: its gap over RoD's, for equal trained tokens
-_CHEAPER = (
-    Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
-    Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
-    Column("replay_share", "Replay share", percent),
-    Column("gap", "Against fixed replay of equal F_val (nats)", signed(4)),
-    Column("kept", "Kept of RoD's gain", percent),
-)
-
-
 def paper_table(results: Results) -> Table:
     """Returns every arm that the paper reports for this setting: our numbers and the paper's."""
     theirs = paper_arms(results["recipe"])
@@ -324,40 +339,6 @@ def paper_table(results: Results) -> Table:
         row = {"arm": name, **{key: ours.get(key) for key in _MEASURES}}
         rows.append(row | {f"paper_{key}": theirs[name].get(key) for key in _MEASURES})
     return Table("paper", tuple(columns), tuple(rows))
-
-
-def budgets_table(results: Results) -> Table:
-    """Returns arms that were also trained with other budgets, with their variants, by budget."""
-    arms = results["arms"]
-    names = [name for path in continued(arms) for name in path]
-    columns = (
-        ARM,
-        Column("budget", "Budget", times),
-        Column("adapt_loss", "Adaptation loss (nats)", decimals(4)),
-        Column("val_forgetting", "Forgetting F_val (nats)", decimals(4)),
-    )
-    rows = [{**arms[name], "arm": name, "budget": arms[name]["design"]["budget"]} for name in names]
-    return Table("budgets", columns, tuple(rows))
-
-
-def transfer_table(results: Results) -> Table:
-    """Returns arms with another model's curriculum or references, beside the main arms."""
-    arms = results["arms"]
-    names = helped(arms)
-    beside = filter_kinds(arms, "no_replay", "fixed", "rod")
-    columns = (
-        ARM,
-        Column("curriculum", "Curriculum of", is_text=True),
-        Column("references", "References", is_text=True),
-        *(Column(key, _MEASURES[key][0], _MEASURES[key][1]) for key in list(_MEASURES)[:3]),
-    )
-    rows = []
-    for name in [*beside, *names] if names else []:
-        design = arms[name]["design"] or {}
-        references = ", ".join(design.get("references") or []) or None
-        borrowed = {"curriculum": design.get("curriculum"), "references": references}
-        rows.append({**arms[name], "arm": name, **borrowed})
-    return Table("transfer", columns, tuple(rows))
 
 
 def base_loss_table(results: Results) -> Table:
@@ -398,55 +379,7 @@ def capabilities_table(results: Results) -> Table:
     return Table("capabilities", tuple(columns), tuple(rows))
 
 
-def cheaper_table(results: Results) -> Table:
-    """Returns RoD and every arm that scores less: means over seeds, and their range.
-
-    Shows the cost of each, and the share of RoD's gain that it keeps.
-    """
-    runs = [results, *results["replicates"]]
-    by_run: list[dict[str, dict[str, Any]]] = []
-    for run in runs:
-        arms, comparisons = run["arms"], run["comparisons"]
-        rod = arms.get("rod")
-        by_run.append({})
-        for name in cheaper(arms):
-            arm, gap = arms[name], comparisons[name]["gap"]
-            keys = ("compute", "adapt_loss", "val_forgetting", "replay_share")
-            row = {key: arm[key] for key in keys}
-            row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
-            row["extrapolated"] = comparisons[name]["extrapolated"]
-            if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
-                whole = comparisons["rod"]["gap"]
-                if whole is not None and whole < 0:  # None: RoD lies beyond the chord
-                    row["kept"] = gap / whole
-            by_run[-1][name] = row
-    rows = []
-    for name in in_order(name for run in by_run for name in run):
-        values = [run[name] for run in by_run if name in run]
-        row = {"arm": name, "scored": values[0]["scored"], "compute": values[0]["compute"]}
-        row["extrapolated"] = any(value["extrapolated"] for value in values) or None
-        for key in (column.key for column in _CHEAPER):
-            row[key], row[f"{key}_range"] = mean_and_range(value.get(key) for value in values)
-        rows.append(row)
-    columns = [
-        ARM,
-        Column("scored", "Of the candidates is scored", percent),
-        Column("compute", "Work (plain steps)", decimals(0)),
-    ]
-    for measure in _CHEAPER:
-        title = measure.title + (", mean" if len(runs) > 1 else "")
-        columns.append(replace(measure, title=title))
-        spread = f"{measure.key}_range"
-        if any(row.get(spread) is not None for row in rows):
-            is_detail = measure.key not in ("gap", "kept")
-            unsigned = lambda value, show=measure.show: show(value).lstrip("+")  # noqa: E731
-            columns.append(Column(spread, "Range", unsigned, is_detail=is_detail))
-    columns += [EXTRAPOLATED] * any(row["extrapolated"] for row in rows)
-    return Table("cheaper", tuple(columns), tuple(rows))
-
-
 TABLES = (
     arms_table, intervals_table, sources_table, epochs_table, costs_table,
-    seeds_table, paper_table, budgets_table, transfer_table, base_loss_table, capabilities_table,
-    cheaper_table,
+    seeds_table, paper_table, base_loss_table, capabilities_table,
 )  # fmt: skip

@@ -22,14 +22,14 @@ from nemo_rod.selection.arm_names import parse_arm
 class Part:
     """One product of a run."""
 
-    name: str  # of the arm, "base", or that of its folder
+    name: str  # name of the arm, "base", or the name of its folder
     label: str  # its name for readers
     # as of `nemo-rod status`: "done", "running", "stopped", "failed" or "to do"; "trained" for a
     # model whose evaluation is to do
     state: str
     done: int | None = None  # steps done; None if it has no training, or that has not begun
-    steps: int | None = None  # in all; None if unknown
-    metrics: Metrics = field(default_factory=Metrics)  # of the steps done
+    steps: int | None = None  # all steps; None if unknown
+    metrics: Metrics = field(default_factory=Metrics)  # metrics of the steps done
     # held-out losses before the first step; empty if unknown
     start: dict[str, float] = field(default_factory=dict)
 

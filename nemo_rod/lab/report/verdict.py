@@ -250,7 +250,7 @@ class Search(NamedTuple):
     """Where RoD's forgetting lies among fixed shares, and which share would tell more."""
 
     between: tuple[Fixed, Fixed] | None  # near neighbours that enclose it
-    share: int | None  # to train next, in percent
+    share: int | None  # the share to train next, in percent
     why: str  # a clause
 
 

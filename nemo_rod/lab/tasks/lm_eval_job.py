@@ -35,7 +35,7 @@ from nemo_rod.lab.data_alone import refuse_code
 from nemo_rod.progress import Progress
 from nemo_rod.signals import end_with_parent
 
-METRICS = ("acc_norm", "acc")  # in order of preference
+METRICS = ("acc_norm", "acc")  # the preferred one first
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
 _ENTRIES_PER_CALL = 8  # between two writes; each lm-eval call also describes the machine
 Capabilities = Mapping[str, Sequence[str]]
@@ -224,7 +224,7 @@ def model_arguments(job: TaskJob) -> dict[str, Any]:
 
         arguments["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         trusted = bool(arguments.get("trust_remote_code"))
-        with suppress(ValueError):  # of a model that lm-eval is to refuse
+        with suppress(ValueError):  # lm-eval is to refuse the model
             tokenizer, _, replaced = own_tokenizer(job.model, trusted)
             if replaced:  # lm-eval would load the class, with other ids than those of training
                 arguments["tokenizer"] = tokenizer

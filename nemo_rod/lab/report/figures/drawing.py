@@ -20,7 +20,7 @@ Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
 Floats = npt.NDArray[np.float64]
 
-WIDTH, HEIGHT, FONT_SIZE = 720, 320, 12  # of files and of a view's plot; pixels
+WIDTH, HEIGHT, FONT_SIZE = 720, 320, 12  # width of files, height of a plot, size of text; pixels
 STAR = (
     "M0,-1L.225,-.309L.951,-.309L.363,.118L.588,.809L0,.382L-.588,.809L-.363,.118L-.951,-.309"
     "L-.225,-.309Z"

@@ -15,9 +15,9 @@ import numpy as np
 from nemo_rod.lab.report.figures.drawing import FONT_SIZE, Floats, Rows, Spec, layer
 from nemo_rod.lab.report.style import light
 
-SIZES = ((700, 320), (290, 320))  # of the plot on a desktop and on a phone
+SIZES = ((700, 320), (290, 320))  # plots on a desktop and on a phone
 _DIRECTIONS = [np.array([math.cos(i * math.pi / 8), math.sin(i * math.pi / 8)]) for i in range(16)]
-_DISTANCES = (8.0, 14.0, 24.0, 38.0)  # from the mark to the text's edge
+_DISTANCES = (8.0, 14.0, 24.0, 38.0)  # distances of the text's edge from the mark
 _MARK, _NEAR = 7.0, 15.0  # radius of a mark; without a leader
 
 

@@ -34,7 +34,14 @@ _MAX_BINS, _MIN_BINS = 80, 20
 _BLOCKS_PER_BIN = 256  # enough for a stable share
 _MAX_PASSES = 8  # that are marked
 _STEP = "training step"
-_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
+_TINTS = (
+    "fixed-0",
+    "rod",
+    "fixed-2",
+    "fixed-4",
+    "merge",
+    "other",
+)  # of m = 1.5, 2, 4, ...
 
 
 def replay_share(shown: Sequence[Shown]) -> Picture | None:
@@ -95,7 +102,7 @@ def replay_share(shown: Sequence[Shown]) -> Picture | None:
 
 
 def scores(shown: Sequence[Shown]) -> Picture | None:
-    """Draws mean scores of both roles' candidates and tau over training, above RoD's share."""
+    """Draws mean scores of both roles' candidates, and tau, over training."""
     views = []
     for run, results, history in _rod(shown):
         if not history.is_scored:
@@ -109,34 +116,24 @@ def scores(shown: Sequence[Shown]) -> Picture | None:
         for name, (_, value_T) in series.items():
             step_B, value_B = binned(history.step_T, value_T)
             rows += _rows(step_B, value_B, name=name)
-        step_B, share_B = binned(history.step_T, 100 * history.share_T)
         x = _steps(history)
         score = number("value", "mean score (nats per token)")
         dashed = {"condition": {"test": "datum.name == '\u03c4 threshold'", "value": [4, 3]},
                   "value": [1, 0]}  # fmt: skip
         colours = {name: colour for name, (colour, _) in series.items()}
-        ends = [0, short(1.25 * max(1.0, float(share_B.max())))]
-        share = number("value", "replay share of the batch (%)", scale={"domain": ends})
         line = {"type": "line", "strokeWidth": 2}
-        views += [
+        views.append(
             view(
                 line_at(0),
                 layer(line, rows, x=x, y=score, color=named("name", colours, symbolType="stroke"),
                       strokeDash=dashed),
                 *_phases(run, history),
                 title=title_of(results["recipe"]) if len(shown) > 1 else "", height=240,
-            ),
-            view(
-                layer(line | {"strokeWidth": 3, "color": light("rod")}, _rows(step_B, share_B),
-                      x=x, y=share),
-                *_phases(run, history),
-                height=160,
-            ),
-        ]  # fmt: skip
+            )
+        )  # fmt: skip
     text = (
         "Mean scores of the adaptation candidates (left to learn) and of the replay candidates "
-        "(forgotten), and the lowest score of a chosen block; below, the share of replay that "
-        "follows."
+        "(forgotten), and the lowest score of a chosen block; the share of replay follows."
     )
     return Picture(views, "Scores of adaptation and replay", text, 120) if views else None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from nemo_rod import parts
 from nemo_rod.lab.report.figures.drawing import Spec
@@ -29,16 +29,20 @@ class Picture:
     order: float = 900
 
 
-Figure = Callable[[Sequence[Shown]], Picture | None]
-
-
 def pictures_of(shown: Sequence[Shown]) -> dict[str, Picture]:
     """Returns the pictures of all registered figures, by name, in the order of the page.
 
     A figure is `(shown) -> Picture | None` for the run and, behind it, runs of other settings; None
-    if its data are missing. Those named `settings_*` are of all settings side by side, if there are
-    several; others of ours are of the first.
+    if its data are missing. One that is also registered as `settings_<name>` gets the run alone,
+    and again all of several settings, which are drawn below each other behind all other figures.
     """
-    made = {name: parts.load("figures", name)(shown) for name in parts.names("figures")}
-    there = {name: picture for name, picture in made.items() if picture is not None}
-    return dict(sorted(there.items(), key=lambda item: item[1].order))
+    made, names = dict[str, Picture](), parts.names("figures")
+    for name in names:
+        is_of_all = name.startswith("settings_")
+        given = shown[:1] if f"settings_{name}" in names else shown
+        picture = parts.load("figures", name)(given) if len(shown) > is_of_all else None
+        if picture is not None and is_of_all:
+            title = f"Settings: {picture.title[:1].lower()}{picture.title[1:]}"
+            picture = replace(picture, title=title, order=picture.order + 500)
+        made |= {name: picture} if picture is not None else {}
+    return dict(sorted(made.items(), key=lambda item: item[1].order))

@@ -46,7 +46,7 @@ class Plane:
 
     results: Results
     names: Sequence[str]
-    measure: Measure = "val_forgetting"  # on the vertical axis
+    measure: Measure = "val_forgetting"  # the vertical axis
     heading: str = ""  # distinguishes this view from others
     # labels of arms other than their own name; "" for none
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def early_stops(shown: Sequence[Shown]) -> Picture | None:
     paths = []
     for name in fixed:
         stops = [s for s in results["early_stops"].get(name, []) if s["val_forgetting"] > 0]
-        design = {"design": {"of": name}}  # by which it has the colour of its arm
+        design = {"design": {"of": name}}  # gives it the colour of its arm
         path = {f"{name}_after_{stop['step']:.0f}": stop | design for stop in stops}
         arms |= path
         texts |= {stop: "" for stop in path}

@@ -15,16 +15,16 @@ from nemo_rod.lab.report.under_way import Part
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arm_names import parse_arm
 
-_MAX_POINTS = 240  # of a curve; bounds the page
-_MOST_POINTS = 12_000  # of held-out losses by source
-_MOST_SOURCES = 16  # with a view of their own
+_MAX_POINTS = 240  # points of a curve; bounds the page
+_MOST_POINTS = 12_000  # points of held-out losses by source
+_MOST_SOURCES = 16  # sources with a view of their own
 _SMOOTHED = 0.02  # half the window of a smoothed line, as a share of its points
 _OURS = {"train", "rod", "validation", "timing", "throughput", "memory"}  # groups of metrics
 STEPS = "steps done"
 _SUBJECT = parse_arm("rod").label  # its line is the strongest, above the others
 _LOSS = "loss (nats per token)"
 _UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
-_DASHES = ([6, 3], [2, 2], [8, 3, 2, 3], [4, 4])  # of variants, which have RoD's colour
+_DASHES = ([6, 3], [2, 2], [8, 3, 2, 3], [4, 4])  # dashes of variants, which have RoD's colour
 
 
 def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Picture]:
