@@ -120,28 +120,22 @@ def latest_config(run_dir: Path) -> Path | None:
 
 def recipe_commands() -> list[str]:
     """Returns the commands that take a recipe: whole runs, and one for each kind of stage."""
-    kinds = ("saved_step_commands", "stages")
-    registered = [name for kind in kinds for name in parts.names(kind)]
+    registered = [*parts.names("saved_step_commands"), *parts.names("stages")]
     return list(dict.fromkeys([*parts.names("recipe_commands"), *_STAGES, *registered]))
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:
     """Returns whether a command line has the path form instead of the recipe form.
 
-    A command without a recipe form always has. `reference`, `merge` and `report` have it
-    if a word belongs to the path form alone, if the first word of the latter two is a folder, or if
-    the first word asks for help.
+    A command without a recipe form always has. `merge` and `report` have it if a word belongs to
+    the path form alone, or if the first word is a folder or asks for help.
     """
     if command not in recipe_commands() or command not in parts.names("commands"):
         return command in parts.names("commands")
     first = words[0] if words else "-"
     names = {word.partition("=")[0] for word in words if "=" in word or word.startswith("--")}
     is_folder = not ("=" in first or first.startswith("-"))
-    return (
-        bool(names & parts.load("commands", command).MARKS)
-        or first in _HELP
-        or (command in ("merge", "report") and is_folder)
-    )
+    return bool(names & parts.load("commands", command).MARKS) or first in _HELP or is_folder
 
 
 def path_parser(only: str | None = None) -> Arguments:

@@ -25,10 +25,6 @@ HELP = {
     "import curriculum": ["TRACE", "OUT", "blocks=STORE"],
     "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
     "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
-    "reference": [
-        *("recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
-        *("multiplier=", "checkpoint=", "forward_step="),
-    ],
     "report": ["FOLDER", "recipe=NAME", "KEY=VALUE"],
 }
 
@@ -64,8 +60,8 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
     [
         ("inspect", True), ("doctor recipe=toy", True), ("run --help", False), ("train", False),
         ("train recipe=toy --help", False), ("train --config-path x --config-name config", False),
-        ("train job=a.py:f", False), ("reference role=replay job=a.py:f", True),
-        ("reference recipe=toy arm=base", False), ("reference --config-dir my recipe=mine", False),
+        ("train job=a.py:f", False), ("reference recipe=toy arm=base", False),
+        ("reference --config-dir my recipe=mine", False),
         ("merge", False),
         ("merge recipe=toy arm=merge_0.4", False), ("merge -m recipe=toy", False),
         ("merge base adapted", True), ("merge a=b c d lambda=0.5", True), ("report", False),

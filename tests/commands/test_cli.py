@@ -110,7 +110,7 @@ def test_a_recipe_in_a_folder_that_was_not_named_is_found(tmp_path):
     assert "There is no recipe=mine (did you mean --config-dir my?)" in done.stderr
 
 
-TWO_FORMS = {"reference", "merge", "report"}
+TWO_FORMS = {"merge", "report"}
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.recipe_commands()} - TWO_FORMS))

@@ -417,24 +417,6 @@ def script(root: Path, lines: str) -> str:
 
 
 @pytest.mark.swap_in
-def test_the_command_line_scores_as_the_function_does(jobs, tmp_path):
-    job = tmp_path / "job.py"
-    job.write_text(script(jobs.root, "def make():\n    return cfg\n"))
-    roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
-    jobs.torchrun(
-        *(2, "nemo_rod.cli", "reference", f"job={job}:make", "role=adaptation"),
-        *(f"checkpoint={jobs.root}/specialist", f"out={tmp_path}/new", f"roles={roles}"),
-        timeout=600,
-    )
-    ids = np.arange(HALF)
-    by_command, by_function = (
-        References.open([folder]) for folder in (tmp_path / "new", jobs.root / "refs_new")
-    )
-    assert by_command.digest == by_function.digest
-    assert (by_command.losses(ids) == by_function.losses(ids)).all()
-
-
-@pytest.mark.swap_in
 def test_one_script_writes_both_references(jobs, tmp_path):
     """As in docs/swap-in.md, in two processes that the script itself connects."""
     program = tmp_path / "both.py"
