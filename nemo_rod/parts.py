@@ -21,7 +21,8 @@ from typing import Any
 
 from nemo_rod.installation import page
 
-FROM_FILES = ("policies", "scores")  # kinds that may also be named FILE.py:NAME
+FROM_FILES = ("policies", "scores", "readers")  # kinds that may also be named FILE.py:NAME
+SHIPPED = {"recipe/scripts/debian_text.py:read_packages"}  # ours, which a folder may name, too
 
 # kind -> name -> "module" or "module:attribute"
 HOUSE: dict[str, dict[str, str]] = {
@@ -134,7 +135,10 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
 def file_of(name: str) -> Path | None:
     """Returns the file of a part that is named FILE.py:NAME; None for a registered name."""
     file, sign, attribute = name.rpartition(":")
-    return Path(file) if sign and attribute and file.endswith(".py") else None
+    if not (sign and attribute and file.endswith(".py")):
+        return None
+    ours = next(p for p in (_PACKAGE / "_configs", _PACKAGE.parent / "hydra_configs") if p.is_dir())
+    return ours / file if name in SHIPPED else Path(file)
 
 
 @functools.cache

@@ -59,7 +59,7 @@ class SourceSpec:
             )
         check_name("source", self.name)
         where = f"domain.sources.{self.name}."
-        is_known = self.kind in parts.names("readers")  # any other is refused below
+        is_known = self.kind in parts.names("readers") or parts.file_of(str(self.kind))
         reader = parts.load("readers", self.kind, key=f"{where}kind") if is_known else None
         taken = getattr(reader, _TAKEN, {})
         types = get_type_hints(SourceSpec) | taken.get("types", {})

@@ -158,4 +158,4 @@ def refuse_unlike_weights(checkpoint: Path) -> None:
 
 
 def _ours(kind: str) -> set[str]:
-    return {*parts.HOUSE[kind], *parts.beside(kind)}
+    return {*parts.HOUSE[kind], *parts.beside(kind), *parts.SHIPPED}

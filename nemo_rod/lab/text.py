@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
@@ -89,6 +90,11 @@ def add_verb(
     verb: Arguments = verbs.add_parser(name, usage=usage, help=text, description=text)
     verb.set_defaults(main=main)
     return verb
+
+
+def user_cache() -> Path:
+    """Returns ``$XDG_CACHE_HOME/nemo_rod``, with ``~/.cache`` as the default base."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_rod"
 
 
 def say_briefly(text: str) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from corpus_cases import read_documents
+from debian_text import PYTHON, debian_input, fetch_debian_texts, strip_roff
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
-from nemo_rod.lab.toy.debian import PYTHON, debian_input, fetch_debian_texts
-from nemo_rod.lab.toy.roff import strip_roff
 
 PAGE = r"""'\" t
 .\" a comment
@@ -169,7 +168,8 @@ def test_packages_give_documents(cache: Path) -> None:
 
 
 def test_python_gives_documents_spread_over_the_library() -> None:
-    spec = SourceSpec(name="python", role="replay", kind="debian", files=[PYTHON], max_documents=40)
+    kind = "recipe/scripts/debian_text.py:read_packages"
+    spec = SourceSpec(name="python", role="replay", kind=kind, files=[PYTHON], max_documents=40)
     first, again = list(read_documents(spec)), list(read_documents(spec))
     assert first == again and len(set(first)) == 40
     assert all("def " in text or "import" in text or "=" in text for text in first)

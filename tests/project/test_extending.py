@@ -205,7 +205,7 @@ FILE, ANY = "FILE.py:NAME", "or a name that a package registers."
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, modules, such as"),
         (
             "domain.sources.chain_0.kind=nope",
-            f"huggingface, megatron, synthetic, debian, generated, csv, {ANY}",
+            f"huggingface, megatron, synthetic, generated, csv, {FILE}, {ANY}",
         ),
         ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),

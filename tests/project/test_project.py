@@ -36,7 +36,7 @@ ALONE = {
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 # of the house, and of the lab; 15,500 and 9,500 are where they should come back to
-MOST_LINES = {"house": 19_170, "lab": 14_690}
+MOST_LINES = {"house": 19_170, "lab": 14_270}
 MOST_LINES_OF_TESTS = 34_700  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
@@ -230,6 +230,7 @@ def test_wheel_carries_code_recipes_and_configs(wheel):
     expected = {file.relative_to(ROOT).as_posix() for file in modules()}
     expected |= {f"nemo_rod/lab/report/{name}" for name in ("page.html", "paper.json")}
     expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi"}
+    expected |= {f"nemo_rod/_configs/{name.partition(':')[0]}" for name in parts.SHIPPED}
     for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
         files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
         assert files, f"{folder}/ holds no .yaml file"

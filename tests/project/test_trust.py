@@ -28,6 +28,7 @@ import pytest
 import yaml
 from command_line import composed, nemo_rod
 from damage import PICKLED, _with_header
+from debian_text import fetch_debian_texts
 from made_up_run import made_up_training, make_run, recipe
 from places import ROOT
 from sandbox import time_limit
@@ -56,7 +57,6 @@ from nemo_rod.lab.report.explorer import explore
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.table import Column, Table
-from nemo_rod.lab.toy.debian import fetch_debian_texts
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import launch_folder, write_files

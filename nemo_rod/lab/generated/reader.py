@@ -40,7 +40,7 @@ from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer, whole_characters
 from nemo_rod.files import digest, digest_files, move_whole, naming, read_json, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
-from nemo_rod.lab.toy.debian import default_cache_dir
+from nemo_rod.lab.text import user_cache
 from nemo_rod.progress import Progress
 
 SHORTEST = 16
@@ -103,7 +103,7 @@ def read_generated(spec: SourceSpec) -> list[Input]:
         # Sizes, not contents: files may lie on a storage that is read once.
         settings["files"] = [(name, path.stat().st_size) for path, name in matching_files(spec)]
     name = digest(json.dumps(settings, sort_keys=True).encode())[:16]
-    batches = default_cache_dir().parent / "generated" / name
+    batches = user_cache() / "generated" / name
     return [_Written(f"generated-{name}", spec, sampling, folder, batches, settings)]
 
 

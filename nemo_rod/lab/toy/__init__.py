@@ -1,1 +1,0 @@
-"""Sources that only the toy recipes read: Debian packages and synthetic text."""
