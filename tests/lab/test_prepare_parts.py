@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import composed
 from corpus_cases import tree
 from split_texts import sources_of, write_texts
 
+from nemo_rod.commands import run_stages
 from nemo_rod.config import Domain
 from nemo_rod.corpus import documents
 from nemo_rod.corpus.tokenizer import load_tokenizer
@@ -145,3 +147,13 @@ def test_forty_kills_leave_the_same_bytes(tmp_path):
         kills += killed_until_done(functools.partial(prepare_blocks, domain, blocks), draw, 6)
         assert tree(blocks) == expected
     assert kills == 40
+
+
+def test_the_command_runs_one_task_alone_or_all_and_the_join(monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        run_stages, "execute", lambda _, chosen: ran.append([s.name for s in chosen])
+    )
+    for words in ([], ["prepare.task=2"]):
+        run_stages.one_stage("prepare", composed("recipe=toy_synthetic", "prepare.nodes=2", *words))
+    assert ran == [["prepare_1_of_2", "prepare_2_of_2", "prepare"], ["prepare_2_of_2"]]

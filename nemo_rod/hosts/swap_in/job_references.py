@@ -22,7 +22,7 @@ from nemo_rod.selection.references.reference_pass import write_references
 LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
 
 
-class Written(SystemExit):
+class ReferencesWritten(SystemExit):
     """Ends a job, with exit status 0, when all samples have their loss."""
 
 
@@ -75,7 +75,7 @@ class HostReferenceJob(Job):
             names = ("model", "forward_step_func", "micro_batch_size")
             self.write(groups=groups, **{name: options[name] for name in names})
             dist.barrier()
-            raise Written(0)
+            raise ReferencesWritten(0)
 
         return write_and_end
 

@@ -104,7 +104,7 @@ def read_generated(spec: SourceSpec) -> list[Input]:
         settings["files"] = [(name, path.stat().st_size) for path, name in matching_files(spec)]
     name = digest(json.dumps(settings, sort_keys=True).encode())[:16]
     batches = user_cache() / "generated" / name
-    return [_Written(f"generated-{name}", spec, sampling, folder, batches, settings)]
+    return [_GeneratedDocuments(f"generated-{name}", spec, sampling, folder, batches, settings)]
 
 
 def batch_size(folder: Path, tokens: int | None) -> int:
@@ -144,7 +144,7 @@ def _model_folder(spec: SourceSpec) -> Path:
     return folder
 
 
-class _Written(Input):
+class _GeneratedDocuments(Input):
     """The documents that a model writes, as token ids."""
 
     def __init__(

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from textwrap import indent
 from typing import Any
 
+import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -18,9 +18,10 @@ from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.corpus.adapters.hub_files import is_commit
-from nemo_rod.files import interpreting, read_json, read_lines, write_json
+from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.lab.controls import FOLDER, WHY
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
+from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import (
@@ -499,12 +500,11 @@ def _measured(
         planned = cost(work, setup, shape)
         # a stated utilisation is what all of a step reaches
         computing = cost(work, dataclasses.replace(setup, launch_seconds=0.0), shape)
-        rows = read_lines(metrics, "timing/train/update")
-        if not rows:
-            continue
         with interpreting(metrics):
-            update = median(row["timing/train/update"] for row in rows)
-            if update <= 0:
+            seconds = read_metrics(metrics).values("timing/train/update")
+            if not len(seconds):
+                continue
+            if (update := float(np.median(seconds))) <= 0:
                 raise ValueError(f"steps of {update} s")
         notes.append(
             f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "

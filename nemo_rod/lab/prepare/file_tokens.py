@@ -63,7 +63,7 @@ def write_tokens(
     Raises:
         ReadError: the file cannot be read; the message names it.
     """
-    documents = _Noted(uncapped(spec), number, tokenizer)
+    documents = _SizedDocuments(uncapped(spec), number, tokenizer)
     before, document = documents.consumed(), 0
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
@@ -103,7 +103,7 @@ def write_tokens(
     sync(folder.parent)
 
 
-class _Noted(Documents):
+class _SizedDocuments(Documents):
     """The documents of one file, and the size and, if wanted, the digest of each."""
 
     def __init__(self, spec: SourceSpec, number: int, tokenizer: Tokenizer) -> None:

@@ -22,7 +22,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal.derive import (
-    Places,
+    RehearsalPaths,
     cap_sources,
     cut_short,
     other_runs,
@@ -138,7 +138,7 @@ def _rehearsed(config: Config, folder: Path, *, scale: float, prefix: str = "") 
     for run, arms in other_runs(config).items():
         other = _recipe_for(run)
         other.arms = arms
-        inner, label = Places(folder.absolute()).other(run), f"{prefix}{other.recipe}: "
+        inner, label = RehearsalPaths(folder.absolute()).other(run), f"{prefix}{other.recipe}: "
         rows += _rehearsed(other, inner, scale=scale, prefix=label)
     start, notes = time.monotonic(), list[str]()
     try:
@@ -160,7 +160,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         scale: steps of the rehearsal over those of the recipe.
         notes: takes a line about everything that differs from the recipe beside sizes.
     """
-    small, places = cut_short(config, folder, scale=scale), Places(folder.absolute())
+    small, places = cut_short(config, folder, scale=scale), RehearsalPaths(folder.absolute())
     is_cpu = config.launcher.kind == "local" and not _has_gpu()
     if section(config, Rehearsal).model == "own":
         cap_sources(small)
@@ -212,7 +212,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
     return small
 
 
-def _write_tasks(names: list[str], places: Places) -> None:
+def _write_tasks(names: list[str], places: RehearsalPaths) -> None:
     """Writes definitions of lm-eval tasks or groups: made-up questions without meaning."""
     from nemo_rod.corpus.adapters.synthetic import synthetic_documents
     from nemo_rod.lab.tasks.held_out_questions import write_task

@@ -27,7 +27,7 @@ _HELD_OUT_QUESTIONS = 8
 _REDUCED = ("data", "context", "pipeline", "tensor")
 
 
-class Places:
+class RehearsalPaths:
     """Paths of a rehearsal's own files in its run folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
 
     `cap_sources` then takes no more text than these can use.
     """
-    places, small = Places(folder.absolute()), copy.deepcopy(config)
+    places, small = RehearsalPaths(folder.absolute()), copy.deepcopy(config)
     small.run_dir, small.rebuild, small.arm = str(places.folder), [], None
     small.train = _scaled(config.train, scale)
     small.pretrain = config.pretrain and _scaled(config.pretrain, scale)
@@ -65,7 +65,7 @@ def shrink(small: Config, parallel: Parallel, *, tokenizer: str | None) -> None:
         parallel: the layout.
         tokenizer: takes the place of the recipe's; None if that one can be had.
     """
-    places, domain, tasks = Places(Path(small.run_dir)), small.domain, section(small, Tasks)
+    places, domain, tasks = RehearsalPaths(Path(small.run_dir)), small.domain, section(small, Tasks)
     if small.model.hf is not None:
         small.model.hf, small.model.shape = str(places.checkpoint), None
     if tokenizer is not None:
@@ -161,7 +161,7 @@ def _small_batches(train: Optimisation, parallel: Parallel) -> Optimisation:
     return dataclasses.replace(train, micro_batch_size=small, batch_size=BATCH_SIZE)
 
 
-def _variant(variant: Any, places: Places, scale: float) -> dict[str, Any]:
+def _variant(variant: Any, places: RehearsalPaths, scale: float) -> dict[str, Any]:
     small = dict(variant or {})
     small |= _scaled_steps({"steps": small.get("steps")}, scale)
     if small.get("curriculum") is not None:

@@ -8,7 +8,7 @@ RoD against the first of them, which shows the share of replay that RoD begins w
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from nemo_rod.commands.run_stages import run, shows_dry_run
 from nemo_rod.commands.text import say, table
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
 from nemo_rod.lab.rehearsal.derive import cap_sources, cut_short
@@ -145,10 +146,10 @@ def known(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, d
 
 def _speed(config: Config, folder: Path, name: str, plan: Any) -> dict[str, Any]:
     """Returns medians over the steps of an arm, beside the figures of the plan."""
-    rows = read_lines(folder / "arms" / name / "metrics.jsonl", "timing/train/total")[_WARM_UP:]
-    seconds = median(row["timing/train/total"] for row in rows)
-    tflops = median(row["throughput/model_tflops_per_gpu"] for row in rows)
-    peaks = [row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row]
+    metrics = read_metrics(folder / "arms" / name / "metrics.jsonl")
+    names = ("timing/train/total", "throughput/model_tflops_per_gpu")
+    seconds, tflops = (float(np.median(metrics.values(key, _WARM_UP))) for key in names)
+    peaks = metrics.values("memory/peak_gib", _WARM_UP).tolist()
     planned = next((stage for stage in plan.stages if stage.name == name), None)
     return {
         "seconds_per_step": seconds,

@@ -20,7 +20,7 @@ from nemo_rod.lab.report.figures.picture import pictures_of
 from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.page import render, render_page
 from nemo_rod.lab.report.provenance import provenance_of
-from nemo_rod.lab.report.results import Shown, results_of
+from nemo_rod.lab.report.results import RunResults, results_of
 from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
@@ -156,7 +156,7 @@ def packed_losses(runs: Sequence[Run]) -> bytes:
 
 def write_page(
     files: Files,
-    shown: Sequence[Shown],
+    shown: Sequence[RunResults],
     parts: Sequence[Part],
     explorers: list[tuple[str, str]],
     *,

@@ -39,7 +39,7 @@ from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.forgetting import forgetting_by_source
 
 Results = Mapping[str, Any]  # content of `results.json`
-Shown = tuple[Run, Results]
+RunResults = tuple[Run, Results]
 
 SCHEMA = 1
 REFERENCE_PERCENT = 32.0  # the paper's fixed share in its figures

@@ -44,7 +44,7 @@ _TOLD = {
 _T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 
-class Fixed(NamedTuple):
+class FixedArm(NamedTuple):
     """An arm of fixed replay: blocks at random, in a share that does not depend on the model."""
 
     name: str
@@ -215,7 +215,7 @@ def text_of(results: Results) -> str:
     return "\n".join(lines)
 
 
-def fixed_arms(arms: Mapping[str, Results]) -> list[Fixed]:
+def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
     """Returns the arms of fixed replay by ascending share, no replay included.
 
     One that is trained otherwise than RoD, such as at a lower rate, is none of them.
@@ -228,7 +228,7 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[Fixed]:
         is_fixed |= design.get("share") is not None and is_random
         values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
         if is_fixed and None not in values and name not in alternatives:
-            found.append(Fixed(name, *values))
+            found.append(FixedArm(name, *values))
     return sorted(found, key=lambda arm: arm.share)
 
 
@@ -246,21 +246,21 @@ def _alternatives(arms: Mapping[str, Results]) -> list[str]:
     return found
 
 
-class Search(NamedTuple):
+class ShareSearch(NamedTuple):
     """Where RoD's forgetting lies among fixed shares, and which share would tell more."""
 
-    between: tuple[Fixed, Fixed] | None  # near neighbours that enclose it
+    between: tuple[FixedArm, FixedArm] | None  # near neighbours that enclose it
     share: int | None  # the share to train next, in percent
     why: str  # a clause
 
 
-def search(arms: Mapping[str, Results]) -> Search:
+def search(arms: Mapping[str, Results]) -> ShareSearch:
     """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
     rod = arms["rod"]
     level, share = rod["signed_forgetting"], rod["replay_share"]
     fixed = [arm for arm in fixed_arms(arms) if _same(arms, arm.name, "trained_tokens")]
     if level is None or share is None or not fixed:
-        return Search(None, None, "no fixed share was run")
+        return ShareSearch(None, None, "no fixed share was run")
     pairs = itertools.pairwise(fixed)
     pair = next((p for p in pairs if p[0].forgetting >= level >= p[1].forgetting), None)
     forgotten = (arms.get("no_replay") or {}).get("val_forgetting")
@@ -268,7 +268,7 @@ def search(arms: Mapping[str, Results]) -> Search:
         low, high = pair
         if high.share - low.share <= _near(max(share, (low.share + high.share) / 2)):
             names = " and ".join(parse_arm(arm.name).label for arm in pair)
-            return Search(pair, None, f"RoD's forgetting lies between {names}, which are near")
+            return ShareSearch(pair, None, f"RoD's forgetting lies between {names}, which are near")
         part = (low.forgetting - level) / max(low.forgetting - high.forgetting, 1e-12)
         next_share = low.share + (high.share - low.share) * min(max(part, 0.25), 0.75)
         why = f"the nearest fixed shares are {100 * (high.share - low.share):.0f} points apart"
@@ -277,13 +277,15 @@ def search(arms: Mapping[str, Results]) -> Search:
     else:
         next_share, why = fixed[0].share / 2, "every fixed share forgot less than RoD"
     if forgotten is not None and forgotten < FORGOTTEN:
-        return Search(None, None, f"nothing was forgotten without replay ({forgotten:.3f} nats)")
+        return ShareSearch(
+            None, None, f"nothing was forgotten without replay ({forgotten:.3f} nats)"
+        )
     percent = min(round(100 * next_share), 99)
     if percent < 1:
-        return Search(None, None, why)
+        return ShareSearch(None, None, why)
     if any(f"fixed_{percent}" == arm.name for arm in fixed):
-        return Search(None, None, f"{why}, and no percentage lies between")
-    return Search(None, percent, why)
+        return ShareSearch(None, None, f"{why}, and no percentage lies between")
+    return ShareSearch(None, percent, why)
 
 
 def _on_frontier(arms: Mapping[str, Results], drawn: Draws) -> dict[str, Any]:
@@ -311,7 +313,9 @@ def _on_frontier(arms: Mapping[str, Results], drawn: Draws) -> dict[str, Any]:
     return result | {"difference": difference, "between": [low.name, high.name]}
 
 
-def _at_total_cost(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]) -> dict[str, Any]:
+def _at_total_cost(
+    arms: Mapping[str, Results], drawn: Draws, fixed: list[FixedArm]
+) -> dict[str, Any]:
     """Returns the differences from the fixed arm that cost as much as RoD in all."""
     cost, plain = arms["rod"]["compute_in_all"], (arms.get("no_replay") or {}).get("compute")
     result: dict[str, Any] = {"against": None, "difference": None, "why": ""}
@@ -333,7 +337,7 @@ def _at_total_cost(arms: Mapping[str, Results], drawn: Draws, fixed: list[Fixed]
     }
 
 
-def _stopped_early(results: Results, fixed: list[Fixed]) -> dict[str, Any]:
+def _stopped_early(results: Results, fixed: list[FixedArm]) -> dict[str, Any]:
     """Returns the differences from no replay and the smallest fixed share at RoD's forgetting."""
     stops, found = results["early_stops"], dict[str, Any]()
     for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():

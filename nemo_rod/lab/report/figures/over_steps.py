@@ -26,7 +26,7 @@ from nemo_rod.lab.report.figures.drawing import (
 )
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import category_of, category_role, paper, title_of
-from nemo_rod.lab.report.results import Results, Shown
+from nemo_rod.lab.report.results import Results, RunResults
 from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import NUM_SOURCES, light
 
@@ -44,7 +44,7 @@ _TINTS = (
 )  # of m = 1.5, 2, 4, ...
 
 
-def replay_share(shown: Sequence[Shown]) -> Picture | None:
+def replay_share(shown: Sequence[RunResults]) -> Picture | None:
     """Draws the replay share of the batch over training, stacked by source, with its tenths.
 
     Sources of the paper are grouped by category.
@@ -101,7 +101,7 @@ def replay_share(shown: Sequence[Shown]) -> Picture | None:
     return Picture(views, "Replay over training, by source", text, 110) if views else None
 
 
-def scores(shown: Sequence[Shown]) -> Picture | None:
+def scores(shown: Sequence[RunResults]) -> Picture | None:
     """Draws mean scores of both roles' candidates, and tau, over training."""
     views = []
     for run, results, history in _rod(shown):
@@ -114,7 +114,7 @@ def scores(shown: Sequence[Shown]) -> Picture | None:
         }
         rows: Rows = []
         for name, (_, value_T) in series.items():
-            step_B, value_B = binned(history.step_T, value_T)
+            step_B, value_B = bin_means(history.step_T, value_T)
             rows += _rows(step_B, value_B, name=name)
         x = _steps(history)
         score = number("value", "mean score (nats per token)")
@@ -145,7 +145,7 @@ def shares_of(histories: Mapping[str, History | None], num_adaptation: int) -> l
         if history is None:
             continue
         colours[label] = light(_TINTS[place % len(_TINTS)])
-        step_B, share_B = binned(history.step_T, 100 * history.share_T)
+        step_B, share_B = bin_means(history.step_T, 100 * history.share_T)
         rows += _rows(step_B, share_B, name=label)
         passed = [step for _, step in passes(history, history.drawn_TR[:, 0], num_adaptation)]
         ticks += _rows(np.array(passed), np.interp(passed, step_B, share_B), name=label)
@@ -156,7 +156,7 @@ def shares_of(histories: Mapping[str, History | None], num_adaptation: int) -> l
     return [view(line, marked, height=240)] if rows else []
 
 
-def _rod(shown: Sequence[Shown]) -> list[tuple[Run, Results, History]]:
+def _rod(shown: Sequence[RunResults]) -> list[tuple[Run, Results, History]]:
     """Returns the runs that have a curriculum of RoD, with their results and that curriculum."""
     runs = [(run, results, run.arms["rod"]) for run, results in shown if "rod" in run.arms]
     return [(run, results, rod.history) for run, results, rod in runs if rod.history]
@@ -213,7 +213,7 @@ def passes(history: History, count_T: Any, num_adaptation: int) -> list[tuple[in
     return [(n, int(history.step_T[i])) for n, i in reached.items()]
 
 
-def binned(step_T: Any, value_T: Floats, bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
+def bin_means(step_T: Any, value_T: Floats, bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
     """Returns means over bins of consecutive steps: mean step [B], mean finite value [B]."""
     parts = np.array_split(np.arange(len(step_T)), min(bins, len(step_T)))
     step_B = np.array([step_T[part].mean() for part in parts])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nemo_rod import parts
 from nemo_rod.lab.report.figures.drawing import Spec
-from nemo_rod.lab.report.results import Shown
+from nemo_rod.lab.report.results import RunResults
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Picture:
     order: float = 900
 
 
-def pictures_of(shown: Sequence[Shown]) -> dict[str, Picture]:
+def pictures_of(shown: Sequence[RunResults]) -> dict[str, Picture]:
     """Returns the pictures of all registered figures, by name, in the order of the page.
 
     A figure is `(shown) -> Picture | None` for the run and, behind it, runs of other settings; None

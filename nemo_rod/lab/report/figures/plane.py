@@ -16,7 +16,7 @@ from nemo_rod.lab.report.figures.labels import labelled
 from nemo_rod.lab.report.figures.over_steps import shares_of
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import paper_arms, title_of
-from nemo_rod.lab.report.results import Results, Shown, chord_of
+from nemo_rod.lab.report.results import Results, RunResults, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
 from nemo_rod.run.variants import merged_from
@@ -55,7 +55,7 @@ class Plane:
     show_gap: bool = False  # whether to show RoD's distance from the chord
 
 
-def frontier(shown: Sequence[Shown]) -> Picture | None:
+def frontier(shown: Sequence[RunResults]) -> Picture | None:
     """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
 
     If arms lie far from the chord, such as merges, another view shows the region of the chord; if
@@ -77,7 +77,7 @@ def frontier(shown: Sequence[Shown]) -> Picture | None:
     return _picture(planes, "Adaptation against forgetting", text + _beside(results), 10)
 
 
-def early_stops(shown: Sequence[Shown]) -> Picture | None:
+def early_stops(shown: Sequence[RunResults]) -> Picture | None:
     """Draws what arms had learned and forgotten after parts of their steps, beside whole runs."""
     results = shown[0][1]
     whole = [name for name in results["chord"] if name in results["arms"]]
@@ -102,7 +102,7 @@ def early_stops(shown: Sequence[Shown]) -> Picture | None:
     )
 
 
-def components(shown: Sequence[Shown]) -> Picture | None:
+def components(shown: Sequence[RunResults]) -> Picture | None:
     """Draws ablations, controls and RoD's joint selection."""
     results = shown[0][1]
     names = with_fixed_share(results["arms"])
@@ -117,7 +117,7 @@ def components(shown: Sequence[Shown]) -> Picture | None:
     )
 
 
-def pool_size(shown: Sequence[Shown]) -> Picture | None:
+def pool_size(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with other numbers of candidates."""
     return _swept(
         shown[0],
@@ -129,7 +129,7 @@ def pool_size(shown: Sequence[Shown]) -> Picture | None:
     )
 
 
-def weighting(shown: Sequence[Shown]) -> Picture | None:
+def weighting(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with other weights of replay."""
     return _swept(
         shown[0],
@@ -141,7 +141,7 @@ def weighting(shown: Sequence[Shown]) -> Picture | None:
     )
 
 
-def budgets(shown: Sequence[Shown]) -> Picture | None:
+def budgets(shown: Sequence[RunResults]) -> Picture | None:
     """Draws fixed replay and RoD at the common budget and at others."""
     results = shown[0][1]
     arms, texts = results["arms"], {}
@@ -162,7 +162,7 @@ def budgets(shown: Sequence[Shown]) -> Picture | None:
     )
 
 
-def transfer(shown: Sequence[Shown]) -> Picture | None:
+def transfer(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
     results = shown[0][1]
     names = helped(results["arms"])
@@ -222,7 +222,7 @@ def _span(points: Mapping[str, Point]) -> float:
     return max(losses) - min(losses)
 
 
-def _swept(shown: Shown, key: str, title: str, caption: str, order: int) -> Picture | None:
+def _swept(shown: RunResults, key: str, title: str, caption: str, order: int) -> Picture | None:
     """Returns a plane of the arms that differ in one key, and the replay share over their steps.
 
     Ticks on a share mark where its candidates have passed once, twice etc. over the adaptation

@@ -20,7 +20,7 @@ from nemo_rod.lab.report.figures.drawing import (
 )
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import paper, paper_arms
-from nemo_rod.lab.report.results import Shown
+from nemo_rod.lab.report.results import RunResults
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
@@ -37,7 +37,7 @@ def _arms(names: Sequence[str]) -> Spec:
     return {"field": "arm", "type": "nominal", "title": None, "sort": labels, "axis": axis}
 
 
-def capabilities(shown: Sequence[Shown]) -> Picture | None:
+def capabilities(shown: Sequence[RunResults]) -> Picture | None:
     """Draws the change of accuracy by capability and arm, in points."""
     results = shown[0][1]
     arms, recipe = results["arms"], results["recipe"]
@@ -71,7 +71,7 @@ def capabilities(shown: Sequence[Shown]) -> Picture | None:
     return Picture({"data": {"values": rows}, "facet": facet, "spec": bars}, "Tasks", text, 230)
 
 
-def seeds(shown: Sequence[Shown]) -> Picture | None:
+def seeds(shown: Sequence[RunResults]) -> Picture | None:
     """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
     results = shown[0][1]
     runs = [results, *results["replicates"]]

@@ -21,7 +21,7 @@ from nemo_rod.lab.report.figures.drawing import (
 from nemo_rod.lab.report.figures.labels import labelled
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import category_of, category_role, paper_value, title_of
-from nemo_rod.lab.report.results import Results, Shown, known
+from nemo_rod.lab.report.results import Results, RunResults, known
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
@@ -29,7 +29,7 @@ _MOST_NAMED = 16  # sources; the pointer names the others
 _POINT = {"type": "point", "filled": True, "opacity": 1}
 
 
-def forgetting_profile(shown: Sequence[Shown]) -> Picture | None:
+def forgetting_profile(shown: Sequence[RunResults]) -> Picture | None:
     """Draws residual forgetting per source and arm against forgetting without replay, with fits.
 
     Dashed lines are the fits without the most influential source.
@@ -112,7 +112,7 @@ def _profile(
     )  # fmt: skip
 
 
-def sampling_ratio(shown: Sequence[Shown]) -> Picture | None:
+def sampling_ratio(shown: Sequence[RunResults]) -> Picture | None:
     """Draws RoD's sampling ratio per source against two measures of the need for replay.
 
     These are, per setting, forgetting without replay and residual forgetting under fixed replay.
