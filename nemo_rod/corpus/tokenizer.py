@@ -1,8 +1,7 @@
 """What a tokenizer is, and by what it is recognised, and how one is loaded.
 
 A tokenizer is identified by its behaviour. Its *fingerprint* hashes the token ids of fixed probe
-texts and of samples of its own vocabulary; the location of its files and the library version that
-wrote them do not matter. A block store records the fingerprint of the tokenizer that made it.
+texts and of samples of its own vocabulary, wherever its files are and whatever library wrote them.
 """
 
 from __future__ import annotations

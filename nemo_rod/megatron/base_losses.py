@@ -42,9 +42,8 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
     """Refuses a base whose losses on two blocks are not those of transformers. Collective.
 
     The result is in `FILE`, and a base is compared once. On a CPU, small models are compared in
-    fp32; others in the precision of the run. On every rank, memory is needed for its share of the
-    model, and after that on one of them for the class of transformers, whose layers are read one
-    after the other where it does not fit.
+    fp32; others in the precision of the run. Every rank needs memory for its share of the model,
+    then one of them for the class of transformers, read layer by layer where it does not fit.
 
     Raises:
         ValueError: the losses differ, or Megatron-Bridge cannot build the model.
@@ -142,10 +141,7 @@ def _of_bridge(
 
 
 def _compared_length(reference: Any, block_size: int) -> int:
-    """Returns how many tokens of a block show whether two models compute the same.
-
-    On a CPU, whole blocks are only needed if the config.json has a limit within them, as a window.
-    """
+    """Returns how many tokens of a block are compared: on a CPU, all if a window ends within it."""
     if torch.cuda.is_available():
         return block_size
     config = reference.config.get_text_config().to_dict()

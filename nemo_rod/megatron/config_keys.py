@@ -15,12 +15,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from nemo_rod.checkpoints.published import NOT_COMPUTED
 from nemo_rod.megatron import STAND_INS
-
-_SECTIONS = ("text_config",)
 
 
 def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True) -> list[str]:
@@ -76,7 +75,7 @@ def _plain(value: Any) -> Any:
 
 def _settings(config: Any) -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
     """Yields section, key, value and another value of what is not its class's default."""
-    for section in (None, *_SECTIONS):
+    for section in (None, "text_config"):
         inner = config if section is None else getattr(config, section, None)
         if inner is None:
             continue
@@ -90,6 +89,10 @@ def _settings(config: Any) -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
                     if each != known.get(name) and not _is_moot(name, each, value, known):
                         yield (*place, key), name, each, _other(each)
             elif value != default and not isinstance(value, dict):
+                others = {name: each for name, each in inner.to_dict().items() if name != key}
+                with suppress(Exception):  # of a class that needs the key
+                    if getattr(type(inner).from_dict(others), key, value) == value:
+                        continue  # the others say as much, or the class does not read it
                 if isinstance(value, list) and isinstance(default, list):
                     layers = min(len(value), len(default))
                     if layers > 1 and value[:layers] == default[:layers]:

@@ -33,18 +33,16 @@ def model_provider(
     Args:
         hf: name or folder of the Hugging Face checkpoint.
         parallel: the parallel layout.
-        model: its precision, further attributes of the provider, and whether code that comes with
-            the checkpoint may run.
+        model: precision, attributes of the provider, and whether the checkpoint's code may run.
         block_size: tokens per block (S).
 
     Returns:
-        The bridge, which can export the model again, and the provider, which builds the model with
-        the checkpoint's weights and raises ValueError if the checkpoint lacks some of them.
+        The bridge, which can export the model again, and the provider, which builds it with the
+        checkpoint's weights and raises ValueError if some are missing.
 
     Raises:
-        ValueError: the model does not support the layout, or the number of processes does not
-            match it; the checkpoint comes with code that may not run; or kernels of its layers
-            are at fault on this GPU.
+        ValueError: the layout does not fit the model or the number of processes, the checkpoint's
+            code may not run, or kernels of its layers are at fault on this GPU.
     """
     for stand_in in STAND_INS:
         stand_in.prepare_bridge()

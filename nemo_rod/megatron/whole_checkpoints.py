@@ -1,11 +1,10 @@
 """Checkpoints that a kill cannot corrupt.
 
-When the tensors of a checkpoint are on the disk, Megatron-Bridge writes three more files:
-`latest_train_state.pt` and `latest_checkpointed_iteration.txt`, which name the checkpoint to resume
-from, and its `run_config.yaml`. It writes them one after the other and in place, so that after a
-kill they may name a checkpoint that cannot be loaded. It also keeps the checkpoints with the
-highest numbers, loadable or not: the remains of a later one would make it delete the checkpoint
-that it has just saved.
+When a checkpoint's tensors are on the disk, Megatron-Bridge writes `latest_train_state.pt` and
+`latest_checkpointed_iteration.txt`, which name the checkpoint to resume from, and its
+`run_config.yaml`, one after the other and in place: after a kill they may name one that cannot be
+loaded. It also keeps the checkpoints with the highest numbers, loadable or not: the remains of a
+later one would make it delete the one that it has just saved.
 """
 
 from __future__ import annotations

@@ -27,9 +27,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
 EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 ROUTED = {
-    **EXPERTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-    "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 8,
+    "moe_intermediate_size": 32, "num_experts_per_tok": 2, "n_routed_experts": 4,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "num_key_value_heads": 4, "head_dim": 8,
+}  # fmt: skip
+UNUSED = {  # by the class of transformers
+    "ep_size": 8, "aux_loss_alpha": 0.001, "seq_aux": True, "num_nextn_predict_layers": 1,
+    "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "pretraining_tp": 4,
 }  # fmt: skip
 
 
@@ -97,10 +102,21 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"layer_types": ["full_attention"] * 4}, "takes no account of layer_types of"),
     ("nemotron", {"hidden_act": "gelu"}, "takes no account of hidden_act of"),
     ("nemotron", {"hidden_act": "relu2"}, EQUAL),
-    ("deepseek_v3", ROUTED, EQUAL),
+    ("deepseek_v3", {**ROUTED, **UNUSED}, EQUAL),
     ("deepseek_v3", {**ROUTED, "q_lora_rank": None}, "q_lora_rank, "),
     ("deepseek_v3", {**ROUTED, **rope(**YARN, mscale=1.0, mscale_all_dim=1.0)}, EQUAL),
 ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm_topk_prob": False}, {"rope_interleave": False}])
+def test_keys_that_change_nothing_are_not_named(settings, tmp_path):
+    from transformers import AutoConfig
+
+    from nemo_rod.megatron.config_keys import left_out
+
+    every = {**SIZES, **ROUTED, **UNUSED, **settings, "architectures": ["DeepseekV3ForCausalLM"]}
+    AutoConfig.for_model("deepseek_v3", **every).save_pretrained(tmp_path)
+    assert left_out(str(tmp_path)) == [*settings]
 
 
 @pytest.fixture(scope="module")
