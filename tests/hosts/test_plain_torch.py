@@ -18,6 +18,7 @@ import torch
 from places import ROOT, WORKERS
 from tiny import STEPS, Setting, metric
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 import nemo_rod
 from nemo_rod.corpus.store import BlockStore
@@ -528,6 +529,7 @@ def train(
     zeroes_first: bool = False,
     skipped: int = -1,  # the update that is left out
     overflows: bool = False,
+    moves: Callable[[Any], Any] | None = None,  # what weights become in each batch after step 0
 ) -> int:
     """A loop that updates the weights once for each number of batches; returns its updates."""
     scored = model("llama")
@@ -539,6 +541,8 @@ def train(
         taken = islice(batches, size)
         for batch in list(taken) if ahead else taken:
             scored(**batch).loss.backward()
+            for weight in scored.parameters() if moves and update else ():
+                weight.data = moves(weight.data)
         if overflows:
             next(scored.parameters()).grad.fill_(math.inf)
         if update != skipped:
@@ -560,11 +564,15 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([4] * 4, {"optimizer": partial(torch.optim.SGD, lr=0.0)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=1e-2)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=0.0)}, None),
+        ([4] * 4, {"optimizer": partial(Raw, lr=1e-2), "zeroes_first": True}, None),
         ([4] * 4, {"skipped": 0}, None),
         ([4] * 4, {"skipped": 0, "zeroes_first": True, "overflows": True}, None),
         *(([size] * 16, {}, WITHIN.format(size, 0)) for size in (1, 2, 3)),
         ([1] * 16, {"optimizer": partial(Raw, lr=1e-2)}, WITHIN.format(1, 0)),
         ([4, 4, 2, 2, 4], {}, WITHIN.format(2, 2)),
+        ([4, 4, 2, 2, 4], {"optimizer": partial(Raw, lr=1e-2)}, WITHIN.format(2, 2)),
+        ([4] * 4, {"moves": torch.clone, "ahead": False}, None),
+        ([4] * 4, {"moves": torch.ones_like, "ahead": False}, WITHIN.format(1, 1)),
         ([5] * 3, {}, BETWEEN.format(1)),
         ([8] * 2, {}, BETWEEN.format(1)),
         ([8] * 2, {"ahead": False}, BETWEEN.format(1)),
@@ -573,18 +581,32 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
     ],
 )
 def test_updates_that_do_not_fall_between_steps_are_refused(
-    groups: list[int], options: dict[str, Any], sentence: str | None
-) -> None:
+    groups: list[int], options: dict[str, Any], sentence: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     with pytest.raises(ValueError, match=sentence) if sentence else nullcontext():
         assert train(groups, **options) == len(groups)
+    assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("groups", "options", "step"),
+    [([4, 4, 8], {}, 3), ([4] * 4, {"skipped": 3, "zeroes_first": True}, 4)],
+)
 def test_a_loop_that_has_proved_right_and_changes_is_told(
-    capsys: pytest.CaptureFixture[str],
+    groups: list[int], options: dict[str, Any], step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may only have skipped updates of its own, so it goes on."""
-    train([4, 4, 8])
-    assert re.search(BETWEEN.format(3), capsys.readouterr().err)
+    train(groups, **options)
+    assert re.search(BETWEEN.format(step), capsys.readouterr().err)
+
+
+def test_workers_of_a_data_loader_are_refused():
+    batches = DataLoader(taken_from(model("llama")).dataset, batch_size=None, num_workers=1)
+    with pytest.raises(ValueError, match="in a worker process of a DataLoader, whose copy"):
+        next(iter(batches))
+    with pytest.raises(TypeError, match="without a DataLoader"):
+        next(iter(DataLoader(taken_from(model("llama")))))
 
 
 def test_a_model_that_is_not_trained_may_be_read_through() -> None:

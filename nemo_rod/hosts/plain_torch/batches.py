@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
@@ -180,6 +180,13 @@ class RoDBatches:
         """Returns the number of batches of all steps in this process."""
         return self.steps * self._batches_per_step
 
+    def __getitem__(self, index: int) -> Any:
+        """Refuses a `DataLoader`, which would index a dataset."""
+        raise TypeError(
+            "RoDBatches has batches in the order of training alone, each after the last update: "
+            "give them to the loop as they are, without a DataLoader."
+        )
+
     def state_dict(self) -> dict[str, int]:
         """Ends the step and returns the state for a checkpoint.
 
@@ -247,8 +254,14 @@ class RoDBatches:
 
         Raises:
             ValueError: a score is not finite, replicas chose different blocks, the record is of
-                another run, or the weights were not updated once for the batches of a step.
+                another run, the weights were not updated once for the batches of a step, or a
+                worker of a `DataLoader` asks, which has another copy of the model.
         """
+        if get_worker_info() is not None:
+            raise ValueError(
+                "The batches are read in a worker process of a DataLoader, whose copy of the model "
+                "is never trained: set num_workers=0, or give the loop the batches as they are."
+            )
         updates = Updates(self.scorer.model, batches=self._batches_per_step)
         try:
             yield from self._steps(updates)
@@ -278,6 +291,7 @@ class RoDBatches:
                 self._is_open = self.next_step > step  # else the step is recorded anew
                 raise
             self.end_step()
+        updates.refuse_between(self.steps)
 
     def _choose(self, step: int) -> Choice:
         """Chooses and records the blocks of a step, the same ones on every rank."""

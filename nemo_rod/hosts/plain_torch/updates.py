@@ -16,9 +16,9 @@ class Updates:
     """Watches the weights that a loop trains, from one step to the next; of one iterator.
 
     An update changes the version of a weight. Optimizers that write past PyTorch's counters change
-    values alone, which are compared until the loop has proved to update once a step. A step without
-    an update is none of the loop's mistakes if its gradients were discarded, as by a scaler of
-    losses that found an overflow.
+    values alone, which are compared until an update has changed a version, and where a weight lies
+    elsewhere than before. A step without an update is none of the loop's mistakes if its gradients
+    were discarded, as by a scaler of losses that found an overflow.
 
     Args:
         model: the model, of which only weights that have gradients are watched.
@@ -32,8 +32,9 @@ class Updates:
         sharded = [weight for weight in weights if isinstance(weight, DTensor)]
         self._weights = sharded or weights
         self._step = -1  # of the last choice
-        self._proved = self._told = False
+        self._proved = self._counted = self._told = False
         self._versions: list[int] = []
+        self._places: list[int] = []
         self._values: list[torch.Tensor] = []
         self._trained = False  # whether a gradient has arrived since the choice
         self._hooks = [
@@ -49,8 +50,8 @@ class Updates:
         """Takes note of the weights by which the blocks of a step were chosen."""
         self._step, self._trained = step, False
         self._versions = [weight._version for weight in self._weights]
-        if not self._proved:
-            self._values = [part.clone() for part in self._samples()]
+        self._places = self._found_at()
+        self._values = [part.clone() for part in self._samples()]
 
     def refuse_within(self, done: int) -> None:
         """Refuses an update after `done` batches of a step that has more.
@@ -73,7 +74,8 @@ class Updates:
         if self._step < 0 or not self._versions:  # nothing chosen, or nothing to train
             return
         if self._have_changed():
-            self._proved, self._values = True, []
+            self._proved = True
+            self._counted |= self._have_other_versions()
             return
         if self._trained and not self._has_gradients():
             return  # discarded
@@ -99,11 +101,19 @@ class Updates:
             flat = _local(weight).reshape(-1)
             yield flat[:: max(1, len(flat) // _SAMPLE)]
 
+    def _have_other_versions(self) -> bool:
+        return [weight._version for weight in self._weights] != self._versions
+
     def _have_changed(self) -> bool:
-        if [weight._version for weight in self._weights] != self._versions:
+        if self._have_other_versions():
             return True
-        pairs = zip(self._values, self._samples(), strict=True) if self._values else ()
-        return any(not torch.equal(before, now) for before, now in pairs)
+        if self._counted and self._places == self._found_at():
+            return False
+        pairs = zip(self._values, self._samples(), strict=True)
+        return any(not torch.equal(before, now.to(before.device)) for before, now in pairs)
+
+    def _found_at(self) -> list[int]:
+        return [_local(weight).data_ptr() for weight in self._weights]
 
     def _has_gradients(self) -> bool:
         """Returns whether gradients wait for an update that they can be used for."""
