@@ -21,7 +21,7 @@ import yaml  # type: ignore[import-untyped]
 
 from nemo_rod.files import interpreting
 from nemo_rod.hosts.swap_in.job import Facts, Installed, Job, SelectingJob
-from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
+from nemo_rod.hosts.swap_in.job_references import HostReferenceJob, refuse_unreadable
 from nemo_rod.loggers import show
 from nemo_rod.upstream.changes import operation_counters
 
@@ -59,6 +59,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             saved.pretrained_checkpoint,
             saved.load,
         )
+        refuse_unreadable(Path(folder))
         # of a job that had adapters, checkpoints hold nothing else
         files = [
             *Path(folder).glob("run_config.yaml"),

@@ -39,6 +39,12 @@ SENTENCES = {
     "references of adapters": "^The job trains adapters .peft.*with peft=None",
     "references by adapters": "^The job trains adapters .peft.*its adapter merged",
     "references of a damaged configuration": "/run_config.yaml is damaged",
+    "references of empty": "names the checkpoint '': expected latest_checkpointed_iteration.txt to "
+    "have the number of one of iter_0000004.$",
+    "references of gone": "/latest_checkpointed_iteration.txt names the checkpoint '7': expected",
+    "references of state": "/latest_train_state.pt is damaged: copy train_state.pt of one of iter_",
+    "references of torch": "/iter_0000004 is in Megatron's format torch, which Megatron-",
+    "references of zarr": "format zarr, .*Megatron-LM's --ckpt-convert-format torch_dist.$",
     "references with shared buffers": f"^{SHARED_BUFFERS}",
     "references with buffers shared later": f"^{SHARED_BUFFERS}",  # by the trainer's own setup
 }

@@ -1,5 +1,6 @@
 """Installs the selector into jobs that it must refuse; prints the messages as a JSON object."""
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -85,6 +86,14 @@ def main() -> None:
     made = tempfile.TemporaryDirectory()
     adapters, torn = Path(made.name, "adapters"), Path(made.name, "torn")
     torn.mkdir()
+    saved = {name: Path(made.name, name) for name in ("empty", "gone", "state", "torch", "zarr")}
+    for name, folder in saved.items():
+        (folder / "iter_0000004" / "mp_rank_00").mkdir(parents=True)
+        tracker = {"empty": "", "gone": "7", "state": "4"}.get(name, "4\n")
+        (folder / "latest_checkpointed_iteration.txt").write_text(tracker)
+    (saved["state"] / "latest_train_state.pt").touch()
+    backend = {"sharded_backend": "zarr", "sharded_backend_version": 1}
+    (saved["zarr"] / "iter_0000004" / "metadata.json").write_text(json.dumps(backend))
     (adapters / "iter_0000005").mkdir(parents=True)
     (adapters / "iter_0000005" / "run_config.yaml").write_text("peft: {dim: 8}\n")
     (torn / "run_config.yaml").write_text("peft: {dim: 8\n")
@@ -95,6 +104,7 @@ def main() -> None:
         ("references of adapters", "peft", ""),
         ("references by adapters", "", ""),
         ("references of a damaged configuration", "", ""),
+        *((f"references of {name}", "", "") for name in saved),
         ("references with shared buffers", shares, ""),
         ("references with buffers shared later", "", shares),
     ):
@@ -105,6 +115,7 @@ def main() -> None:
         folders = {
             "references by adapters": adapters,
             "references of a damaged configuration": torn,
+            **{f"references of {name}": folder for name, folder in saved.items()},
         }
         folder = str(folders.get(name, "specialist"))
         HostReferenceJob.model_folder = lambda *_, folder=folder, **__: folder

@@ -7,19 +7,50 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 import torch.distributed as dist
 from megatron.core.utils import unwrap_model
 
-from nemo_rod.files import digest
+from nemo_rod.files import digest, read_json
 from nemo_rod.hosts.swap_in.job import Job, precision_of, say_last
+from nemo_rod.megatron.whole_checkpoints import TRACKER
 from nemo_rod.ranks import from_recorder
 from nemo_rod.selection.references.folder import holds, role_manifest
 from nemo_rod.selection.references.reference_pass import write_references
 
 # of a manifest: references of a block store have other targets
 LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
+
+
+def refuse_unreadable(folder: Path) -> None:
+    """Refuses a folder of checkpoints that Megatron-Bridge would not load, before a model is built.
+
+    Raises:
+        ValueError: what names the latest checkpoint is damaged, or a checkpoint of Megatron-LM is
+            in another format than `torch_dist`.
+    """
+    tracker, state, place = folder / TRACKER, folder / "latest_train_state.pt", folder
+    saved = sorted(path.name for path in folder.glob("iter_*"))
+    cure = f"expected {TRACKER} to have the number of one of {', '.join(saved) or 'no checkpoint'}"
+    if state.is_file() and not is_zipfile(state):
+        raise ValueError(f"{state} is damaged: copy train_state.pt of one of {', '.join(saved)}.")
+    if tracker.is_file():
+        named = tracker.read_bytes().strip().decode("ascii", "replace")
+        place = folder / (f"iter_{int(named):07d}" if named.isdecimal() else named or "-")
+        if named != "release" and not (named.isdecimal() and place.is_dir()):
+            raise ValueError(f"{tracker} names the checkpoint {named[:40]!r}: {cure}.")
+    metadata, format = place / "metadata.json", "torch"
+    if metadata.is_file():
+        format = read_json(metadata, "sharded_backend")["sharded_backend"]
+    elif not any(place.glob("mp_rank_*")):
+        return
+    if format != "torch_dist":
+        raise ValueError(
+            f"{place} is in Megatron's format {format}, which Megatron-Bridge does not load: "
+            "convert it by Megatron-LM's --ckpt-convert-format torch_dist."
+        )
 
 
 class ReferencesWritten(SystemExit):
