@@ -19,9 +19,14 @@ import functools
 import logging
 import os
 import sys
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from nemo_rod.upstream import functions
+
+if TYPE_CHECKING:
+    from nemo_rod.config import Config
+    from nemo_rod.run.handover import Stage
 
 
 def needed() -> bool:
@@ -90,6 +95,21 @@ def prepare_bridge() -> None:
     trainers.install_megatron_bridge()
     if plain.needed():
         conversion.convert_experts_as_modules()
+
+
+def check_layout(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses stages whose attention Megatron only has by TransformerEngine, on a GPU."""
+    from nemo_rod.run.launch import launcher_of
+    from nemo_rod.run.processes.pythons import num_gpus
+
+    launcher, context = launcher_of(config), config.parallel.context
+    is_here = launcher.environment and not launcher.submits
+    if context > 1 and is_here and any(s.runs_model for s in stages) and not num_gpus():
+        raise OSError(
+            f"parallel.context={context} needs a GPU, as Megatron divides a block's positions by "
+            "TransformerEngine alone, and torch sees none here: set parallel.context=1."
+        )
+    return ""
 
 
 def adapt(provider: Any) -> None:

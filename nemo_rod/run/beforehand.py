@@ -71,6 +71,8 @@ def _texts(config: Config) -> Iterator[str]:
     name = config.domain.tokenizer
     if name == config.model.hf:
         yield from _model(config)
+    elif Path(name).expanduser().is_file():
+        yield f"domain.tokenizer={name} is a file: give the folder that it is in."
     elif not (name == BYTE or hub.is_here(name) or hub.is_name(name)):
         yield f"domain.tokenizer={name} does not exist: {_FOLDER}."
     for spec in config.domain.specs:
@@ -143,8 +145,7 @@ def _packages(stages: Sequence[Stage], config: Config) -> Iterator[str]:
         if stage.extra == "bridge" and not here:
             continue
         lacks = [module for module in NEEDS[stage.extra] if not can_be_found(module)]
-        for module in lacks:
-            missing.setdefault(module, stage.extra)
+        missing.update((module, stage.extra) for module in lacks if module not in missing)
         names += [stage.name] if lacks else []
     if missing:
         extras = ",".join(dict.fromkeys(missing.values()))

@@ -235,6 +235,8 @@ def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path):
         (["cluster=h100_1", "parallel=dp2"], "0", 1, "parallel puts 2 processes on this machine"),
         (["parallel=dp2"], "0", 1, "where torch sees 1 GPU: each needs one"),
         (["parallel=dp2"], "0", 0, None),
+        (["parallel.context=2"], "0", 0, "parallel.context=2 needs a GPU"),
+        (["parallel=single", "parallel.context=2"], "0", 2, None),
         (["cluster=h100_1"], "", 1, "cluster.gpu=H100, but torch sees no GPU"),
         (["cluster=b200_8", "parallel=dp8", "launcher=slurm"], "0", 0, None),
     ],

@@ -44,10 +44,12 @@ ROWS = [
 
 def written() -> None:
     """Puts into the working folder what commands are refused for."""
-    for name in ("my/recipe", "text", "empty", "config_alone"):
+    for name in ("my/recipe", "text", "empty", "config_alone", "short"):
         Path(name).mkdir(parents=True)
     for name, content in {
         "my/stray.yaml": HEAD, MINE: HEAD, "config_alone/config.json": "{}",
+        "short/config.json": '{"text_config": {"rope_parameters": {"rope_type": "linear", '
+        '"factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",
         "a.jsonl": '{"body": "x"}\n', "no.jsonl.gz": "plain",
     }.items():  # fmt: skip
         Path(name).write_text(content)

@@ -179,9 +179,10 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     Raises:
         ValueError: it cannot be loaded, is a slow one, or it is not certain which ids are right.
     """
-    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+    place = Path(name).expanduser()
+    if place.is_file() or (name.startswith(("/", ".", "~")) and not place.exists()):
         raise ValueError(
-            f"tokenizer {name!r} does not exist: "
+            f"tokenizer {name!r} {'is a file' if place.is_file() else 'does not exist'}: "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         )
     from tokenizers import Tokenizer
