@@ -9,10 +9,11 @@ that whatever else the machine does meets both, and each is compared with its ne
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     import torch
     import torch.distributed as dist
 
+    from nemo_rod import cpu
+
+    cpu.prepare()  # before the first import of Megatron-Bridge
     from nemo_rod.cpu import trainers
 
     trainers.install_megatron_bridge()
@@ -46,6 +50,8 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
+    from nemo_rod.hosts.job_record import JobRecord
+    from nemo_rod.selection import Choice
 
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}.items():
         os.environ.setdefault(name, str(value))
@@ -72,6 +78,20 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
         seconds[kind].append(time.perf_counter() - begin)
         return result
 
+    numbers: dict[int, int] = {}
+
+    def renumbered(call: Callable) -> Callable:
+        """A record has every step, of which the job's are every other one."""
+
+        def with_number(record: JobRecord, choice: Choice, *more: Any) -> Any:
+            number = numbers.setdefault(choice.pool.step, 1 + len(numbers))  # after a stock one
+            pool = dataclasses.replace(choice.pool, step=number)
+            return call(record, dataclasses.replace(choice, pool=pool), *more)
+
+        return with_number
+
+    JobRecord.chosen = renumbered(JobRecord.chosen)  # type: ignore[method-assign]
+    JobRecord.ended = renumbered(JobRecord.ended)  # type: ignore[method-assign]
     with nemo_rod.install(
         "megatron_bridge",
         cfg,
