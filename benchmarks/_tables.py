@@ -69,15 +69,38 @@ def readme() -> list[Row]:
 KEYS = ("adapt_loss", "val_forgetting", "replay_share")
 
 
-def controls_arms() -> list[Row]:
-    runs, rows = controls(), list[Row]()
-    for name in ("no_replay", "fixed_20", "fixed_32", "fixed_50", "fixed_70", "rod", "rod_offline",
-                 "rod_mixture"):  # fmt: skip
-        share = sum(run[name]["replay_share"] for run in runs) / 3
-        gap = better(runs, name) if name.startswith("rod") else ""
-        losses = (of(runs, name, key, ".3f") for key in ("adapt_loss", "val_forgetting"))
-        rows.append([f"`{name}`", *losses, f"{share:.3f}" if share else "0", gap])
+def over_seeds(runs: list[Arms], labels: dict[str, str], *, of_rod: bool = False) -> list[Row]:
+    """Arms over the seeds that ran them; `of_rod` adds the share of RoD's gain, and all costs."""
+    rows = list[Row]()
+    for name, label in labels.items():
+        arms = [run for run in runs if name in run]
+        share = sum(run[name]["replay_share"] for run in arms) / len(arms)
+        is_judged = not name.startswith(("fixed_", "no_replay"))
+        losses = (of(arms, name, key, ".3f") for key in ("adapt_loss", "val_forgetting"))
+        gap = better(arms, name) if is_judged else ""
+        row = [label, *losses, f"{share:.3f}" if share else "0", gap]
+        if of_rod:
+            kept = [f"{100 * run[name]['gap'] / run['rod']['gap']:.0f}" for run in arms if gap]
+            shares = ", ".join(kept) + " %" * bool(kept)
+            row += [shares, of(arms, name, "cost_in_all", ".2f")]
+        rows.append(row)
     return rows
+
+
+def controls_arms() -> list[Row]:
+    names = ("no_replay", "fixed_20", "fixed_32", "fixed_50", "fixed_70", "rod", "rod_offline",
+             "rod_mixture")  # fmt: skip
+    return over_seeds(controls(), {name: f"`{name}`" for name in names})
+
+
+def mix() -> list[Row]:
+    runs = [read(f"mix/seed_{seed}")["arms"] for seed in (42, 43, 44)]
+    return over_seeds(runs, {
+        "fixed_20": "`fixed_20`", "fixed_32": "`fixed_32`", "fixed_43": "`fixed_43`",
+        "rod": "`rod`", "rod_averages": "`rod_averages`", "rod_mix": "`rod_mix`",
+        "mix_m15": "`rod_mix`, target 1.43", "mix_p00": "`rod_mix`, target 1.58",
+        "mix_p15": "`rod_mix`, target 1.73", "parts_4": "sources split into 4 by the base's loss",
+    }, of_rod=True)  # fmt: skip
 
 
 def sizes() -> list[Row]:
@@ -258,7 +281,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "readme": readme, "controls": controls_arms, "sizes": sizes, "generated": generated,
     "budgets": budgets, "ideas": ideas, "known_texts": known_texts,
     **{name: partial(transfers, name) for name in _TRANSFERS},
-    "real_english": real_english, "scarce": scarce, "smollm2": smollm2,
+    "real_english": real_english, "scarce": scarce, "smollm2": smollm2, "mix": mix,
 }  # fmt: skip
 
 

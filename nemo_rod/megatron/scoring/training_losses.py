@@ -55,7 +55,7 @@ def refuse_dropout(config: Any) -> None:
     for name in ("hidden_dropout", "attention_dropout"):
         if (rate := getattr(config, name, 0.0)) > 0:
             raise ValueError(
-                f"The model has {name}={rate}, and scoring.every estimates scores from training "
-                "losses, which dropout raises: set scoring.every=1, or remove dropout from the "
-                "base's config.json."
+                f"The model has {name}={rate}, which raises the training losses that this arm "
+                "estimates scores from: remove dropout from the base's config.json, or take an arm "
+                "that scores candidates at every step, such as rod with scoring.every=1."
             )
