@@ -1,15 +1,17 @@
-"""What Megatron-Bridge ignores of a base, from its config.json alone."""
+"""What a config.json says of a run: what Megatron-Bridge ignores, and how long blocks may be."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nemo_rod.config import Config
 from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.files import read_json
+from nemo_rod.run.handover import Stage
 from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
 
 # Keys that choose another way to compute, if they are set; without any, Bridge is not asked, as its
@@ -38,6 +40,32 @@ def sentence(keys: list[str], file: str) -> str:
         f"Megatron-Bridge takes no account of {', '.join(keys)} of config.json of {file}: the base "
         "is compared with transformers before its first use, and refused if its losses differ"
     )
+
+
+def check_positions(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses blocks longer than the positions that the configuration of a base states.
+
+    transformers and Megatron compute rotated ones beyond, where its losses mean nothing.
+    """
+    model, size = config.model, config.domain.block_size
+    described = model.architecture or model.shape or {}
+    if model.hf is not None and can_be_found("huggingface_hub"):
+        file = file_of(model.hf, "config.json")
+        described = described if file is None else read_json(file)
+    text = described.get("text_config") or described  # of a multimodal model
+    known = text.get("max_position_embeddings") or text.get("n_positions")
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(known, int) or all(stage.name != "base" for stage in stages):
+        return ""
+    if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "linear", "yarn"):
+        first = float(rope.get("original_max_position_embeddings") or known)
+        known = max(known, int(first * float(rope.get("factor") or 1)))
+    if size > known:
+        raise ValueError(
+            f"domain.block_size={size} is longer than the {known} positions of the model: set it "
+            f"to {known} or less, or raise max_position_embeddings in a copy of a base with rope."
+        )
+    return ""
 
 
 def _unusual(config: dict[str, Any]) -> Iterator[str]:

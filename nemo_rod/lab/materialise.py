@@ -22,15 +22,7 @@ import numpy as np
 
 from nemo_rod.corpus.shards import index_bytes
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import (
-    digest,
-    open_file,
-    read_json,
-    replacing,
-    sync,
-    write_json,
-    write_whole,
-)
+from nemo_rod.files import digest, open_file, read_json, replacing, sync, write_json, write_whole
 from nemo_rod.lab.curriculum_tools import verify
 from nemo_rod.selection.curriculum.log import Curriculum
 

@@ -238,15 +238,7 @@ def _attention(
     rotated: float = 1.0,
     fused: bool = False,
 ) -> Block:
-    """Returns a block of attention.
-
-    Args:
-        c: the Hugging Face config.
-        qk_norm: whether queries and keys have norms.
-        gated: see `saved_by_attention`.
-        rotated: share of a head that the rotary embedding turns.
-        fused: whether one kernel turns it, which keeps no tables of its own.
-    """
+    """Returns a block of attention; fused, one kernel turns the `rotated` share of a head."""
     hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
     groups = int(c.get("num_key_value_heads") or heads)
     head = int(c.get("head_dim") or hidden // heads)

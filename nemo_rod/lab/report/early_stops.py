@@ -12,11 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from nemo_rod.lab.metrics import Metrics
 from nemo_rod.roles import ROLES
-from nemo_rod.selection.forgetting import (
-    forgetting_by_source,
-    validation_forgetting,
-    weighted_loss,
-)
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting, weighted_loss
 
 Stops = list[dict[str, float]]  # step, adapt_loss, val_forgetting, signed_forgetting; nats a token
 
