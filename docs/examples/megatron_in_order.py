@@ -4,7 +4,7 @@ In pretrain_gpt.py of Megatron-LM, with --dataloader-type single, --seq-length a
 --global-batch-size as the blocks of a step, which is what `.manifest.json` says:
 
     def train_valid_test_datasets_provider(num_samples, vp_stage=None):
-        return InOrder("data/blocks"), None, None
+        return InOrder("data/__megatron__/blocks"), None, None
 """
 
 import torch

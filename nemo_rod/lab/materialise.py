@@ -1,9 +1,9 @@
 """A recorded curriculum as a data set: its blocks in the order of training, for any trainer.
 
     <out>/part-00000.parquet ...   for `datasets` and all that read parquet
-    <out>/blocks.bin, blocks.idx   for Megatron: one block per sequence and document
+    <out>/__megatron__/blocks.bin, blocks.idx  for Megatron: one block per sequence and document
     <out>/order-00000.parquet ...  beside them, the other columns, row by row
-    <out>/.manifest.json           provenance, written last; readers of folders pass hidden files by
+    <out>/.manifest.json           written last; readers of folders pass such names by
 
 Rows are ordered by step and, within a step, by the place in its batch. A part is renamed into place
 whole, and a repeated call continues after the last one; memory does not grow with the curriculum.
@@ -54,8 +54,8 @@ def materialise(
         progress: called with the number of steps done.
 
     Raises:
-        ValueError: the store is not the curriculum's, or damaged; or the folder holds other files
-            or another curriculum.
+        ValueError: the store or the folder is of another curriculum or damaged, or the format
+            has no place for ids alone.
     """
     header = curriculum.header
     if not len(curriculum):
@@ -170,7 +170,7 @@ class _Megatron(_Parquet):
     pattern = "order-{:05d}.parquet"
 
     def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
-        binary = self.out / "blocks.bin"
+        (binary := self.out / "__megatron__/blocks.bin").parent.mkdir(exist_ok=True)
         with open_file(binary, os.O_RDWR | os.O_CREAT) as file:
             file.truncate(4 * self.block_size * first_row)  # what an interrupted call left
             file.seek(0, os.SEEK_END)
@@ -185,9 +185,9 @@ class _Megatron(_Parquet):
         sync(binary)  # before the part that promises these blocks
 
     def finish(self) -> None:
-        rows, rest = divmod((self.out / "blocks.bin").stat().st_size, 4 * self.block_size)
+        n, rest = divmod((self.out / "__megatron__/blocks.bin").stat().st_size, 4 * self.block_size)
         assert not rest, "whole blocks"
-        write_whole(self.out / "blocks.idx", index_bytes(rows, self.block_size))
+        write_whole(self.out / "__megatron__/blocks.idx", index_bytes(n, self.block_size))
 
 
 WRITERS: dict[str, type[_Parquet]] = {"parquet": _Parquet, "megatron": _Megatron}

@@ -41,23 +41,32 @@ def run(tmp_path_factory):
 
 
 def read(out: Path, format: str) -> list[dict[str, Any]]:
-    """The rows of a folder by the library that the format belongs to."""
+    """The rows of a folder by those that read folders, and by Megatron."""
+    import pandas
     import pyarrow.parquet as pq
+    from datasets import load_dataset
 
-    parts = sorted(out.glob("part-*" if format == "parquet" else "order-*"))
-    rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+    rows = pq.read_table(out).to_pylist()
+    assert len(table := pandas.read_parquet(out)) == len(rows) and {*table} == {*rows[0]}
+    for given in ({"path": str(out)}, {"path": "parquet", "data_dir": str(out)}):
+        dataset = load_dataset(**given, cache_dir=str(out.parent / "cache"))["train"]
+        assert len(dataset) == len(rows) and {*dataset.features} == {*rows[0]}
     if format == "megatron":
         from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-        blocks = IndexedDataset(str(out / "blocks"))
+        blocks = IndexedDataset(str(out / "__megatron__" / "blocks"))
         assert len(blocks) == len(rows) == len(blocks.document_indices) - 1
-        in_order = example("megatron_in_order").InOrder(str(out / "blocks"))
+        in_order = example("megatron_in_order").InOrder(str(out / "__megatron__" / "blocks"))
         for row, block, sample in zip(rows, blocks, in_order, strict=True):
             row["input_ids"] = block.tolist()
             assert sample["tokens"].tolist() == row["input_ids"]
             assert sample["labels"][:-1].tolist() == row["input_ids"][1:]
             assert sample["loss_mask"].sum() == len(block) - 1
     return rows
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(out)): file.read_bytes() for file in out.glob("**/*.*")}
 
 
 def expected(run: Path, arm: str) -> list[dict[str, Any]]:
@@ -94,7 +103,7 @@ def test_an_interrupted_call_is_continued(run, format, tmp_path, monkeypatch):
     curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
     options = {"format": format, "part_tokens": 2 * K * S}  # parts of two steps
     materialise.materialise(curriculum, store, tmp_path / "whole", **options)
-    whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    whole = files(tmp_path / "whole")
     assert len(whole) >= 5
     real = store.checked_tokens
     for stop in range(1, STEPS):
@@ -111,7 +120,7 @@ def test_an_interrupted_call_is_continued(run, format, tmp_path, monkeypatch):
         assert not (out / ".manifest.json").exists()
         monkeypatch.setattr(store, "checked_tokens", real)
         materialise.materialise(curriculum, store, out, **options)
-        assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
+        assert files(out) == whole
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -120,10 +129,10 @@ def test_a_part_that_was_removed_is_written_again(run, format, tmp_path):
     curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
     options = {"format": format, "part_tokens": 2 * K * S}
     materialise.materialise(curriculum, store, tmp_path / "out", **options)
-    whole = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    whole = files(tmp_path / "out")
     next((tmp_path / "out").glob("*-00001.parquet")).unlink()
     materialise.materialise(curriculum, store, tmp_path / "out", **options)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == whole
+    assert files(tmp_path / "out") == whole
 
 
 def test_what_cannot_be_written_is_refused(run, tmp_path):
