@@ -9,7 +9,6 @@ from command_line import composed
 torch = pytest.importorskip("torch")
 
 from architectures import tensors  # noqa: E402
-from tiny import Setting  # noqa: E402
 
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.run.run_folder import RunFolder  # noqa: E402
@@ -19,7 +18,7 @@ from nemo_rod.selection import Curriculum  # noqa: E402
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
 
 
-def test_the_offline_arm_follows_the_base_and_the_single_reference_is_of_a_mixture() -> None:
+def test_the_offline_arm_follows_the_base_and_the_single_reference_is_of_a_mixture():
     jobs = Stages(composed("recipe=toy_controls", "seed=3", "run_dir=runs/here")).jobs
     offline = jobs.arm("rod_offline", BLOCKS)
     assert offline.recorded == "runs/here/arms/rod_offline_scores/curriculum.rod"
@@ -34,7 +33,7 @@ def test_the_offline_arm_follows_the_base_and_the_single_reference_is_of_a_mixtu
     assert other.jobs.arm("no_replay", BLOCKS).retention == pytest.approx(0.3)  # 900 of 3,000
 
 
-def test_a_model_that_does_not_move_scores_as_the_base(tiny: Setting, tmp_path: Path) -> None:
+def test_a_model_that_does_not_move_scores_as_the_base(tiny, tmp_path):
     recorder = Stages(composed("recipe=toy_controls")).jobs.settings("rod_offline_scores")
     values = {"model": tiny.base, "steps": 12, "references": tiny.references}
     file = tiny._job("rod", tmp_path, Parallel(), lr=recorder.train.lr, **values)

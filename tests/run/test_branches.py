@@ -42,7 +42,7 @@ def words(arms: tuple[str, ...]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run of a trunk, its branches and their unbroken counterparts."""
     root = tmp_path_factory.mktemp("branches")
     arms = [name for pair in SCHEDULES for name in (pair, f"{pair}_unbroken")]
@@ -60,7 +60,7 @@ def rows(arm: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_branch_is_the_unbroken_arm(run: Path, name: str) -> None:
+def test_a_branch_is_the_unbroken_arm(run, name):
     branch, whole = (run / "arms" / arm for arm in (name, f"{name}_unbroken"))
     records = [Curriculum.open(arm / "curriculum.rod", read_only=True) for arm in (branch, whole)]
     assert records[0].records().tobytes() == records[1].records().tobytes()
@@ -76,7 +76,7 @@ def test_a_branch_is_the_unbroken_arm(run: Path, name: str) -> None:
     assert facts["steps"] == len(own) == {"end": 5, "longer": 8}[name]
 
 
-def test_a_branch_that_was_killed_as_it_began_begins_again(run: Path, tmp_path: Path) -> None:
+def test_a_branch_that_was_killed_as_it_began_begins_again(run, tmp_path):
     (tmp_path / "checkpoints.partial/iter_0000002").mkdir(parents=True)
     (tmp_path / "curriculum.rod").write_bytes(b"cut")
     for _ in range(2):  # the second finds that all is there
@@ -102,9 +102,7 @@ def test_a_branch_that_was_killed_as_it_began_begins_again(run: Path, tmp_path: 
         ({"of": "no_replay_converged", "at": 2, "anneal": 2}, {}, "whose end is open"),
     ],
 )
-def test_branches_that_cannot_be(
-    variant: dict[str, Any], more: dict[str, int], sentence: str
-) -> None:
+def test_branches_that_cannot_be(variant, more, sentence):
     config = composed(*words(("rod",)))
     config.checkpoint.keep = more.get("keep", 3)
     config.arms.append("mine")

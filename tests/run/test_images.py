@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 WORKERS = "/opt/ray_venvs/nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 
 
-def test_dockerfiles_pass_hadolint() -> None:
+def test_dockerfiles_pass_hadolint():
     here = shutil.which("hadolint", path=Path(sys.executable).parent)
     program = here or shutil.which("hadolint")
     if program is None:
@@ -34,7 +34,7 @@ def test_dockerfiles_pass_hadolint() -> None:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
-def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
+def test_base_is_an_argument_and_the_user_is_not_root(file):
     text = file.read_text()
     instructions = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
     # a tag, which can move, makes no reference of it: no engine begins to build
@@ -48,7 +48,7 @@ def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
     assert "<<" not in text  # buildah and older engines know no heredocs
 
 
-def test_every_base_without_a_digest_is_shown_with_one() -> None:
+def test_every_base_without_a_digest_is_shown_with_one():
     """NVIDIA's registry alone knows those of its tags."""
     text = (ROOT / "docs" / "images.md").read_text()
     shown = re.search(
@@ -65,7 +65,7 @@ def test_every_base_without_a_digest_is_shown_with_one() -> None:
 
 
 @pytest.mark.parametrize("index", ["", "https://torch.example/cpu"])
-def test_torch_alone_comes_from_an_index_of_its_own(tmp_path: Path, index: str) -> None:
+def test_torch_alone_comes_from_an_index_of_its_own(tmp_path, index):
     """A package of another name there, or of a higher version, must not be taken for PyPI's."""
     python, calls = tmp_path / "venv" / "bin" / "python", tmp_path / "calls"
     python.parent.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_torch_alone_comes_from_an_index_of_its_own(tmp_path: Path, index: str) 
     assert "EXTRA_INDEX" not in (ROOT / "docker" / "Dockerfile.cpu").read_text()
 
 
-def test_documents_build_from_files_that_exist() -> None:
+def test_documents_build_from_files_that_exist():
     named = {
         (page.name, file)
         for page in PAGES
@@ -92,7 +92,7 @@ def test_documents_build_from_files_that_exist() -> None:
 
 
 @pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+def builder(tmp_path_factory):
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         pytest.fail(f"{', '.join(missing)} missing: apt-get install buildah mmdebstrap")
     with image_builder(tmp_path_factory.mktemp("images")) as started:
@@ -102,7 +102,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 @pytest.mark.images
 @pytest.mark.parametrize("base", ["", "BASE_IMAGE=localhost/base:latest"])
-def test_no_image_is_built_on_a_tag(builder: Builder, base: str) -> None:
+def test_no_image_is_built_on_a_tag(builder, base):
     words = ["--build-arg", base] if base else []
     file = str(ROOT / "docker" / "Dockerfile")
     with pytest.raises(AssertionError, match="invalid reference format"):
@@ -110,13 +110,13 @@ def test_no_image_is_built_on_a_tag(builder: Builder, base: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def cpu_image(builder: Builder) -> str:
+def cpu_image(builder):
     _timed(builder, "cpu", lambda: builder.build("docker/Dockerfile.cpu", "cpu", "localhost/base"))
     return "localhost/cpu"
 
 
 @pytest.fixture(scope="module")
-def nemo_rl_base(builder: Builder, cpu_image: str) -> str:
+def nemo_rl_base(builder, cpu_image):
     """An image that is laid out as NeMo-RL's, without nemo_rod."""
     environment = ("--target", "environment")
     builder.build("docker/Dockerfile.cpu", "environment", "localhost/base", *environment)
@@ -125,7 +125,7 @@ def nemo_rl_base(builder: Builder, cpu_image: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def gpu_image(builder: Builder, nemo_rl_base: str) -> str:
+def gpu_image(builder, nemo_rl_base):
     _timed(builder, "gpu", lambda: builder.build("docker/Dockerfile", "gpu", nemo_rl_base))
     return "localhost/gpu"
 
@@ -138,7 +138,7 @@ def _timed(builder: Builder, tag: str, work: Callable[[], None]) -> None:
 
 
 @pytest.mark.images
-def test_cpu_image_runs_a_recipe(builder: Builder, cpu_image: str, tmp_path: Path) -> None:
+def test_cpu_image_runs_a_recipe(builder, cpu_image, tmp_path):
     settings = builder.settings(cpu_image)
     assert settings["Cmd"] == ["nemo-rod", "run", "recipe=toy"] and not settings.get("Entrypoint")
     assert settings["Volumes"] == {"/rod/runs": {}}
@@ -161,7 +161,7 @@ def _run_recipe(builder: Builder, image: str, runs: Path) -> Path:
 
 
 @pytest.mark.images
-def test_cpu_image_serves_any_user(builder: Builder, cpu_image: str, tmp_path: Path) -> None:
+def test_cpu_image_serves_any_user(builder, cpu_image, tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o777)
@@ -171,9 +171,7 @@ def test_cpu_image_serves_any_user(builder: Builder, cpu_image: str, tmp_path: P
 
 
 @pytest.mark.images
-def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
-    builder: Builder, nemo_rl_base: str, gpu_image: str
-) -> None:
+def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(builder, nemo_rl_base, gpu_image):
     def packages(image: str, python: str) -> set[str]:
         freeze = builder.run(image, "python3", "-m", "pip", "--python", python, "freeze")
         return set(freeze.splitlines())
@@ -190,7 +188,7 @@ def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
 
 
 @pytest.mark.images
-def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str) -> None:
+def test_layer_over_nemo_rl_works_without_root(builder, gpu_image):
     assert builder.settings(gpu_image)["User"].split(":")[0] == "10001"
     output = builder.run(gpu_image, "nemo-rod", "doctor")
     print(f"\n{output}", flush=True)
@@ -205,8 +203,6 @@ def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str)
 
 
 @pytest.mark.images
-def test_layer_over_nemo_rl_runs_models_where_megatron_is(
-    builder: Builder, gpu_image: str, tmp_path: Path
-) -> None:
+def test_layer_over_nemo_rl_runs_models_where_megatron_is(builder, gpu_image, tmp_path):
     """The command's own environment has no Megatron: that of the workers runs every model."""
     assert _run_recipe(builder, gpu_image, tmp_path / "runs").exists()
