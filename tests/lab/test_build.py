@@ -565,7 +565,8 @@ def test_labels_of_the_frontier_do_not_overlap_and_keep_off_lines(results: dict[
             assert (np.minimum(high_a, high_b) <= np.maximum(low_a, low_b)).any(), (a, b, suffix)
     x, y = (number(axis, scale={"domain": [0, 1]}) for axis in "xy")
     row: dict[str, Any] = {"x": 0.5, "y": 0.5, "text": "an arm"}
-    labelled([row], x, y, [[(0.5, 0.5), (0.9, 0.5)]])  # on the right, where labels are
+    # on the right, where labels are, and far outside
+    labelled([row], x, y, [[(0.5, 0.5), (0.9, 0.5), (0.5, -1e15)]])
     assert abs(row["dy"]) > FONT_SIZE / 2 or row["dx"] < 0
 
 

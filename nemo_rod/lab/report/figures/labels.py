@@ -79,6 +79,7 @@ def _to_pixels(points: Sequence[tuple[float, float]], x: Spec, y: Spec, size: Se
 
 def _along(path: Floats) -> Floats:
     """Returns points on the straight lines of a path, five pixels apart."""
+    path = np.clip(path, -999, 1999)  # a value of almost zero lies far below a logarithmic axis
     parts = [path[:1]]
     for begin, end in itertools.pairwise(path):
         parts.append(np.linspace(begin, end, 2 + int(np.abs(end - begin).max() // 5)))
