@@ -25,6 +25,7 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.installation import is_checkout, page, pip_install
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.text import say_briefly
@@ -129,7 +130,10 @@ def findings(
         yield _attempt("megatron functions", count, advice)
         if base is not None:
             keys = ignored_keys(base)
-            yield Finding("base", None if keys else True, sentence(keys, base) if keys else base)
+            is_there = file_of(base, "config.json") is not None
+            fine = base if is_there else f"{base} has no config.json on this machine"
+            result = sentence(keys, base) if keys else fine
+            yield Finding("base", True if is_there and not keys else None, result)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:

@@ -293,6 +293,21 @@ def test_lm_eval_knows_the_papers_tasks():
         refuse_unknown([*names, "no_such_task"], manager)
 
 
+@NEEDS_LM_EVAL
+def test_tasks_without_an_accuracy_are_refused_before_they_are_asked(tmp_path):
+    for name, text in {
+        "chosen": "task: chosen\noutput_type: multiple_choice\nmetric_list: [{metric: acc}]",
+        "written": "task: written\noutput_type: generate_until",
+        "scored": "task: scored\nmetric_list: [{metric: f1}, {metric: bleu}]",
+        "both": "group: both\ntask: [chosen, scored]",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    manager = task_manager(str(tmp_path))
+    refuse_unknown(["chosen"], manager)
+    with pytest.raises(ValueError, match=r"written \(exact_match\), scored \(f1, bleu\):"):
+        refuse_unknown(["chosen", "written", "both"], manager)
+
+
 @pytest.mark.slow
 @NEEDS_LM_EVAL
 def test_every_arm_gets_the_same_questions_through_the_command_line(tmp_path):

@@ -22,7 +22,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -91,7 +91,7 @@ def task_manager(include: str | None) -> Any:
 
 
 def refuse_unknown(names: Sequence[str], manager: Any) -> None:
-    """Refuses entries that lm-eval does not know.
+    """Refuses entries that lm-eval does not know, or that state no accuracy among their metrics.
 
     Definitions alone are read: no model, no questions.
 
@@ -105,6 +105,25 @@ def refuse_unknown(names: Sequence[str], manager: Any) -> None:
             f"({', '.join(unknown)}): correct their names or tasks.include, or install the version "
             "that has them."
         )
+    if wrong := [*dict.fromkeys(_without_accuracy(names, manager))]:
+        raise ValueError(
+            f"tasks.capabilities has tasks without an accuracy, {', '.join(wrong)}: take them out, "
+            f"as one of {METRICS} is expected among a task's metrics."
+        )
+
+
+def _without_accuracy(names: Sequence[Any], manager: Any) -> Iterator[str]:
+    for name in names:
+        entry = manager.task_index.get(name) if isinstance(name, str) else None
+        definition = getattr(entry, "cfg", None) or {}
+        if "group" in definition:
+            yield from _without_accuracy(definition.get("task", ()), manager)
+        listed = definition.get("metric_list") or ()
+        metrics = [str(row.get("metric")) for row in listed if isinstance(row, dict)]
+        if not metrics and definition.get("output_type") == "generate_until":
+            metrics = ["exact_match"]  # lm-eval's default
+        if metrics and not {*METRICS} & {*metrics}:
+            yield f"{name} ({', '.join(metrics)})"
 
 
 def main() -> int:

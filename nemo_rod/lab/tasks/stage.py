@@ -31,7 +31,8 @@ def check(config: Config) -> str:
     """Returns one line about the tasks of the recipe.
 
     Raises:
-        ValueError: lm-eval or its backend is not installed, or a task is unknown to lm-eval.
+        ValueError: lm-eval or its backend is not installed, or a task is unknown to lm-eval or has
+            no accuracy.
     """
     tasks = section(config, Tasks)
     check_installed(tasks.backend)
