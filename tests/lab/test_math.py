@@ -105,6 +105,8 @@ def test_fits_need_three_sources_that_differ():
     assert linear_fit(two, two) is None and pearson(two, two) is None
     assert linear_fit(flat, slanted) is None and pearson(slanted, flat) is None
     assert linear_fit(slanted, flat) == (0.0, 1.0)
+    almost = {"a": 1.0, "b": 1.0 + 1e-15, "c": 1.0}
+    assert linear_fit(almost, slanted) is None and pearson(almost, slanted) is None
 
 
 # candidate block ids, chosen positions, scores

@@ -355,10 +355,10 @@ def test_a_dry_submission_says_what_it_would_take(tmp_path):
     words = ("launcher=slurm", "cluster.account=a", "cluster.partition=p", "dry_run=true")
     done = nemo_rod("run", "recipe=legal_qwen3_5_9b", f"run_dir={tmp_path / 'run'}", *words)
     assert done.returncode == 0, done.stderr
-    *_, size, rendered = done.stderr.splitlines()  # after a line on the disk, if it is small
-    assert re.match(
-        r"2 nodes of 8 B200 for a job; [\d,.]+ GPU-hours in all; the longest chain takes", size
-    )
+    *lines, rendered = done.stderr.splitlines()
+    # others are on the disk or the memory, where they are small
+    (size,) = [line for line in lines if re.match(r"2 nodes of 8 B200 for a job; [\d,.]+ G", line)]
+    assert "GPU-hours in all; the longest chain takes" in size
     assert "references_specialist -> rod -> schedule_like_rod -> evaluate -> controls" in size
     assert size.endswith("; no image") and "none submitted" in rendered
 
@@ -461,7 +461,8 @@ def test_the_documents_table_is_what_the_plans_say():
 
 def test_finished_steps_are_compared_with_the_plan(tmp_path):
     (tmp_path / "arms" / "no_replay").mkdir(parents=True)
-    rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
+    times = enumerate((9.0, 4.0, 5.0))
+    rows = [json.dumps({"step": step, "timing/train/update": seconds}) for step, seconds in times]
     torn = '{"timing/train/upd'
     (tmp_path / "arms" / "no_replay" / "metrics.jsonl").write_text("\n".join([*rows, torn]))
     plan = plan_of("legal_qwen3_5_9b", run_dir=tmp_path)

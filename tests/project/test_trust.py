@@ -187,7 +187,6 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         ],
         "merge": [[run / "base" / "hf", other / "hf", out / "merged", "lambda=0.5"]],
         "report": [[rod], [run]],
-        "reference": [["--help"]],  # its code is a word of the command line
         "doctor": [],  # below: the rest of it is about this machine
         "init": [[out / "init"]],
         "recipes": [[], ["--paper"]],

@@ -94,20 +94,21 @@ def plan(config: Config) -> None:
 
 
 def check_stages(config: Config, stages: Sequence[Stage]) -> str:
-    """Refuses stages whose layout cannot run, or which would fill the disk, as far as is known.
+    """Refuses stages whose layout cannot run on its cluster, if the model's shape is known.
 
     Returns:
-        The size of their submission in a line; "" where it cannot be planned, or without a GPU.
+        The size of their submission in a line; "" where it cannot be planned.
 
     Raises:
-        ValueError: the layout cannot run on its cluster or does not fit.
-        OSError: the disk of the run would be full; the message has the room that there is.
+        ValueError: the layout cannot run or does not fit.
     """
     shape = None
     if config.cluster.gpu is not None:
         with suppress(ValueError):
             shape = model_shape(config)
-    for memory in _memories(config, shape).values() if shape is not None else ():
+    if shape is None:
+        return ""
+    for memory in _memories(config, shape).values():
         check_memory(config, memory)
     try:
         result = make_plan(config)
@@ -115,16 +116,6 @@ def check_stages(config: Config, stages: Sequence[Stage]) -> str:
         return ""
     planned = {stage.name: stage for stage in result.stages}
     left = [planned[stage.name] for stage in stages if stage.name in planned]
-    place, needed = Path(config.run_dir).absolute(), sum(stage.disk for stage in left)
-    folder = next(folder for folder in (place, *place.parents) if folder.exists())
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise OSError(
-            f"run_dir={config.run_dir} would need {format_size(needed)}, and "
-            f"{format_size(free) or '0 B'} are free there: choose another run_dir, lower "
-            "checkpoint.keep, or make room."
-        )
-    if shape is None:
-        return ""
     gpu_hours = sum(stage.gpu_hours for stage in left)
     hours = {stage.name: stage.hours for stage in left}
     chains: dict[str, tuple[float, list[str]]] = {}  # stage -> hours to its end, the way there
@@ -138,6 +129,28 @@ def check_stages(config: Config, stages: Sequence[Stage]) -> str:
         f"job; {format_hours(gpu_hours)} GPU-hours in all; the longest chain takes {wall(longest)} "
         f"without queues: {' -> '.join(way)}; {cluster.image or 'no image'}"
     )
+
+
+def check_disk(config: Config, stages: Sequence[Stage]) -> str:
+    """Refuses stages that would fill the disk of their run, as far as they can be planned.
+
+    Raises:
+        OSError: they would; the message has the room that there is.
+    """
+    names = {stage.name for stage in stages}
+    try:
+        needed = sum(stage.disk for stage in make_plan(config).stages if stage.name in names)
+    except ValueError:
+        return ""
+    place = Path(config.run_dir).absolute()
+    folder = next(folder for folder in (place, *place.parents) if folder.exists())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise OSError(
+            f"run_dir={config.run_dir} would need {format_size(needed)}, and "
+            f"{format_size(free) or '0 B'} are free there: choose another run_dir, lower "
+            "checkpoint.keep, or make room."
+        )
+    return ""
 
 
 def make_plan(config: Config) -> PlanResult:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_POINTS = 3  # two points always lie on a line
+ROUNDING = 1e-9  # nats, or times: values that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class Chord:
 def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, float] | None:
     """Returns least-squares slope and intercept of y on x over the common sources.
 
-    None with fewer than three sources or if all x are equal.
+    None with fewer than three sources or if all x are equal but for rounding.
     """
     pairs = _pairs(x, y)
-    if pairs is None or float(np.ptp(pairs[0])) == 0.0:
+    if pairs is None or np.ptp(pairs[0]) < ROUNDING:
         return None
     dx = pairs[0] - pairs[0].mean()
     slope = float(dx @ (pairs[1] - pairs[1].mean()) / (dx @ dx))
@@ -82,10 +83,10 @@ def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, f
 def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
     """Returns Pearson's r over the common sources.
 
-    None with fewer than three sources or if either is constant.
+    None with fewer than three sources or if either is constant but for rounding.
     """
     pairs = _pairs(x, y)
-    if pairs is None or float(np.ptp(pairs[0])) == 0.0 or float(np.ptp(pairs[1])) == 0.0:
+    if pairs is None or np.ptp(pairs, axis=1).min() < ROUNDING:
         return None
     dx, dy = pairs[0] - pairs[0].mean(), pairs[1] - pairs[1].mean()
     return float(dx @ dy / math.sqrt((dx @ dx) * (dy @ dy)))
