@@ -14,7 +14,7 @@ from nemo_rod.lab.report.style import light
 
 DOCS = Path(__file__).parent.parent / "docs"
 LABELS = {  # beginning of an arm's name -> label and role of its colour
-    "fixed_": ("fixed shares (lines)", "fixed-2"), "rod_averages": ("rod_averages", "source-3"),
+    "fixed_": ("fixed shares", "fixed-2"), "rod_averages": ("rod_averages", "source-3"),
     "rod_mix": ("rod_mix, auto", "source-2"), "mix_": ("rod_mix, target", "source-4"),
     "parts_": ("sources split", "replay"), "rod": ("rod", "rod"),
 }  # fmt: skip

@@ -121,7 +121,7 @@ def views_of(figure: Spec | Sequence[Spec]) -> list[Spec]:
     text = {"labelColor": light("ink"), "labelFontSize": FONT_SIZE}
     config = {
         "axis": axis, "axisQuantitative": {"tickCount": {"expr": "narrow ? 4 : 8"}},
-        "legend": text | {"symbolOpacity": 1}, "header": text,
+        "legend": text | {"symbolOpacity": 1, "columnPadding": 24}, "header": text,
         "title": {"color": light("ink")}, "view": {"stroke": None},
         "text": {"color": light("ink"), "fontSize": FONT_SIZE},
     }  # fmt: skip
