@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import interpreting, open_file, read_json, write_whole
+from nemo_rod.files import interpreting, move_whole, open_file, read_json, write_whole
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.blocks import Blocks
 
@@ -293,8 +293,7 @@ class ReferenceWriter:
         """Marks the folder as complete."""
         assert not len(self.missing) and not self._begun, f"{len(self.missing)} blocks are missing"
         if (unfinished := self._path / _UNFINISHED).exists():
-            write_whole(self._path / _MANIFEST, unfinished.read_bytes())
-            unfinished.unlink()
+            move_whole(unfinished, self._path / _MANIFEST)
 
 
 def holds(path: Path, manifest: ReferenceManifest, required: Mask | None = None) -> bool:
