@@ -25,7 +25,7 @@ import numpy as np
 from _rows import Measurement, Row, Setting, run, under
 from omegaconf import OmegaConf
 
-from nemo_rod.config import config_folder
+from nemo_rod.installation import config_folder
 from nemo_rod.loggers import write_scalars
 from nemo_rod.selection import Choice, Joint, Pool, choose, selection_metrics
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field, fields, make_dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import MISSING
@@ -339,9 +338,3 @@ def blamed_key(error: BaseException | None) -> str:
             return str(key)
         error = error.__cause__ or error.__context__
     return ""
-
-
-def config_folder() -> Path:
-    """Returns the folder of Hydra's groups: the installed package's, or the checkout's."""
-    packaged = Path(__file__).parent / "_configs"
-    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "hydra_configs"

@@ -14,6 +14,12 @@ def is_checkout() -> bool:
     return (_ROOT / "Makefile").is_file()
 
 
+def config_folder() -> Path:
+    """Returns the folder of Hydra's groups: the installed package's, or the checkout's."""
+    packaged = Path(__file__).parent / "_configs"
+    return packaged if packaged.is_dir() else _ROOT / "hydra_configs"
+
+
 def pip_install(*extras: str) -> str:
     """Returns the command that installs extras of this package, from where it came itself.
 

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.installation import page
+from nemo_rod.installation import config_folder, page
 
 FROM_FILES = ("policies", "scores", "readers")  # kinds that may also be named FILE.py:NAME
 SHIPPED = {"recipe/scripts/debian_text.py:read_packages"}  # ours, which a folder may name, too
@@ -137,8 +137,7 @@ def file_of(name: str) -> Path | None:
     file, sign, attribute = name.rpartition(":")
     if not (sign and attribute and file.endswith(".py")):
         return None
-    ours = next(p for p in (_PACKAGE / "_configs", _PACKAGE.parent / "hydra_configs") if p.is_dir())
-    return ours / file if name in SHIPPED else Path(file)
+    return config_folder() / file if name in SHIPPED else Path(file)
 
 
 @functools.cache

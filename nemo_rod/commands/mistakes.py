@@ -14,7 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from nemo_rod.config import config_class, config_folder
+from nemo_rod.config import config_class
+from nemo_rod.installation import config_folder
 from nemo_rod.parts import did_you_mean, names
 
 ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"

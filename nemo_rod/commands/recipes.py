@@ -31,7 +31,8 @@ from nemo_rod.commands.mistakes import (
 )
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.commands.text import say
-from nemo_rod.config import Config, blamed_key, config_class, config_folder
+from nemo_rod.config import Config, blamed_key, config_class
+from nemo_rod.installation import config_folder
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 

@@ -8,7 +8,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config
+from nemo_rod.installation import config_folder
 from nemo_rod.run.checks import declare_keys, to_config
 
 

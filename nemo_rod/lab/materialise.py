@@ -54,8 +54,7 @@ def materialise(
         progress: called with the number of steps done.
 
     Raises:
-        ValueError: the store or the folder is of another curriculum or damaged, or the format
-            has no place for ids alone.
+        ValueError: the store or the folder is of another curriculum or damaged.
     """
     header = curriculum.header
     if not len(curriculum):
@@ -125,14 +124,13 @@ def _rows(curriculum: Curriculum, store: BlockStore, index: int) -> Any:
     record, sources = curriculum[index], curriculum.header.sources
     ids_K = record.trained_on
     source_K = [sources[i] for i in curriculum.header.source_index(ids_K)]
-    hashes = store.hashes(ids_K)
     offsets = np.arange(len(ids_K) + 1, dtype=np.int32) * store.block_size
     tokens = store.checked_tokens(ids_K).reshape(-1)
     columns = {
         "step": pa.array(np.full(len(ids_K), record.step, dtype=np.int64)),
         "position": pa.array(np.arange(len(ids_K), dtype=np.int32)),
         "block_id": pa.array(ids_K),
-        "hash": pa.array([row.tobytes().hex() for row in hashes]),
+        "hash": pa.array([row.tobytes().hex() for row in store.hashes(ids_K)]),
         "source": pa.array([source.name for source in source_K]),
         "role": pa.array([source.role for source in source_K]),
         "score": pa.array(record.score[record.chosen], from_pandas=True),

@@ -8,8 +8,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.config import config_folder
 from nemo_rod.files import write_whole
+from nemo_rod.installation import config_folder
 
 _DESCRIPTION = """\
 Writes a recipe with sources and a cluster file, with comments, for you to fill in. Files that are

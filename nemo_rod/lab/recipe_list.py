@@ -11,7 +11,7 @@ from pathlib import Path
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.errors import leave
 from nemo_rod.commands.text import say, table
-from nemo_rod.config import config_folder
+from nemo_rod.installation import config_folder
 
 _DESCRIPTION = """\
 Lists recipes by the comment at the head of their files. With plan=true, with its model, its

@@ -21,9 +21,9 @@ from nemo_rod.config import (
     Parallel,
     Scoring,
     config_class,
-    config_folder,
 )
 from nemo_rod.corpus.tokenizer import BYTE
+from nemo_rod.installation import config_folder
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import check_installed, logger_names
 from nemo_rod.roles import ROLES

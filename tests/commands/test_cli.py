@@ -15,7 +15,8 @@ from made_up_run import RECIPE as RECIPE_OF_IT
 import nemo_rod as nemo_rod_package
 from nemo_rod import cli
 from nemo_rod.commands import recipes
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config
+from nemo_rod.installation import config_folder
 from nemo_rod.run import beforehand
 from nemo_rod.run.launch.render import typed_command
 from nemo_rod.run.processes import pythons

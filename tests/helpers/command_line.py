@@ -13,8 +13,9 @@ from pathlib import Path
 
 from places import TESTS
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config
 from nemo_rod.cpu import forks
+from nemo_rod.installation import config_folder
 from nemo_rod.lab import composing
 from nemo_rod.run.processes.pythons import sees_gpu
 

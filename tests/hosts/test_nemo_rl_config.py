@@ -10,11 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 from tiny import configured
 
-from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
+from nemo_rod.config import DTYPES, Optimisation, Parallel
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.hosts.nemo_rl.policy import FOLDER, separate_conversions
 from nemo_rod.hosts.nemo_rl.settings import check, of_job
 from nemo_rod.hosts.nemo_rl.worker import update_metrics
+from nemo_rod.installation import config_folder
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
 from nemo_rod.selection import Joint, Pool, TakeAll, choose

@@ -9,9 +9,10 @@ import pytest
 from command_line import OF_THE_PAPER, composed
 
 from nemo_rod import parts
-from nemo_rod.config import Config, Parallel, config_folder
+from nemo_rod.config import Config, Parallel
 from nemo_rod.corpus.sources import takes
 from nemo_rod.files import write_json
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
 from nemo_rod.lab.rehearsal.derive import (
     BATCH_SIZE,

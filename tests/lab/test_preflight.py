@@ -10,8 +10,9 @@ import pytest
 from command_line import composed
 from hydra import initialize_config_dir
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config
 from nemo_rod.files import write_json
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.rehearsal.command import rehearse
 from nemo_rod.lab.rehearsal.preflight import (
     check_access,

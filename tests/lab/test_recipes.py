@@ -14,7 +14,8 @@ import pytest
 from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
-from nemo_rod.config import PEAK_TFLOPS, Config, config_folder
+from nemo_rod.config import PEAK_TFLOPS, Config
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.command import plan as plan_command
 from nemo_rod.lab.plan.costs import PlanResult, StageCost

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_rod.config import config_folder
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
 

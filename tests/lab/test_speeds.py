@@ -9,7 +9,8 @@ from command_line import composed
 from omegaconf import OmegaConf
 from places import ROOT
 
-from nemo_rod.config import PEAK_TFLOPS, Config, Parallel, config_folder
+from nemo_rod.config import PEAK_TFLOPS, Config, Parallel
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.memory import GIB, Load, memory_per_gpu

@@ -261,7 +261,8 @@ def test_the_page_on_pypi_has_no_dead_link(wheel):
 def test_wheel_works_outside_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = (
-        "import sys; sys.path.insert(0, '.'); from nemo_rod.config import config_folder as f; "
+        "import sys; sys.path.insert(0, '.'); "
+        "from nemo_rod.installation import config_folder as f; "
         "print((f() / 'recipe' / 'toy.yaml').resolve())"
     )
     done = subprocess.run(

@@ -9,7 +9,8 @@ import pytest
 from command_line import composed, nemo_rod
 from test_render import CLUSTER
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config
+from nemo_rod.installation import config_folder
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages

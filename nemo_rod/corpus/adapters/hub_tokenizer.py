@@ -210,8 +210,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
             f"tokenizer {name!r} is a slow one ({kind.__name__}): give one that has a {_FILE}"
         )
     if file is None:
-        needed = {*kind.vocab_files_names.values()} - {_FILE}
-        if lost := sorted(each for each in needed if own(each) is None):
+        if lost := sorted(n for n in {*kind.vocab_files_names.values()} - {_FILE} if not own(n)):
             raise ValueError(
                 f"tokenizer {name!r} has neither a {_FILE} nor {' and '.join(lost)}, which "
                 f"{kind.__name__} reads: give one that has a {_FILE}"

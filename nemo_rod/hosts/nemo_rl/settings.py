@@ -12,12 +12,13 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_rod.config import DTYPES, config_folder
+from nemo_rod.config import DTYPES
 from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import read_json
 from nemo_rod.hosts.nemo_rl import compat
+from nemo_rod.installation import config_folder
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.layout import check_nodes
 from nemo_rod.loggers import LOGGERS, project

@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 
 from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
-from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
+from nemo_rod.config import Config, Optimisation, Parallel, section
 from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.files import interpreting, read_json, write_json
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.controls import FOLDER, WHY
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.metrics import read_metrics
