@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
-import numpy as np
+from nemo_rod.lab.report.figures.drawing import (
+    FONT_SIZE,
+    Rows,
+    files_of,
+    layer,
+    named,
+    number,
+    view,
+)
+from nemo_rod.lab.report.style import light
+
+COLOURS = [light(f"source-{place}") for place in range(8)]
 
 
 @dataclass(frozen=True)
@@ -28,52 +40,50 @@ class Roofline:
 
 
 def draw(roofline: Roofline, file: Path) -> None:
-    """Writes the picture; points are numbered, and the legend says what each is."""
-    import matplotlib
+    """Writes the picture, and its specification and SVG beside it.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    figure, axes = pyplot.subplots(figsize=(9.6, 5.2), layout="constrained")
+    Points are numbered, and the legend says what each is. Without vl-convert, there is the
+    specification alone.
+    """
     ridge = roofline.ceiling / roofline.bandwidth
-    least = min([p.intensity for p in roofline.points], default=ridge)
-    most = max([p.intensity for p in roofline.points], default=ridge)
-    x = np.geomspace(min(least, ridge) / 3, max(most, ridge) * 3, 200)
-    roof = np.minimum(roofline.ceiling, x * roofline.bandwidth)
-    axes.loglog(x, roof, color="0.25", linewidth=1.6)
-    axes.annotate(
-        f"matrix products {roofline.ceiling:.3g} TFLOP/s",
-        (x[-1], roofline.ceiling), (-4, 5), textcoords="offset points", ha="right", color="0.25",
-    )  # fmt: skip
-    axes.axvline(ridge, color="0.8", linewidth=1, zorder=0)
-    axes.annotate(
-        f"copies {roofline.bandwidth:.3g} TB/s", (x[0], roof[0]), (14, -8),
-        textcoords="offset points", ha="left", va="top", color="0.25",
-    )  # fmt: skip
-    colours = pyplot.get_cmap("viridis")(np.linspace(0, 0.9, max(1, len(roofline.points))))
-    for number, (point, colour) in enumerate(zip(roofline.points, colours, strict=True), 1):
+    intensities = [ridge, *(point.intensity for point in roofline.points)]
+    ends = [min(intensities) / 3, ridge, max(intensities) * 3]
+    roof: Rows = [
+        {"x": x, "y": min(roofline.ceiling, x * roofline.bandwidth), "text": text}
+        for x, text in zip(ends, (f"copies {roofline.bandwidth:.3g} TB/s", "",
+        f"matrix products {roofline.ceiling:.3g} TFLOP/s"), strict=True)
+    ]  # fmt: skip
+    rows: Rows = []
+    for place, point in enumerate(roofline.points, 1):
         share = 100 * point.tflops / min(roofline.ceiling, point.intensity * roofline.bandwidth)
-        label = f"{number}  {point.name}: {point.tflops:.3g} TFLOP/s, {share:.2g} % of the roof"
-        axes.plot(
-            point.intensity, point.tflops, "o", markersize=13, color=colour, alpha=0.85,
-            label=label, markeredgewidth=0,
-        )  # fmt: skip
-        axes.annotate(
-            str(number), (point.intensity, point.tflops), color="white", fontsize=8,
-            ha="center", va="center",
-        )  # fmt: skip
-    lowest = min([p.tflops for p in roofline.points], default=roofline.ceiling / 10)
-    axes.set_ylim(min(lowest, roof[0]) / 2, roofline.ceiling * 2)
-    axes.set_xlim(x[0], x[-1])
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("FLOPs per byte that must be moved")
-    axes.set_ylabel("TFLOP/s")
-    axes.set_title(roofline.device)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False, markerscale=0.6)
-    figure.savefig(file, dpi=144)
-    pyplot.close(figure)
+        name = f"{place}  {point.name}: {point.tflops:.3g} TFLOP/s, {share:.2g} % of the roof"
+        rows.append({"x": point.intensity, "y": point.tflops, "text": str(place), "name": name})
+    lowest = min(row["y"] for row in (roof[0], *rows))
+    ranges = {"x": (ends[0], ends[-1]), "y": (lowest / 2, 2 * roofline.ceiling)}
+    titles = {"x": "FLOPs per byte that must be moved", "y": "TFLOP/s"}
+    ticks = [float(f"{digit}e{power}") for power in range(-9, 9) for digit in (1, 3)]
+    at = {
+        axis: number(axis, titles[axis], scale={"type": "log", "domain": ends},
+                     axis={"values": [tick for tick in ticks if ends[0] <= tick <= ends[1]],
+                           "format": "~g", "labelOverlap": False})
+        for axis, ends in ranges.items()
+    }  # fmt: skip
+    colours = dict(zip((row["name"] for row in rows), cycle(COLOURS), strict=False))
+    grey = {"color": light("muted"), "fontSize": FONT_SIZE}
+    picture = view(
+        layer({"type": "line", "color": light("ink")}, roof, **at),
+        layer({"type": "rule", "color": light("rule")}, roof[1:2], x=at["x"]),
+        layer({"type": "text", "align": "left", "dx": 14, "dy": 8, **grey}, roof[:1], **at,
+              text={"field": "text"}),
+        layer({"type": "text", "align": "right", "dy": -10, **grey}, roof[2:], **at,
+              text={"field": "text"}),
+        *((
+            layer({"type": "circle", "size": 260, "opacity": 0.85}, rows, **at,
+                  color=named("name", colours, orient="bottom", columns=2, labelLimit=0)),
+            layer({"type": "text", "color": light("surface")}, rows, **at, text={"field": "text"}),
+        ) if rows else ()),
+        title=roofline.device, height=400,
+    )  # fmt: skip
+    for name, content in files_of(file.stem, picture):
+        data = content.encode() if isinstance(content, str) else content
+        file.with_name(name).write_bytes(data)

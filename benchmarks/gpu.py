@@ -95,7 +95,7 @@ def options() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--repeats", {"type": int, "default": 6, "help": "of which the median counts"}
     yield "--only", {"nargs": "+", "choices": list(MEASUREMENTS), "default": list(MEASUREMENTS)}
     yield "--json", {"type": Path, "help": "file for the rows"}
-    yield "--picture", {"type": Path, "help": "file for the roofline, .png"}
+    yield "--picture", {"type": Path, "help": "file for the roofline, .png; others are beside it"}
 
 
 def main() -> None:

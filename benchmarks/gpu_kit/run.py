@@ -35,11 +35,11 @@ KIT = Path(__file__).resolve().parent
 MINUTES = 28.0
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "megatron-core", "megatron-bridge",
-    "transformer-engine", "pytest", "matplotlib",
+    "transformer-engine", "pytest",
 )  # fmt: skip
 MODULES = (  # what the kit's packages import and the kit does not bring
-    "aiohttp", "einops", "filelock", "fsspec", "httpx", "huggingface_hub", "jinja2", "matplotlib",
-    "numpy", "packaging", "pandas", "psutil", "pyarrow", "pytest", "pytest_timeout", "regex",
+    "aiohttp", "einops", "filelock", "fsspec", "httpx", "huggingface_hub", "jinja2", "numpy",
+    "packaging", "pandas", "psutil", "pyarrow", "pytest", "pytest_timeout", "regex",
     "requests", "rich", "safetensors", "scipy", "torch", "tqdm", "triton", "xxhash", "yaml",
 )  # fmt: skip
 VOCABULARY = 248_320  # of the largest models that the recipes train
