@@ -93,8 +93,6 @@ def main(options: Namespace) -> None:
             trusted=bool(options.trust_remote_code),
         )
     elif options.cancel:
-        from nemo_rod.lab.cancel import cancel
-
         cancel(options.run_dir)
     elif not options.watch:
         print(standing_text(options.run_dir))
@@ -104,6 +102,26 @@ def main(options: Namespace) -> None:
                 text = standing_text(options.run_dir, bars=True)
                 print(f"{_CLEAR}{text}\n\n{time.strftime('%H:%M:%S')}, Ctrl-C ends", flush=True)
                 time.sleep(options.every or _EVERY["watch"])
+
+
+def cancel(run_dir: Path) -> None:
+    """Cancels the jobs of all launches of a run; the results so far stay.
+
+    Raises:
+        ValueError: the folder is not a run's, none of its jobs is in the queue, or Slurm does
+            not respond, or refuses.
+    """
+    from nemo_rod.lab.launches import read_launch
+    from nemo_rod.run.launch import queue
+
+    if not (alive := sorted(queue.alive(run_dir))):
+        read_launch(run_dir)  # refuses a folder that is not a run's
+        raise ValueError(f"{run_dir} has no job in the queue: there is nothing to cancel.")
+    for cluster, short in queue.by_cluster(alive).items():  # running ones are asked to stop first
+        lines = queue.ask("scancel", *cluster, *short)
+        if isinstance(lines, str):
+            raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")
+    print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")
 
 
 def standing_text(run_dir: Path, *, bars: bool = False) -> str:

@@ -13,7 +13,7 @@ from command_line import composed
 from test_render import CLUSTER
 
 from nemo_rod.commands import run_stages
-from nemo_rod.lab import cancel, launches, status
+from nemo_rod.lab import launches, status
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch import queue, slurm
 from nemo_rod.run.launch.submit import submit
@@ -82,7 +82,7 @@ def launch(launcher: str = "slurm", run_dir: str = "run") -> None:
 
 
 def cancelled(run_dir: str = "run") -> None:
-    cancel.cancel(Path(run_dir))
+    status.cancel(Path(run_dir))
 
 
 def show_status() -> None:

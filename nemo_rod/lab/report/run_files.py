@@ -250,7 +250,7 @@ def _read_arm(
 
 def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str, dict[str, Losses]]:
     file = folder / BLOCK_LOSSES
-    if not file.is_file():  # the run is of an earlier version
+    if not file.is_file():  # they were not kept
         return {}
     with interpreting(file, cure="evaluate the arm again"):
         counts = {(r, s): n for r, by in evaluation["blocks"].items() for s, n in by.items()}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nemo_rod.lab.plan.plan_text import count
 from nemo_rod.lab.report.designs import WHOLE, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
@@ -102,12 +103,8 @@ def times(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Formats a large count in thousands, millions, billions or trillions."""
-    value = float(f"{value:.3g}")  # before the unit is chosen: 999,999 is 1 M
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:.0f}"
+    """Formats a large count in thousands, millions, billions (B) or trillions."""
+    return count(value).replace("G", "B").strip() or "0"
 
 
 def gap(value: float | str) -> str:
