@@ -1,4 +1,4 @@
-"""The command line: every recipe composes and validates; bad input gets one sentence."""
+"""The command line; bad input gets one sentence."""
 
 import os
 import re
@@ -21,20 +21,8 @@ from nemo_rod.run import beforehand
 from nemo_rod.run.launch.render import typed_command
 from nemo_rod.run.processes import pythons
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_composes_and_validates(recipe):
-    config = composed(f"recipe={recipe}")
-    assert config.recipe == recipe
-    assert config.run_dir == f"runs/{recipe}"
-    kinds = {arm_settings(config, name).kind for name in config.arms}
-    assert kinds <= {"base", "trained", "merged"}
-    roles = {spec.role for spec in config.domain.specs}
-    assert roles == {"adaptation", "replay"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -139,9 +127,9 @@ def test_recipes_are_listed_with_their_hours(tmp_path):
     assert [row.split()[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
     (tmp_path / "my" / "recipe" / "broken.yaml").write_text("a: [")
-    done = nemo_rod("recipes", "--all", "--config-dir", "my", "plan=true", cwd=tmp_path)
+    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows if len(row) > 6] == ["recipe", *sorted([*RECIPES, "mine"])]
+    assert [row[0] for row in rows if len(row) > 6] == [*re.findall("(?m)^[a-z]\\S+", few.stdout)]
     assert done.returncode == 0 and "broken: while parsing a flow" in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1
 

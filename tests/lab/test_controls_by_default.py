@@ -12,17 +12,17 @@ import pytest
 from command_line import composed
 from made_up_run import made_up_training, recipe
 
-from nemo_rod.commands.run_stages import run
-from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.lab import controls
 from nemo_rod.lab.plan.work import stage_works
+from nemo_rod.lab.report.build_report import judged
+from nemo_rod.lab.report.run_files import read_run
+from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
 
 
@@ -123,24 +123,28 @@ class World:
             (folder / f"{name}.json").write_text(json.dumps(result))
 
 
-def judged(run_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Config:
-    config = recipe(run_dir, "train.steps=40", "report.smoke_test=false", "report.prompts=[]")
+def train(run_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch, *more: str) -> Stage:
+    """Runs the stages of a recipe up to that of the controls, which it returns."""
+    config = recipe(run_dir, "train.steps=40", "report.smoke_test=false", *more)
     monkeypatch.setattr(made_up_run, "_evaluate", world.evaluate)
     with made_up_training():
-        run(config)
-    return config
+        for stage in Stages(config).all()[:-1]:
+            if not stage.is_done():
+                stage.run()
+    assert stage.name == "controls" and stage.is_done()
+    return stage
 
 
 def outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     made = json.loads((run_dir / "controls" / "manifest.json").read_text())["outputs"]
-    return made, json.loads((run_dir / "report" / "results.json").read_text())["verdict"]
+    return made, judged(read_run(run_dir))["verdict"]
 
 
 def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_nothing(
     tmp_path, monkeypatch, capsys
 ):
     world = World(0.5, rod=(1.1, 0.04))  # as little as fixed_42, though its own share is a half
-    judged(tmp_path / "whole", world, monkeypatch)
+    stage = train(tmp_path / "whole", world, monkeypatch)
     made, verdict = outcome(tmp_path / "whole")
     assert verdict["says"] != "not_judged" and verdict["against"] == "fixed_like_rod"
     assert 1 <= len(made["arms"]) <= 3 and "which are near" in made["why"]
@@ -161,20 +165,17 @@ def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_not
     ):
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(where, name, kill)
-            judged(tmp_path / "killed", world, monkeypatch)
+            train(tmp_path / "killed", world, monkeypatch)
         begun = tmp_path / "killed" / "arms" / f"{made['arms'][0]}.partial" / "curriculum.rod"
         assert begun.exists() == (name == "_Random")
-    judged(tmp_path / "killed", world, monkeypatch)
+    train(tmp_path / "killed", world, monkeypatch)
     assert outcome(tmp_path / "killed") == (made, verdict)
     for name in made["arms"]:
         files = (tmp_path / run_dir / "arms" / name / "curriculum.rod" for run_dir in
                  ("whole", "killed"))  # fmt: skip
         first, second = (file.read_bytes() for file in files)
         assert first == second
-    run_again = tmp_path / "whole" / "controls" / "manifest.json"
-    before = run_again.stat().st_mtime_ns
-    judged(tmp_path / "whole", world, monkeypatch)
-    assert run_again.stat().st_mtime_ns == before
+    assert stage.is_done()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,6 @@ def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_not
     ],
 )
 def test_no_more_shares_are_tried_than_can_tell(tmp_path, monkeypatch, world, most, why):
-    monkeypatch.setattr(made_up_run, "RECIPE", (*made_up_run.RECIPE, f"report.max_controls={most}"))
-    judged(tmp_path, world, monkeypatch)
+    train(tmp_path, world, monkeypatch, f"report.max_controls={most}")
     made, _ = outcome(tmp_path)
     assert (made["why"], len(made["arms"])) == (why, most % 3)

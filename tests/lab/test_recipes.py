@@ -75,6 +75,10 @@ def numbers(value: Any) -> Iterator[float]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_has_a_finite_plan_that_fits(recipe):
     config, plan = as_it_is(recipe)
+    assert config.recipe == recipe
+    kinds = {arm_settings(config, name).kind for name in config.arms}
+    assert kinds <= {"base", "trained", "merged"}
+    assert {spec.role for spec in config.domain.specs} == {"adaptation", "replay"}
     values = list(numbers(json.loads(json.dumps(plan.as_dict()))))
     assert len(values) > 50
     assert all(math.isfinite(number) and number >= 0 for number in values)
@@ -226,6 +230,16 @@ RUNS = {
     ("german_nemotron_3_nano_30b_a3b", "fixed_32"): (3538, 25, 640),
     ("german_nemotron_3_nano_30b_a3b", "rod_transfer"): (3538, 25, 616),
     ("german_qwen3_5_35b_a3b", "rod_transfer"): (2862, 25, 612),
+    # longer ones, with a decay of a fifth
+    ("german_nemotron_nano_12b_v2", "fixed_17_long"): (3285, 25, 657),
+    ("german_nemotron_nano_12b_v2", "fixed_32_long"): (3695, 25, 739),
+    ("german_qwen3_5_9b", "fixed_17_long"): (3261, 25, 652),
+    ("german_qwen3_5_9b", "fixed_32_long"): (3668, 25, 734),
+    ("german_qwen3_5_4b", "fixed_17_long"): (3551, 25, 710),
+    ("german_qwen3_5_4b", "fixed_32_long"): (4323, 25, 865),
+    ("legal_nemotron_nano_12b_v2", "fixed_10_long"): (3220, 25, 644),
+    ("legal_nemotron_nano_12b_v2", "fixed_20_long"): (3620, 25, 724),
+    ("legal_qwen3_5_9b", "max_replay"): (5735, 25, 1147),
 }
 
 

@@ -219,29 +219,32 @@ def test_what_no_package_provides_is_refused(word, sentence, installed, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("kind", "point", "words", "sentence"),
+    ("points", "answers"),
     [
-        ("policies", "bad = no_such_module:Policy", "run selection.policy=bad",
-         "selection.policy=bad is registered as no_such_module:Policy, which cannot be imported "
-         "(No module named 'no_such_module'): correct or remove the package that registers it."),
-        ("loggers", "bad = json:Logger", "run logger=bad", "logger=bad is registered as json"),
-        ("sections", "bad = json:Section", "plan", "'bad' is registered as json:Section"),
-        ("sections", "train = json:JSONDecoder", "plan", "the section 'train'"),
-        ("recipe_commands", "bad = json:run", "bad", "'bad' is registered as json:run"),
-        ("commands", "bad = json:main", "bad", "'bad' is registered as json:main"),
+        ({"policies": "bad = no_such_module:Policy", "loggers": "bad = json:Logger",
+          "recipe_commands": "bad = json:run", "commands": "worse = json:main"},
+         {"run selection.policy=bad":
+          "selection.policy=bad is registered as no_such_module:Policy, which cannot be imported "
+          "(No module named 'no_such_module'): correct or remove the package that registers it.",
+          "run logger=bad": "logger=bad is registered as json",
+          "bad": "'bad' is registered as json:run", "worse": "'worse' is registered as json:main"}),
+        ({"sections": "bad = json:Section"}, {"plan": "'bad' is registered as json:Section"}),
+        ({"sections": "train = json:JSONDecoder"}, {"plan": "the section 'train'"}),
     ],
 )  # fmt: skip
-def test_a_part_that_cannot_be_imported_is_refused(kind, point, words, sentence, tmp_path):
+def test_parts_that_cannot_be_imported_are_refused(points, answers, tmp_path):
     folder = tmp_path / "bad-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(f"[nemo_rod.{kind}]\n{point}\n")
-    command, *more = words.split()
-    done = nemo_rod(
-        command, "recipe=toy_synthetic", *more, cwd=tmp_path, env=with_packages(tmp_path)
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert sentence in done.stderr
+    lists = (f"[nemo_rod.{kind}]\n{point}\n" for kind, point in points.items())
+    (folder / "entry_points.txt").write_text("".join(lists))
+    # a broken section keeps a process that has imported all from starting
+    how = {"env": with_packages(tmp_path)} if "sections" in points else {"packages": tmp_path}
+    for line, sentence in answers.items():
+        command, *more = line.split()
+        done = nemo_rod(command, "recipe=toy_synthetic", *more, cwd=tmp_path, **how)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert sentence in done.stderr
 
 
 def test_the_page_shows_the_code_of_the_example():

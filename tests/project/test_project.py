@@ -69,6 +69,7 @@ def room(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def target_room(name: str) -> str | None:
     """Room of an imported name, or None if it lies outside nemo_rod."""
     parts = name.split(".")

@@ -44,7 +44,6 @@ from nemo_rod.jobs import job_store, shared_job
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.authors.trace import _launch as read_launch_rows
 from nemo_rod.lab.authors.trace import export_trace
-from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.doctor import _verify
 from nemo_rod.lab.history import read_history
 from nemo_rod.lab.inspect.command import inspect
@@ -592,19 +591,6 @@ def test_a_page_has_nothing_of_a_link_of_another_user(run_dir: Path, place: str)
     os.chown(link, 65534, 65534, follow_symlinks=False)
     with pytest.raises(ValueError, match=f"{place} is a link of another user"):
         report(run_dir)
-
-
-def test_text_of_a_block_is_that_of_its_hash(run_dir: Path) -> None:
-    store, tokenizer = (
-        BlockStore(run_dir / "blocks"),
-        find_tokenizer(BlockStore(run_dir / "blocks")),
-    )
-    assert block_text(store, tokenizer, 1)
-    with open(next((run_dir / "blocks/adaptation/dialect").glob("tokens-*.bin")), "r+b") as file:
-        file.seek(16 * 4 + 8)
-        file.write(b"X\0\0\0")
-    with pytest.raises(ValueError, match="block 1 does not match its hash"):
-        block_text(BlockStore(run_dir / "blocks"), tokenizer, 1)
 
 
 # --- processes ---

@@ -36,7 +36,9 @@ MISSPELT = [
 ]
 
 
-def test_checkers_find_misspelt_words_and_nothing_else(tmp_path):
+def test_checkers_find_misspelt_words_and_nothing_else(tmp_path, pytestconfig):
+    kept = getattr(pytestconfig, "cache", None)  # what mypy knows of the package from before
+    cache = kept.mkdir("mypy") if kept else tmp_path / "cache"
     every = tmp_path / "every.py"
     every.write_text("import nemo_rod\n" + "".join(f"nemo_rod.{name}\n" for name in names))
     right, wrong = [every, LOOP, EXAMPLES / "references.py", AFTER], []
@@ -49,7 +51,7 @@ def test_checkers_find_misspelt_words_and_nothing_else(tmp_path):
     settings.write_text("[mypy]\n[mypy-torch.*,transformers.*]\nfollow_imports = skip\n")
     options = ("--strict", "--follow-imports=silent", "--config-file", str(settings))
     command = [sys.executable, "-m", "mypy", *options, "--ignore-missing-imports"]
-    command += ["--cache-dir", str(tmp_path / "cache"), *map(str, [*right, *wrong])]
+    command += ["--cache-dir", str(cache), *map(str, [*right, *wrong])]
     env = {**os.environ, "MYPYPATH": str(SWAP_IN)}
     output = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout
     lines = [line for line in output.splitlines() if ": error: " in line]

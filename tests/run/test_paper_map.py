@@ -79,24 +79,6 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
     assert {name for name in single if name not in shown} == set(), "a figure that no row names"
 
 
-def test_the_authors_longer_runs_are_variants_with_their_steps() -> None:
-    steps = {
-        "german_nemotron_nano_12b_v2": {"fixed_17_long": 3285, "fixed_32_long": 3695},
-        "german_qwen3_5_9b": {"fixed_17_long": 3261, "fixed_32_long": 3668},
-        "german_qwen3_5_4b": {"fixed_17_long": 3551, "fixed_32_long": 4323},
-        "legal_nemotron_nano_12b_v2": {"fixed_10_long": 3220, "fixed_20_long": 3620},
-        "legal_qwen3_5_9b": {"max_replay": 5735},
-    }
-    for recipe, arms in steps.items():
-        config = composed(f"recipe={recipe}")
-        for name, expected in arms.items():
-            arm = arm_settings(config, name)
-            assert (arm.train.steps, arm.train.warmup_steps) == (expected, 25)
-            assert arm.train.decay_steps == round(expected / 5)
-            retained = arm_settings(config, name.removesuffix("_long")).variant.retention
-            assert arm.variant.retention == retained
-
-
 @pytest.mark.parametrize(
     ("words", "status", "expected"),
     [
