@@ -51,15 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `torchrun` makes takes longest, and under xdist it is for one process to do.
 
-    So are imports of Megatron, which take as long as a hundred other tests. Tests of runs come
-    next, which wait for processes and their clocks: not last, on one core.
+    So are imports of Megatron, which take as long as a hundred other tests. Tests of runs and of
+    the project come next, which wait for processes and their clocks: not last, on one core.
     """
-    items.sort(
-        key=lambda item: (
-            group(item.nodeid) != "megatron",
-            not item.nodeid.startswith("tests/run/"),
-        )
-    )
+    waiting = ("tests/run/", "tests/project/")
+    items.sort(key=lambda i: (group(i.nodeid) != "megatron", not i.nodeid.startswith(waiting)))
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's

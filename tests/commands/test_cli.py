@@ -128,8 +128,8 @@ def test_recipes_are_listed_with_their_hours(tmp_path):
     assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
     (tmp_path / "my" / "recipe" / "broken.yaml").write_text("a: [")
     done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows if len(row) > 6] == [*re.findall("(?m)^[a-z]\\S+", few.stdout)]
+    planned = re.findall(r"(?m)^(\w+) .* [\d.]+ (?:s|min|h)\b", done.stdout)
+    assert ["recipe", *planned] == [*re.findall(r"(?m)^[a-z]\S+", few.stdout)]
     assert done.returncode == 0 and "broken: while parsing a flow" in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1
 
