@@ -48,7 +48,7 @@ from nemo_rod.hosts.plain_torch.write_references import weights_digest
 from nemo_rod.lab.composing import composed
 from nemo_rod.selection.candidates import retention_for_share
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, replay_share
-from nemo_rod.selection.estimated_scores import EstimatedScores
+from nemo_rod.selection.mix import Mix
 from nemo_rod.selection.policies import observes
 from nemo_rod.selection.references.folder import role_manifest
 from nemo_rod.selection.references.reference_pass import write_references
@@ -290,7 +290,7 @@ class Laws:
         policy: Any = TakeAll()
         references = None
         if name.startswith("rod"):
-            policy = EstimatedScores(Joint()) if name == "rod_averages" else Joint()
+            policy = Mix("specialist") if name == "rod_averages" else Joint()
             folders = [self.out / "references" / name for name in (f"specialist_{seed}", "base")]
             references = References.open(folders, self.store)
         elif name == "fixed_like_rod":

@@ -15,6 +15,7 @@ as what a run in bf16 does to the same scores anyway.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Joint, reducible_loss
 from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.choice import choose
-from nemo_rod.selection.competition import fidelity
+from nemo_rod.selection.arrays import Floats
+from nemo_rod.selection.choice import Choice, choose
+from nemo_rod.selection.policies import Policy
 
 SEEDS = (0, 1, 2)
 LENGTH, VOCABULARY, BATCH = 64, 256, 16
@@ -182,6 +184,38 @@ class Study:
             float(self.losses(training, ids, None).mean()) for ids in (self.adaptation, self.replay)
         ]
         return compared, shares
+
+
+def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> dict[str, float]:
+    """Compares a scored choice with the one that other scores [C] make by the same policy.
+
+    Returns:
+        `overlap`: fraction of the chosen blocks that both choices share; `share_drift`: replay
+        share of the other choice minus that of the choice that was made; `rank_correlation`:
+        Spearman's, over all candidates, NaN if either score is constant.
+    """
+    assert choice.score is not None
+    is_replay_C, padding_C = choice.pool.is_replay_C, np.isneginf(choice.score)
+    score_C = np.where(padding_C, -np.inf, score_C)
+    chosen = policy.select(choice.pool, score_C, len(choice.chosen))
+    shared = len(np.intersect1d(chosen, choice.chosen))
+    return {
+        "overlap": shared / len(chosen),
+        "share_drift": float(is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()),
+        "rank_correlation": rank_correlation(choice.score[~padding_C], score_C[~padding_C]),
+    }
+
+
+def rank_correlation(a_N: Floats, b_N: Floats) -> float:
+    """Returns Spearman's rank correlation; equal values share their mean rank."""
+    ranks = []
+    for values_N in (a_N, b_N):
+        _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+        rank_N = (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
+        ranks.append(rank_N - rank_N.mean())
+    a, b = ranks
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale else math.nan
 
 
 @cache

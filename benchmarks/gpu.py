@@ -9,8 +9,9 @@ matrix product, which is "the ceiling", and a copy); and ratios:
     rod_over_plain         RoD's step over a plain one
     limit                  1 + m x forward / plain: the same if scoring cost as much as training's
                            forward pass; rod_over_limit is the ratio of the two
-    averages_over_plain    a step with estimated scores over a plain one; transfer_over_plain: a
-                           step on a recorded curriculum
+    averages_over_plain    a step whose losses are gathered, as a blend that follows the model
+                           needs them, over a plain one; transfer_over_plain: a step on a recorded
+                           curriculum
     fp8_over_bf16          candidates a second in FP8, over those in bf16
     score moves            change of a score in another micro-batch, when repeated, and as a prefix
     logits in slices       cost of other limits of the logits that are held at once

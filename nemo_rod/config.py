@@ -157,7 +157,6 @@ class Scoring:
 
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
     prefix: str = same(Arm, "prefix")  # scored share of a candidate, from its start
-    every: int = same(Arm, "scored_every")  # score every n-th step (0: the first); else estimate
     precision: str | None = one_of(
         None, *LOW_PRECISIONS
     )  # precision of scoring and of references; null: the model's

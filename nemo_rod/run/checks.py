@@ -201,13 +201,12 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
             f"validation.every=0 is not valid: expected >= 1, as {arm.name} needs held-out losses."
         )
     if waits_for_update(policy) and reference_roles(needs):
-        cause = f"policy={arm.selection.policy}" if scoring.every == 1 else f"every={scoring.every}"
         for key, default in (("precision", None), ("prefix", "1")):
             if (value := getattr(scoring, key)) != default:
                 raise ValueError(
-                    f"{arm.name} has scoring.{key}={value} and {cause}, which compares losses of "
-                    "training with references, of whole blocks and in its precision: set one of "
-                    "them."
+                    f"{arm.name} has scoring.{key}={value} and selection.policy="
+                    f"{arm.selection.policy}, which compares losses of training with references, "
+                    "of whole blocks and in its precision: set one of them."
                 )
     if not arm.scores or scoring.precision is None:
         return
@@ -272,11 +271,6 @@ def _check_saved(where: str, config: Config, at: int, trunk: ArmSettings) -> Non
 
 
 def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:
-    if scoring.every != 1 and scoring.prefix != "1":
-        raise ValueError(
-            f"{where} sets every={scoring.every} and prefix={scoring.prefix}: set one of them, "
-            "since estimates come from losses of whole blocks."
-        )
     parallel, block_size = config.parallel, config.domain.block_size
     length, shares = int(block_size * Fraction(scoring.prefix)), sequence_shares(parallel)
     if length % shares:

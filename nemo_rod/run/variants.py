@@ -4,7 +4,8 @@
       rod_kappa_0.5: {of: rod, selection: {kappa: 0.5}}
 
 A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
-`selection` and `scoring` are overridden one by one.
+`selection` and `scoring` are overridden one by one, and a variant with another policy than the
+recipe has neither its kappa nor its options.
 
 `ArmSettings` follow from the configuration alone, before any stage has run; `ArmSettings.arm` makes
 the `selection.arms.Arm` from them and what stages have found out.
@@ -175,12 +176,15 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         if merged.converge:
             raise ValueError(f"{where} branches off {own.of}, whose end is open: set its steps.")
     _check_keys(where, name, root, merged)
+    selection = config.selection
+    if merged.selection.get("policy", selection.policy) != selection.policy:
+        selection = dataclasses.replace(selection, kappa=1.0, policy_options={})
     schedule = config.pretrain if root == "base" and config.pretrain else config.train
     settings = ArmSettings(
         name=name,
         of=root,
         variant=merged,
-        selection=_section(config.selection, merged.selection, f"{where}.selection"),
+        selection=_section(selection, merged.selection, f"{where}.selection"),
         scoring=_section(config.scoring, merged.scoring, f"{where}.scoring"),
         train=_section(schedule, merged.train, f"{where}.train"),
     )

@@ -40,7 +40,6 @@ from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
-from nemo_rod.selection.estimated_scores import EstimatedScores
 from nemo_rod.selection.policies import (
     FixedShare,
     Policy,
@@ -49,7 +48,6 @@ from nemo_rod.selection.policies import (
     Within,
     has_scores,
     needs_of,
-    scored_steps,
 )
 from nemo_rod.selection.references import References
 
@@ -87,8 +85,6 @@ class Arm:
     score_name: str = _field("reducible_loss", typed="selection.score")  # likewise
     # scored share of every candidate, from its start
     prefix: str = one_of("1", "1/2", "1/4", "1/8", typed="scoring.prefix")
-    # steps between two scoring passes, 0 for none after the first; estimates in between
-    scored_every: int = key(1, ">= 0", typed="scoring.every")
     share: float | None = _field(None)  # constant share of replay in every batch
     share_of: str | None = _field(None, note=True)  # the arm whose mean share that is
     adaptation: Within = _field("random")  # how adaptation blocks are chosen at a constant share
@@ -122,10 +118,7 @@ class Arm:
             return FixedShare(self.share, self.adaptation, self.replay)
         if self.recorded is not None or self.kappa is None:
             return TakeAll()
-        policy = registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
-        if self.scored_every == 1 or "losses" not in policy.needs:
-            return policy
-        return EstimatedScores(policy, self.scored_every, self.score())
+        return registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
 
     def score(self) -> Score:
         """Returns the function from losses and reference losses to scores."""
@@ -164,8 +157,8 @@ class Arm:
 
     @property
     def scored_blocks(self) -> float:
-        """Candidates scored per step, on average; a prefix counts as its fraction of one."""
-        return self.num_candidates * self.scored_prefix * scored_steps(self.policy())
+        """Candidates scored per step; a prefix counts as its fraction of one."""
+        return self.num_candidates * self.scored_prefix if "losses" in self.needs else 0.0
 
     @property
     def scored_prefix(self) -> float:

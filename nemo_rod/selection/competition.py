@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from nemo_rod import parts
 from nemo_rod.roles import ROLES
-from nemo_rod.selection.arrays import Floats, Ids
+from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.policies import Policy
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 FORWARD = 1 / 3  # cost of a forward pass in training steps: a backward pass costs two
@@ -108,38 +107,6 @@ def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
 def number(value: Any) -> float | None:
     """Returns a float, or None (JSON has no NaN) if the value is missing or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> dict[str, float]:
-    """Compares a scored choice with the one that other scores [C] make by the same policy.
-
-    Returns:
-        `overlap`: fraction of the chosen blocks that both choices share; `share_drift`: replay
-        share of the other choice minus that of the choice that was made; `rank_correlation`:
-        Spearman's, over all candidates, NaN if either score is constant.
-    """
-    assert choice.score is not None
-    is_replay_C, padding_C = choice.pool.is_replay_C, np.isneginf(choice.score)
-    score_C = np.where(padding_C, -np.inf, score_C)
-    chosen = policy.select(choice.pool, score_C, len(choice.chosen))
-    shared = len(np.intersect1d(chosen, choice.chosen))
-    return {
-        "overlap": shared / len(chosen),
-        "share_drift": float(is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()),
-        "rank_correlation": rank_correlation(choice.score[~padding_C], score_C[~padding_C]),
-    }
-
-
-def rank_correlation(a_N: Floats, b_N: Floats) -> float:
-    """Returns Spearman's rank correlation; equal values share their mean rank."""
-    ranks = []
-    for values_N in (a_N, b_N):
-        _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
-        rank_N = (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
-        ranks.append(rank_N - rank_N.mean())
-    a, b = ranks
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale else math.nan
 
 
 def model_tflops(choice: Choice, update: float, seconds: float, *, prefix: float) -> float:

@@ -4,8 +4,14 @@
     Mix(target=1.6, prefer="keeping")      one number for all new text; replay counts twice
     Mix(target={"laws": 1.4, "news": "auto"}, forgetting=0.05)
 
-Scores are estimated as in `EstimatedScores`, but no candidate is ever scored, and no specialist is
-trained. What is compared are the losses of the blocks that were trained on anyway:
+No candidate is ever scored. A candidate's score is drawn by its source:
+
+    score ~ Normal(mean, variance over the last blocks of its source)
+
+If real scores are distributed like that, a joint top-k of such draws has the same replay share and
+the same share of each source as one of real scores; chance decides which blocks of a source are
+taken. They are therefore an unbiased sample of it, and what is averaged are their losses, which
+training computes anyway:
 
     replay       loss - loss of the base on the same block, 0 at the first step: what was forgotten
     new text     loss - target of its source, or for "specialist" its loss on the same block: what
@@ -22,7 +28,8 @@ by a gain times that of F_val over a little less than the bound, with F_val as i
 on as since the last measurement. It rests near that value, and the gain falls whenever the
 direction changes, so that it neither hunts noise nor swings with a delay.
 
-Shape suffixes: C = candidates, K = chosen, M = sources, B = bins, E = exponents.
+Shape suffixes: C = candidates, K = chosen, N = blocks observed, M = sources, B = bins,
+E = exponents.
 """
 
 from __future__ import annotations
@@ -37,21 +44,20 @@ import numpy as np
 from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.estimated_scores import (
-    MEMORY_BLOCKS,
-    add_blocks,
-    draw_scores,
-    no_averages,
-)
+from nemo_rod.selection.permutation import derive_key
 from nemo_rod.selection.policies import HELD_OUT, OF_REPLAY, REFERENCES, Joint, Policy
 
 Target = float | str  # nats per token, "auto" or "specialist"
 
 KAPPA = {"learning": 0.5, "balance": 1.0, "keeping": 2.0}
+# A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
+MEMORY_BLOCKS = 8
 # Losses differ from block to block more than scores do. Where one number is subtracted from all,
 # the mean is therefore of more blocks, and their spread is that of scores: about a third of their
 # mean, in either role (toy).
 LONG_MEMORY_BLOCKS, SPREAD = 128, 1 / 3
+# Nats. At the base, all replay scores are equal up to rounding errors, which must not matter.
+_MIN_DEVIATION = 1e-3
 _OLD_STEPS = 3.0  # memory of the loss curve
 _BINS_B = 160  # bins of the loss curve, four per doubling of a source's blocks
 _EXPONENTS_E = np.array([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5])
@@ -92,7 +98,7 @@ class Mix(Policy):
                 f"forgetting is {self.forgetting!r}, expected nats above 0 that F_val may reach."
             )
         # the dial: log kappa, its gain, its last direction, and F_val when it was last measured
-        self.state = no_averages(0) | {"dial": np.array([math.log(kappa), _GAIN, 0.0, 0.0])}
+        self.state = {"dial": np.array([math.log(kappa), _GAIN, 0.0, 0.0])}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -110,7 +116,12 @@ class Mix(Policy):
         return self._joint.select(pool, score_C, k)
 
     def estimate(self, pool: Pool) -> Nats:
-        """Returns a score for every candidate, nats, float32 [C]; see `draw_scores`."""
+        """Returns a score for every candidate, nats, float32 [C]; see the module docstring.
+
+        A source with low scores is hardly ever chosen, so a rise would be missed. If some source
+        has gone unobserved for more steps than there are sources, one of its candidates therefore
+        outranks all others after weighing: at most one block per batch.
+        """
         state, is_new_M = self._begun(pool), _is_new(pool)
         mean_M = state["mean"] - self.targets(pool)
         mean_M[np.isnan(mean_M)] = np.fmax.reduce(mean_M[is_new_M], initial=1.0)
@@ -118,7 +129,18 @@ class Mix(Policy):
         deviation_M = np.where(measured_M, np.sqrt(state["variance"]), SPREAD * np.abs(mean_M))
         if self.forgetting is not None:  # a source at its target: kappa must decide even then
             mean_M[is_new_M] = np.maximum(mean_M[is_new_M], 1e-3 * self.forgetting)
-        return draw_scores(pool, mean_M, deviation_M, state["seen"], self.weigh)
+        source_C = pool.source_C
+        draws = np.random.default_rng((derive_key(pool.seed, "averages"), pool.step))
+        deviation_C = np.maximum(deviation_M, _MIN_DEVIATION)[source_C]
+        drawn_C = mean_M[source_C] + deviation_C * draws.standard_normal(len(source_C))
+        score_C: Nats = drawn_C.astype(np.float32)
+        oldest = int(np.argmin(state["seen"][source_C]))
+        if pool.step - state["seen"][source_C[oldest]] > len(mean_M):
+            highest = float(max(self.weigh(pool, score_C).max(), score_C.max(), _MIN_DEVIATION))
+            score_C[oldest] = np.nextafter(np.float32(highest), np.float32(np.inf))
+            if 0 < (weighed := float(self.weigh(pool, score_C)[oldest])) < highest:
+                score_C[oldest] *= 1.001 * highest / weighed
+        return score_C
 
     def targets(self, pool: Pool) -> Floats:
         """Returns what is subtracted from the mean of every source now, nats, float64 [M].
@@ -151,19 +173,26 @@ class Mix(Policy):
         reference_K = np.where(compared_M[source_K], choice.reference[chosen], 0.0)
         value_K = loss_K.astype(np.float64) - reference_K
         known_K = np.isfinite(value_K)
-        self.state = {name: value.copy() for name, value in self._begun(pool).items()}
-        self.state["batch"] = np.array(len(chosen))
-        memory_M = np.where(compared_M, MEMORY_BLOCKS, LONG_MEMORY_BLOCKS)
-        add_blocks(self.state, pool.step, source_K[known_K], value_K[known_K], memory_M)
+        state = {name: value.copy() for name, value in self._begun(pool).items()}
+        state["batch"] = np.array(len(chosen))
+        mean, variance, blocks = state["mean"], state["variance"], state["blocks"]
         is_auto_M = self._asked(pool, "auto")
-        for source in np.flatnonzero(is_auto_M).tolist():
+        for source in np.unique(source_K[known_K]).tolist():
             new = value_K[known_K & (source_K == source)]
-            curve = self.state["curve"][source]
-            before = curve[0].sum()
-            middle = before + len(new) / 2
-            if len(new):
+            memory = MEMORY_BLOCKS if compared_M[source] else LONG_MEMORY_BLOCKS
+            blocks[source] = min(blocks[source], memory) + len(new)
+            weight = len(new) / blocks[source]
+            before = new.mean() if np.isnan(mean[source]) else mean[source]
+            mean[source] = before + weight * (new.mean() - before)
+            spread = ((new - mean[source]) ** 2).mean()
+            variance[source] += weight * (spread - variance[source])
+            state["seen"][source] = pool.step
+            if is_auto_M[source]:
+                curve = state["curve"][source]
+                middle = curve[0].sum() + len(new) / 2
                 number = min(int(4 * math.log2(max(1.0, middle))), _BINS_B - 1)
                 curve[:, number] += len(new), len(new) * middle, new.sum()
+        self.state = state
         self.state["aims"] = np.asarray((self.targets(pool)[is_auto_M] > 0).all())
 
     def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -196,14 +225,18 @@ class Mix(Policy):
 
     def _begun(self, pool: Pool) -> dict[str, Any]:
         """Returns the state; before the first update, with what is known at the base."""
-        if len(self.state["mean"]):
+        if "mean" in self.state:
             return self.state
-        state = self.state | no_averages(len(pool.sources))
-        state["mean"][~_is_new(pool)] = 0.0
-        state["blocks"][~_is_new(pool)] = MEMORY_BLOCKS
-        # of every bin: blocks, and the sums of their places in the source and of their losses
-        state["curve"] = np.zeros((len(pool.sources), 3, _BINS_B))
-        return state
+        is_new_M = _is_new(pool)
+        return self.state | {
+            # of the last blocks of each source, roughly how many these are, and their last step
+            "mean": np.where(is_new_M, np.nan, 0.0),
+            "variance": np.zeros(len(is_new_M)),
+            "blocks": np.where(is_new_M, 0, MEMORY_BLOCKS),
+            "seen": np.full(len(is_new_M), -1),
+            # of every bin: blocks, and the sums of their places in the source and of their losses
+            "curve": np.zeros((len(is_new_M), 3, _BINS_B)),
+        }
 
     def _target(self, source: str) -> Target:
         return self.target[source] if isinstance(self.target, Mapping) else self.target

@@ -5,7 +5,7 @@
     FixedShare(share)     a fixed number of each role, at random or by rho  ablation of components
     TakeAll()             the whole pool                                    plain training
 
-Others have a file each: `Mix`, `Schedule`, `ODM`, `EstimatedScores`. What an arm needs, such as
+Others have a file each: `Mix`, `Schedule`, `ODM`. What an arm needs, such as
 scoring passes, a specialist and references, follows from `needs` alone.
 
 Every policy returns ascending candidate positions and breaks ties in favor of the earlier
@@ -44,10 +44,7 @@ class Policy(Protocol):
 
     Two members are required. A policy may also have any of these, which are found by name:
 
-        every: int                    steps between two scoring passes, 1 by default; 0: the first
-                                      step has the only one. Costs are counted by it
-        is_due(step) -> bool          whether a step has a scoring pass
-        estimate(pool) -> score_C     scores for a step without one, recorded as that step's
+        estimate(pool) -> score_C     scores without a scoring pass, recorded as the step's
         weigh(pool, score_C)          the scores as the policy compares them, for tau
         observe(choice, loss_K)       called after every update with the losses of the blocks that
                                       were trained on, nats per token, float32 [K]: from the scoring
@@ -234,20 +231,14 @@ def observes(policy: Policy) -> bool:
 
 
 def waits_for_update(policy: Policy) -> bool:
-    """Returns whether a policy observes losses that only an update can tell, at some steps."""
-    return observes(policy) and scored_steps(policy) < 1
+    """Returns whether a policy observes losses that only an update can tell."""
+    return observes(policy) and "losses" not in policy.needs
 
 
 def weigh(policy: Policy, pool: Pool, score_C: Floats) -> Floats:
     """Returns the scores [C] as a policy compares them."""
     own = getattr(policy, "weigh", None)
     return score_C if own is None else own(pool, score_C)
-
-
-def scored_steps(policy: Policy) -> float:
-    """Returns the fraction of the steps, not counting the first, that have a scoring pass."""
-    every: int = getattr(policy, "every", 1)
-    return 1 / every if every and "losses" in policy.needs else 0.0
 
 
 def check_policy(policy: Any) -> Policy:

@@ -120,8 +120,7 @@ class Selector:
         drawn = self._ahead.get(step)
         pool, reference_C = self._draw(step) if drawn is None else drawn.result()
         self._ahead = {step + 1: self._thread.submit(self._draw, step + 1)}  # may never run
-        is_due = getattr(self.policy, "is_due", lambda step: True)
-        if "losses" in self.policy.needs and is_due(step):
+        if "losses" in self.policy.needs:
             looked_up = time.perf_counter()
             loss_C = scorer.losses(pool.block_ids)
             scored = time.perf_counter()

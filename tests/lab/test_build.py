@@ -61,8 +61,8 @@ LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
     "merge_0.6": ((2.2, 2.3), (0.2, 0.4, 0.3, 0.35)),
     "merge_0.8": ((2.0, 2.1), (0.3, 0.6, 0.5, 0.55)),
     "rod": ((1.88, 2.02), (0.11, 0.15, 0.12, 0.14)),
-    "rod_averages": ((1.89, 2.03), (0.11, 0.16, 0.12, 0.14)),
     "rod_compute_matched": ((1.97, 2.15), (0.12, 0.18, 0.13, 0.15)),
+    "rod_mix": ((1.89, 2.03), (0.11, 0.16, 0.12, 0.14)),
 }
 ARM_KEYS = {
     "adapt_loss", "val_forgetting", "mean_adapt_loss", "mean_forgetting", "task_forgetting",
@@ -115,7 +115,7 @@ def write_run(
 
 def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     is_rod, is_merge = arm.startswith("rod"), arm.startswith("merge")
-    scores = is_rod and arm != "rod_averages"
+    scores = is_rod and arm != "rod_mix"
     steps = {"rod_compute_matched": 14, "max_replay": 2 * STEPS}.get(arm, STEPS)
     width = 2 * K if is_rod else K
     facts: dict[str, Any] = {
@@ -346,7 +346,7 @@ def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
     for arm, low, high in (
         ("rod", "fixed_50", "fixed_32"), ("merge_0.6", "fixed_32", "fixed_10"),
         ("merge_0.8", "fixed_10", "no_replay"), ("rod_compute_matched", "fixed_50", "fixed_32"),
-        ("rod_averages", "fixed_50", "fixed_32"),
+        ("rod_mix", "fixed_50", "fixed_32"),
     ):  # fmt: skip
         assert comparisons[arm]["gap"] == pytest.approx(chord(arm, low, high), rel=1e-9), arm
     assert results["profile"] == profiles_of(results["arms"], "fixed_32")
@@ -646,7 +646,7 @@ SHORTER = {
 # The last three are no cheaper.
 CHEAPER: dict[str, tuple[str, dict[str, Any]]] = {
     "rod_quarter": ("rod", QUARTER),
-    "rod_averages": ("rod", {"prefix": "1", "scored_tokens": 0, "compute": STEPS}),
+    "rod_mix": ("rod", {"prefix": "1", "scored_tokens": 0, "compute": STEPS}),
     "rod_shorter": ("rod", SHORTER),
     "rod_m4": VARIANTS["rod_m4"],
     "rod_beyond": VARIANTS["rod_beyond"],
@@ -669,11 +669,11 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
 
     one = {row["arm"]: row for row in arms_table(runs[0]).rows}
     scored = {name: row["scored"] for name, row in one.items() if row["scored"] is not None}
-    less = {"rod_averages": 0.0, "rod_quarter": 0.25}
+    less = {"rod_mix": 0.0, "rod_quarter": 0.25}
     assert scored == dict.fromkeys(("rod", "rod_shorter", "rod_m4", "rod_beyond"), 1.0) | less
     assert {name for name, row in one.items() if row["kept"] is not None} == {*less}
     assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] + 0.01) / whole[0])
-    assert one["rod_averages"]["kept"] == 1  # a copy of RoD
+    assert one["rod_mix"]["kept"] == 1  # a copy of RoD
     assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
     shown = {column.key for column in arms_table(runs[0]).columns if not column.is_detail}
     assert {"scored", "kept", "budget"} <= shown
@@ -683,7 +683,7 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert rows["rod_quarter"]["kept_mean"] == pytest.approx(sum(kept) / 2)
     assert rows["rod_quarter"]["kept_range"] == pytest.approx(abs(kept[0] - kept[1]))
     assert rows["rod_quarter"]["gap_mean"] == pytest.approx(sum(whole) / 2 + 0.02)
-    assert "kept_range" not in rows["rod_averages"]  # of one seed
+    assert "kept_range" not in rows["rod_mix"]  # of one seed
 
     runs[0]["comparisons"]["rod"]["gap"] = None  # beyond the chord, as where it forgot nothing
     beyond = {row["arm"]: row for row in arms_table(runs[0]).rows}

@@ -47,7 +47,7 @@ def test_recipes_with_rod_have_controls_of_themselves(words, added):
     [
         ("", 320 * (1 + 2 / 3 + 1 + 2 / 3)),  # training, scoring, specialist, both references
         ("selection.multiplier=4", 320 * (1 + 4 / 3 + 1 + 4 / 3)),
-        ("scoring.every=0", 320 * (1 + 1 + 2 / 3)),
+        ("selection.policy=mix +selection.policy_options.target=specialist", 320 * (1 + 1 + 2 / 3)),
     ],
 )
 def test_fixed_replay_is_trained_for_as_long_as_rod_costs_in_all(words, steps):

@@ -205,7 +205,7 @@ def test_variants_in_one_key_alone():
     # another way to score, another policy or schedule is no other budget
     at_half = {"budget": 0.5, "steps": 50}
     others = arms_of(
-        rod={}, half=at_half, every={**at_half, "scored_every": 8},
+        rod={}, half=at_half, cut={**at_half, "prefix": "1/4"},
         capped={**at_half, "policy_name": "capped"}, slow={**at_half, "train": {"lr": 1e-5}},
     )  # fmt: skip
     assert continued(others) == [["half", "rod"]]

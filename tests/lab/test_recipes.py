@@ -302,8 +302,9 @@ def test_a_plan_by_hand(tmp_path):
     references = sum(stages(plan)[f"references_{n}"].gpu_hours for n in ("base", "specialist"))
     scored = 2824 * rod.scoring_seconds * 16 / 3600
     assert native.gpu_hours == pytest.approx(scored + references)
-    estimated = next(s for s in plan.savings if "scoring.every=0" in s.what)
-    assert estimated.gpu_hours == pytest.approx(scored)
+    own = sum(stages(plan)[name].gpu_hours for name in ("no_replay", "references_specialist"))
+    blend = next(s for s in plan.savings if "selection.policy=mix" in s.what)
+    assert blend.gpu_hours == pytest.approx(scored + own)
 
 
 def test_a_start_takes_its_time_on_every_process(tmp_path):

@@ -48,7 +48,7 @@ TWO_PROCESSES: dict[str, dict[str, Any]] = {
 ARMS: dict[str, dict[str, Any]] = {
     "rod": {},
     "prefix": {"prefix": "1/4"},
-    "averages": {"scored_every": 4},
+    "blend": {"policy_name": "mix"},
 }
 MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"
 # settings that a provider may have left on: the architecture, the settings, and the refusal

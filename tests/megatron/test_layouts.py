@@ -4,7 +4,6 @@ The oracle knows nothing of Megatron: it scores every pool with Hugging Face's o
 weights that the step started from.
 """
 
-import dataclasses
 import functools
 import json
 import re
@@ -21,14 +20,13 @@ from nemo_rod.alternatives.odm import ODM
 from nemo_rod.checkpoints.losses import load
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
-from nemo_rod.selection import Choice, Joint, References
-from nemo_rod.selection.estimated_scores import EstimatedScores
+from nemo_rod.selection import Choice, References
+from nemo_rod.selection.mix import Mix
 
 # without attention, which Megatron splits over positions only with TransformerEngine and a GPU
 MAMBA_LAYOUTS = {"cp2": Parallel(context=2)}
 MAMBA = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"}
-PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
-BANDIT, BLEND = {"policy_name": "odm"}, {"policy_name": "mix"}
+PREFIX, BANDIT, BLEND = {"prefix": "1/4"}, {"policy_name": "odm"}, {"policy_name": "mix"}
 
 
 # a step's weights, and the two references of all steps
@@ -152,7 +150,6 @@ def mamba(tmp_path_factory, torchrun):
     [
         *(("tiny", name, {}) for name in LAYOUTS if name != "single"),
         *(("tiny", name, PREFIX) for name in ("dp2", "tp2_sp", "pp2_vpp2")),
-        *(("tiny", name, ESTIMATED) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("tiny", name, BANDIT) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("tiny", name, BLEND) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
         *(("moe", name, {}) for name in MOE_LAYOUTS if name != "single"),
@@ -176,42 +173,30 @@ def test_same_choice_and_training_in_every_layout(model, layout, scoring, reques
 
 
 @pytest.mark.layouts
-def test_between_scoring_passes_the_losses_of_training_are_learned_from(tiny):
-    references = References.open(tiny.references, tiny.store)
-    pools, policy = tiny.arm("rod").pools(), EstimatedScores(Joint(), every=5)
-    for record in tiny.single(**ESTIMATED):
-        checkpoint = tiny.weights(**ESTIMATED) / str(record.step)
-        pool = pools.pool(record.step).of(tiny.store, tiny.arm("rod").seed)
-        loss = hugging_face_losses(checkpoint, tiny.store.tokens(record.block_ids))
-        if record.step % 5:  # an estimate: only what it trained on has a loss
-            np.testing.assert_allclose(record.score, policy.estimate(pool), rtol=0, atol=1e-4)
-            others = np.delete(np.arange(len(loss)), record.chosen)
-            assert np.isnan(record.loss[others]).all()
-            loss[others] = np.nan
+@pytest.mark.parametrize(("options", "policy"), [(BANDIT, ODM()), (BLEND, Mix())])
+def test_a_policy_without_a_scoring_pass_learns_from_the_losses_of_training(tiny, options, policy):
+    references, arm = References.open(tiny.references, tiny.store), tiny.arm("rod")
+    for record in tiny.single(**options):
+        pool = arm.pools().pool(record.step).of(tiny.store, arm.seed, STEPS)
+        score = policy.estimate(pool) if options == BLEND else None
+        np.testing.assert_allclose(record.score, np.nan if score is None else score, atol=1e-6)
+        assert np.isnan(record.threshold) == (score is None)
+        loss = np.full(len(record.loss), np.nan)  # only what it trained on has a loss
+        trained_on = tiny.store.tokens(record.trained_on)
+        checkpoint = tiny.weights(**options) / str(record.step)
+        loss[record.chosen] = hugging_face_losses(checkpoint, trained_on)
         np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
-        loss, reference = loss.astype(np.float32), references[record.block_ids]
-        choice = Choice(pool, loss, loss - reference, record.chosen, reference=reference)
-        estimated = dataclasses.replace(choice, is_estimated=record.step % 5 > 0)
-        policy.observe(estimated, loss[record.chosen])
+        assert policy.select(pool, score, BATCH).tolist() == record.chosen.tolist()
+        choice = Choice(pool, None, None, record.chosen, reference=references[record.block_ids])
+        policy.observe(choice, record.loss[record.chosen])
 
 
 @pytest.mark.layouts
-def test_a_policy_without_scores_observes_the_losses_of_training(tiny):
-    policy, pools = ODM(), tiny.arm("rod").pools()
-    for record in tiny.single(**BANDIT):
-        assert np.isnan(record.score).all() and np.isnan(record.threshold)
-        loss = np.full(len(record.loss), np.nan)
-        trained_on = tiny.store.tokens(record.trained_on)
-        checkpoint = tiny.weights(**BANDIT) / str(record.step)
-        loss[record.chosen] = hugging_face_losses(checkpoint, trained_on)
-        np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
-        pool = pools.pool(record.step).of(tiny.store, seed=7)
-        assert policy.select(pool, None, BATCH).tolist() == record.chosen.tolist()
-        policy.observe(Choice(pool, None, None, record.chosen), record.loss[record.chosen])
-    rows = [
-        json.loads(line) for line in (tiny.root / "single_policy_name_odm" / "metrics.jsonl").open()
-    ]
-    assert all(0 < row[f"rod/odm/{source.name}"] < 1 for row in rows for source in pool.sources)
+def test_a_bandit_shows_its_shares(tiny):
+    tiny.single(**BANDIT)
+    names = [f"rod/odm/{source.name}" for source in tiny.store.sources]
+    shares = [metric(tiny.root / "single_policy_name_odm", name) for name in names]
+    assert all(len(of) == STEPS and min(of) > 0 and max(of) < 1 for of in shares)
 
 
 @pytest.mark.layouts

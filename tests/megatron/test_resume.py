@@ -76,14 +76,13 @@ def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
         ("single", {}),
         ("dp2", {}),
         ("dp2_distopt", {}),
-        ("dp2_distopt", {"scored_every": 5}),
         ("dp2", {"policy_name": "odm"}),
-        ("dp2", {"policy_name": "mix", "policy_options": {"forgetting": 0.05}}),
+        ("dp2_distopt", {"policy_name": "mix", "policy_options": {"forgetting": 0.05}}),
     ],
 )
 def test_killed_twice_and_resumed_equals_uninterrupted(tiny, layout, scoring):
     parallel = LAYOUTS[layout]
-    guessed = f"_{scoring.get('policy_name', 'guessed')}" if scoring else ""
+    guessed = "".join(f"_{name}" for name in scoring.values() if isinstance(name, str))
     whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
     options: dict[str, Any] = {"checkpoint__every": 4, "scoring": scoring}
     tiny.rod_run(whole, parallel, **options)

@@ -17,7 +17,7 @@ from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
 
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
-NOT_ON_NEMO_RL = {"scoring.every", "converge", "train.terms"}
+NOT_ON_NEMO_RL = {"converge", "train.terms"}
 # Keys that only say something together with another: the rest of such a variant.
 TOGETHER: dict[str, dict[str, Any]] = {
     "adaptation": {"share": 0.3},
@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
     "train.terms": {"l2_base": 0.01},
     "selection.multiplier": 4.0, "selection.balance": "expected", "selection.kappa": 0.5,
     "selection.on_nonfinite": "exclude",
-    "scoring.micro_batch_size": 8, "scoring.prefix": "1/2", "scoring.every": 4,
+    "scoring.micro_batch_size": 8, "scoring.prefix": "1/2",
     "steps": 7, "budget": 0.5, "compute": 0.5, "converge": True, "retention": 0.5,
     "share": 0.3, "adaptation": "rho", "replay": "rho", "follow": "rod", "follow_by": "source",
     "curriculum": "elsewhere", "reference": "elsewhere",

@@ -42,7 +42,7 @@ CLUSTER = [
 ]  # fmt: skip
 
 
-# these have arms that NeMo-RL's workers cannot train: with estimated scores, or until they converge
+# these have arms that NeMo-RL cannot train: blends that follow the model, or until they converge
 FEW = ["base", "no_replay", "rod"]
 ON_RAY = {
     "toy": ["base", "no_replay", "fixed_32", "merge_0.6", "rod"],

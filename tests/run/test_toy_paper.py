@@ -190,7 +190,7 @@ def test_budgets_in_steps_and_in_compute(root):
     steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
     for name, settings in trained().items():
         entry = facts(root, name)
-        share = {"rod_quarter": 1 / 4, "rod_averages": 0}.get(name, 1)
+        share = 1 / 4 if name == "rod_quarter" else 1
         scored = settings.selection.multiplier * share if settings.scores else 0
         assert entry["compute"] == pytest.approx(entry["steps"] * (1 + scored / 3)), name
         if not settings.variant.converge:

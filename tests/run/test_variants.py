@@ -104,8 +104,7 @@ def test_an_optimizer_on_the_host_needs_both_keys():
 @pytest.mark.parametrize(
     ("name", "variant", "sentence"),
     [
-        ("rod_averages", None, r"has scoring\.every=\d+, which"),
-        ("mine", {"scoring": {"every": 0}}, r"has scoring\.every=0, which"),
+        ("mine", {"train": {"terms": {"l2_base": 1.0}}}, r"has train\.terms={'l2_base': 1\.0}, wh"),
         ("no_replay_converged", None, "ends when it has converged, which"),
         ("rod_mix", None, "has selection.policy=mix, which"),
     ],
@@ -155,8 +154,6 @@ def test_losses_of_training_are_compared_with_those_of_whole_blocks_in_their_pre
         config.scoring.precision = value
     else:
         config.variants[arm] = {**config.variants[arm], "scoring": {key: value}}
-    if (arm, key) == ("rod_averages", "prefix"):
-        config.variants[arm]["scoring"]["every"] = 0
     with pytest.raises(ValueError, match=rf"{key}={value}.* set one of them"):
         check(config)
 
@@ -215,6 +212,18 @@ class Newest:
     def select(self, pool, score_C, k):
         return sorted(sorted(range(len(pool.block_ids)), key=lambda i: -pool.block_ids[i])[:k])
 """
+
+
+@pytest.mark.parametrize(
+    "words", ["selection.kappa=2", "selection.policy=schedule +selection.policy_options.replay=0.2"]
+)
+def test_a_variant_with_another_policy_has_the_options_of_its_own_alone(words):
+    config = composed("recipe=toy", *words.split())  # rod_mix is one of its arms
+    rod, mix, averages = (arm_settings(config, n) for n in ("rod", "rod_mix", "rod_averages"))
+    assert (rod.selection.kappa, mix.selection.kappa) == (config.selection.kappa, 1.0)
+    assert rod.selection.policy_options == config.selection.policy_options
+    assert mix.selection.policy_options == {}
+    assert averages.selection.policy_options == {"target": "specialist"}
 
 
 @pytest.mark.parametrize(

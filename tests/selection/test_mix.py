@@ -94,9 +94,17 @@ def test_new_text_counts_by_its_target_and_replay_by_what_the_base_knew():
 
 def test_a_specialist_is_compared_block_by_block():
     policy = Mix(target={"laws": "specialist", "news": 2.0})
-    see(policy, [100, 200, 300], [1.5, 2.5, 2.25])
+    see(policy, [100, 200, 300, 250], [1.5, 2.5, 2.25, np.nan])  # an unknown loss does not count
     np.testing.assert_allclose(policy.state["mean"][:2], [0.5, 2.25], atol=1e-6)
     np.testing.assert_allclose(means(policy)[:2], [0.5, 0.25], atol=0.02)
+    see(policy, [0, 1], [0.25, 0.76])  # less 0 and 0.01; two blocks count 2 / (2 + 2)
+    spread = ((0.25 - 0.5) ** 2 + (0.75 - 0.5) ** 2) / 2
+    assert policy.state["variance"][0] == pytest.approx(spread / 2, abs=1e-6)
+    drawn, score = policy.state["variance"][0] ** 0.5, policy.estimate(pool_of(MANY, 1))
+    assert score.reshape(4, -1)[0].std() == pytest.approx(drawn, rel=0.1)
+    np.testing.assert_array_equal(score, policy.estimate(pool_of(MANY, 1)))
+    assert (score != policy.estimate(pool_of(MANY, 2))).all()  # drawn by step, and by seed
+    assert (score != policy.estimate(pool_of(MANY, 1).of(Store(), seed=6))).all()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """The selector against a plain sort of the same scores, and steps prepared ahead."""
 
-import math
 import threading
 
 import numpy as np
 import pytest
 
 from nemo_rod.selection import Candidates, Joint, Pool, Selector, SourceRow
-from nemo_rod.selection.competition import fidelity, rank_correlation
 
 SIZE, CANDIDATES, CHOSEN = 64, 40, 20
 RNG = np.random.default_rng(3)
@@ -55,20 +53,6 @@ def test_the_highest_weighted_scores_are_chosen():
     assert choice.chosen.tolist() == expected
     np.testing.assert_allclose(choice.score, score, atol=1e-5)
     assert one.length == SIZE and choice.metrics == {}
-
-
-def test_the_same_scores_are_perfectly_faithful():
-    choice = selector().choose(0, Everything())
-    same = fidelity(choice, choice.score, Joint(0.5))
-    assert same == {"overlap": 1, "share_drift": 0, "rank_correlation": pytest.approx(1)}
-
-
-def test_equal_values_share_their_rank():
-    # ranks 1.5 1.5 3 4 and 1 2.5 2.5 4: covariance 1.125, variances 1.125
-    correlation = rank_correlation(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 6, 7]))
-    a, b = np.array([1.5, 1.5, 3, 4]) - 2.5, np.array([1, 2.5, 2.5, 4]) - 2.5
-    assert correlation == pytest.approx(float(a @ b / math.sqrt((a @ a) * (b @ b))))
-    assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
 
 
 # --- the next step is prepared while this one trains

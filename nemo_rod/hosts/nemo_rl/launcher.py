@@ -62,8 +62,6 @@ class NemoRL(Local):
                 "leave it out, or use launcher=local or slurm."
             )
         for unsupported, feature, cure in (
-            (waits_for_update(policy) and scoring.every != 1, f"has scoring.every={scoring.every}",
-             "set scoring.prefix instead"),
             (waits_for_update(policy), f"has selection.policy={arm.selection.policy}",
              "choose another policy"),
             (arm.scores and scoring.precision is not None,

@@ -357,11 +357,6 @@ def _savings(
     savings = [
         *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),
         Saving(
-            what="estimate scores by source: scoring.every=0; half of the gain at equal tokens, "
-            "and the most at equal compute (on the toy)",
-            gpu_hours=scoring / 3600 * processes,
-        ),
-        Saving(
             what="replay the curriculum that a smaller model recorded: nothing is scored here",
             gpu_hours=scoring / 3600 * processes + references,
         ),

@@ -22,7 +22,6 @@ class Work:
     batch_size: int = 0  # blocks per update
     pool_size: int = 0  # candidates scored per update; 0 if none
     prefix: float = 1.0  # scored share of every candidate, from its start
-    scored_steps: float = 1.0  # share of the updates whose candidates are scored
     read: float = 0.0  # blocks read once, forward only
     cpu_seconds: float = 0.0  # time of work without a GPU
     saved: float = 0.0  # bytes of checkpoints, for which training waits
@@ -134,19 +133,18 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
         update = setup.training_seconds(work.batch_size * size, num_micro_batches)
         update += setup.host_seconds
-        scoring = work.scored_steps * candidates.scoring_seconds(work.pool_size)
+        scoring = candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update) + work.saved / setup.checkpoint_rate
         passes = 3.0 + setup.recomputed
         trained = passes * work.batch_size * size * setup.forward_flops
-        scored = work.scored_steps * candidates.scoring_flops(work.pool_size)
+        scored = candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
     seconds += setup.startup_seconds * on_gpu
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),
-        scored_tokens=work.steps * work.scored_steps * work.pool_size * candidates.block_size
-        + work.read * size,
+        scored_tokens=work.steps * work.pool_size * candidates.block_size + work.read * size,
         flops=flops,
         hours=seconds / 3600,
         gpu_hours=seconds / 3600 * setup.parallel.world_size if on_gpu else 0.0,
@@ -171,7 +169,7 @@ def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, divisor: 
         now = setup.for_prefix(shape, work.prefix).scoring_seconds(work.pool_size)
         shorter = setup.for_prefix(shape, 1 / divisor)
         saved = now - shorter.scoring_seconds(work.pool_size)
-        hours += work.steps * work.scored_steps * saved * setup.parallel.world_size / 3600
+        hours += work.steps * saved * setup.parallel.world_size / 3600
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
         f"scoring.prefix=1/{divisor}",

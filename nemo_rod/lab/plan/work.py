@@ -24,7 +24,6 @@ from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection.arm_names import parse_arm
-from nemo_rod.selection.policies import scored_steps
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 12  # per block: hash and loss
@@ -133,7 +132,6 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     read=round(passes * share * steps * train.batch_size),
                     pool_size=pool,
                     prefix=arm.scored_prefix,
-                    scored_steps=scored_steps(arm.policy()),
                     saved=ceil(steps / config.checkpoint.every) * checkpoint,
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )

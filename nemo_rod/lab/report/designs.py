@@ -78,9 +78,10 @@ def _designs(arms: Arms) -> dict[str, Mapping[str, Any]]:
 
 def frontier_arms(arms: Arms) -> list[str]:
     """Returns the arms of the frontier, rather than only of an ablation's figure."""
-    own = {"max_replay", "rod_compute_matched", "rod_averages"}
+    own = {"max_replay", "rod_compute_matched"}
+    designs = {name: arm["design"] or {} for name, arm in arms.items() if name != "base"}
     return [
         name
-        for name, arm in arms.items()
-        if name != "base" and ((arm["design"] or {}).get("of") in (None, name) or name in own)
+        for name, design in designs.items()
+        if design.get("of") in (None, name) or name in own or design.get("policy_name") != "joint"
     ]

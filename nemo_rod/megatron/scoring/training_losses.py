@@ -56,6 +56,6 @@ def refuse_dropout(config: Any) -> None:
         if (rate := getattr(config, name, 0.0)) > 0:
             raise ValueError(
                 f"The model has {name}={rate}, which raises the training losses that this arm "
-                "estimates scores from: remove dropout from the base's config.json, or take an arm "
-                "that scores candidates at every step, such as rod with scoring.every=1."
+                "chooses by: remove dropout from the base's config.json, or take an arm that "
+                "scores its candidates, such as rod."
             )
