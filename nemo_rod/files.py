@@ -220,24 +220,21 @@ def replacing(path: Path, *, below: Path | None = None, mode: int = 0o666) -> It
     """
     name = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        with folder_below(path.parent, below) as folder:
-            descriptor = os.open(name, flags, mode, dir_fd=folder)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    lock(descriptor)  # until it is renamed: nobody takes it for a leftover
-                    yield file
-                    file.flush()
-                    os.fsync(descriptor)
-                    os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-                _remove_leftovers(path.name, folder)
-                os.fsync(folder)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-                raise
-    except OSError as error:
-        raise with_advice(error, path) from error
+    with writing(path), folder_below(path.parent, below) as folder:
+        descriptor = os.open(name, flags, mode, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                lock(descriptor)  # until it is renamed: nobody takes it for a leftover
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+                os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            _remove_leftovers(path.name, folder)
+            os.fsync(folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            raise
 
 
 def _remove_leftovers(name: str, folder: int) -> None:
