@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECOND := .venv-bridge-0.3
+EXAMPLES := .venv-examples
 RL := .venv-nemo-rl
 RL_WORKER := .venv-nemo-rl-worker
 ENGINE ?= podman
@@ -15,7 +16,7 @@ pip = $(1)/bin/python -m pip --disable-pip-version-check install --quiet
 lane = $$(python3 tests/lanes.py arguments $@) $(ARGS)
 
 .PHONY: help venv demo demo-llm test lint lanes bench docs hashes sbom sbom-image gpu-kit image image-cpu nemo-rl-project
-.PHONY: test-second test-main test-main-layouts test-matrix test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
+.PHONY: test-second test-main test-main-layouts test-matrix test-examples test-nemo-rl test-nemo-rl-worker test-gpu test-gpus
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,6 +71,12 @@ test-main test-main-layouts:
 
 test-matrix:
 	python3 tests/matrix.py $(ARGS)
+
+test-examples:
+	@python3 tests/lanes.py check $@
+	@$(MAKE) --no-print-directory VENV=$(EXAMPLES) venv
+	@$(call pip,$(EXAMPLES)) --no-deps --require-hashes -r requirements/hashed/examples.txt
+	$(EXAMPLES)/bin/python -m pytest $(lane)
 
 test-nemo-rl:
 	@python3 tests/lanes.py check $@

@@ -143,6 +143,8 @@ LANES = (
     Lane("megatron_lm",
          "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main", 3600,
          ("MEGATRON_LM/pretrain_gpt.py",)),
+    Lane("examples", "our examples in LLaMA-Factory's and NeMo Automodel's own training", 1800,
+         ("LLAMA_FACTORY/src/llamafactory/train/megatron_bridge",)),
     Lane("nemo_rl", "RoD on NeMo-RL, v0.6.0 or later", 3000, ("NEMO_RL/nemo_rl",)),
     Lane(
         "nemo_rl_worker",

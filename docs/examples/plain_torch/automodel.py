@@ -44,7 +44,12 @@ class RoDRecipe(TrainFinetuneRecipeForNextTokenPrediction):
         super().load_checkpoint(restore_from)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Trains as the command line says."""
     recipe = RoDRecipe(parse_args_and_load_config())
     recipe.setup()
     recipe.run_train_validation_loop()
+
+
+if __name__ == "__main__":
+    main()
