@@ -156,8 +156,10 @@ def resume_training(root: Path) -> None:
 
 
 def begin(path: Path) -> bytes:
+    if not path.is_file() or path.stat().st_size >= 1 << 30:  # a pipe, or sparse
+        return b""
     with path.open("rb") as file:
-        return file.read(1 << 20) if path.stat().st_size < 1 << 30 else b""  # sparse
+        return file.read(1 << 20)
 
 
 def read_metrics(root: Path) -> None:

@@ -93,18 +93,11 @@ def test_automodel_trains_on_what_is_chosen_and_resumes(tiny, torchrun, tmp_path
 
     def train(steps: int) -> list:
         every = {**keys, "step_scheduler.max_steps": steps}
-        words = [f"--{key}={value}" for key, value in every.items()]
+        words = ["--config", AUTOMODEL.with_suffix(".yaml")]
+        words += [f"--{key}={value}" for key, value in every.items()]
         path = f"{AUTOMODEL.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         worker = WORKERS / "automodel_worker.py"
-        torchrun(
-            2,
-            worker,
-            "--config",
-            AUTOMODEL.with_suffix(".yaml"),
-            *words,
-            env={"PYTHONPATH": path},
-            fresh=True,
-        )
+        torchrun(2, worker, *words, env={"PYTHONPATH": path}, fresh=True)
         return list(Curriculum.open(tmp_path / "rod" / "curriculum.rod", read_only=True))
 
     first = train(3)
