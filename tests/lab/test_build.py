@@ -327,10 +327,10 @@ def test_arms_that_cannot_be_compared_are_left_out_and_named(
 
 
 def chord(arm: str, low: str, high: str) -> float:
-    """An arm's gap to the chord between two arms, written out."""
+    """An arm's gain over the chord between two arms, written out."""
     f0, f1, a0, a1 = f_val(low), f_val(high), adapt_loss(low), adapt_loss(high)
     fraction = np.log(f_val(arm) / f0) / np.log(f1 / f0)
-    return adapt_loss(arm) - float(a0 + (a1 - a0) * fraction)
+    return float(a0 + (a1 - a0) * fraction) - adapt_loss(arm)
 
 
 def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
@@ -348,7 +348,7 @@ def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
         ("merge_0.8", "fixed_10", "no_replay"), ("rod_compute_matched", "fixed_50", "fixed_32"),
         ("rod_mix", "fixed_50", "fixed_32"),
     ):  # fmt: skip
-        assert comparisons[arm]["gap"] == pytest.approx(chord(arm, low, high), rel=1e-9), arm
+        assert comparisons[arm]["gain"] == pytest.approx(chord(arm, low, high), rel=1e-9), arm
     assert results["profile"] == profiles_of(results["arms"], "fixed_32")
     # An arm that trains on all its candidates has the same ratio everywhere.
     assert results["profile"]["fixed_32"]["pearson_r"] is None
@@ -359,7 +359,7 @@ def test_what_is_extrapolated_is_not_shown(fake: FakeRun, tmp_path: Path) -> Non
     results = judged(read_run(subset(fake, tmp_path / "run", arms)))
     comparison = results["comparisons"]["rod"]
     assert comparison["extrapolated"]
-    assert comparison["gap"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
+    assert comparison["gain"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
     shown = _outcome(results | {"replicates": [], "settings": []})["tiles"]
     assert not [name for name, _ in shown if "equal forgetting" in name]
 
@@ -429,10 +429,10 @@ def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -
     for name, arm in results["arms"].items():
         assert float(rows[name]["adapt_loss"]) == arm["adapt_loss"]
         assert float(rows[name]["val_forgetting"]) == arm["val_forgetting"]
-    assert float(rows["rod"]["at_equal_tokens"]) == results["comparisons"]["rod"]["gap"]
+    assert float(rows["rod"]["at_equal_tokens"]) == results["comparisons"]["rod"]["gain"]
     assert rows["rod"]["at_equal_compute"] == "other budget"
     assert rows["fixed_10"]["at_equal_tokens"] == "on the chord"
-    assert float(rows["rod_compute_matched"]["at_equal_compute"]) > 0
+    assert float(rows["rod_compute_matched"]["at_equal_compute"]) < 0
     markdown = (tables / "arms.md").read_text().splitlines()
     assert len(markdown) == 2 + len(results["arms"])
     assert len({line.count("|") for line in markdown}) == 1
@@ -508,7 +508,7 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     for arm in ("no replay", "fixed 32 %", "merge 0.6", "RoD compute matched"):
         assert arm in page
-    assert "At equal cost in all: not judged, no fixed share was trained for as long" in page
+    assert "At equal cost in all</strong>: not judged, no fixed share was trained for" in page
     assert "Once: reference losses, at most" in page  # blocks that no arm draws have none
     assert str(fake.folder) not in page
     assert results["disagreements"] == []
@@ -664,28 +664,28 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
         more = {name: value + lost for name, value in loss["adaptation"].items()}
         edit(run.file("rod_quarter"), loss=loss | {"adaptation": more})
         runs.append(results_of(read_run(run.folder)) | {"replicates": []})
-    whole = [run["comparisons"]["rod"]["gap"] for run in runs]
-    assert whole[0] < -0.05 and whole[1] == pytest.approx(whole[0] + 0.02)
+    whole = [run["comparisons"]["rod"]["gain"] for run in runs]
+    assert whole[0] > 0.05 and whole[1] == pytest.approx(whole[0] - 0.02)
 
     one = {row["arm"]: row for row in arms_table(runs[0]).rows}
     scored = {name: row["scored"] for name, row in one.items() if row["scored"] is not None}
     less = {"rod_mix": 0.0, "rod_quarter": 0.25}
     assert scored == dict.fromkeys(("rod", "rod_shorter", "rod_m4", "rod_beyond"), 1.0) | less
     assert {name for name, row in one.items() if row["kept"] is not None} == {*less}
-    assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] + 0.01) / whole[0])
+    assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] - 0.01) / whole[0])
     assert one["rod_mix"]["kept"] == 1  # a copy of RoD
     assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
     shown = {column.key for column in arms_table(runs[0]).columns if not column.is_detail}
     assert {"scored", "kept", "budget"} <= shown
 
     rows = {row["arm"]: row for row in seeds_table(runs[0] | {"replicates": runs[1:]}).rows}
-    kept = [(gap + lost) / gap for gap, lost in zip(whole, (0.01, 0.03), strict=True)]
+    kept = [(gain - lost) / gain for gain, lost in zip(whole, (0.01, 0.03), strict=True)]
     assert rows["rod_quarter"]["kept_mean"] == pytest.approx(sum(kept) / 2)
     assert rows["rod_quarter"]["kept_range"] == pytest.approx(abs(kept[0] - kept[1]))
-    assert rows["rod_quarter"]["gap_mean"] == pytest.approx(sum(whole) / 2 + 0.02)
+    assert rows["rod_quarter"]["gain_mean"] == pytest.approx(sum(whole) / 2 - 0.02)
     assert "kept_range" not in rows["rod_mix"]  # of one seed
 
-    runs[0]["comparisons"]["rod"]["gap"] = None  # beyond the chord, as where it forgot nothing
+    runs[0]["comparisons"]["rod"]["gain"] = None  # beyond the chord, as where it forgot nothing
     beyond = {row["arm"]: row for row in arms_table(runs[0]).rows}
     assert beyond["rod_quarter"]["kept"] is None
 
@@ -728,11 +728,11 @@ def test_everything_at_once(tmp_path: Path) -> None:
     pair = [r["arms"]["rod"]["adapt_loss"] for r in (results, results["replicates"][0])]
     assert float(read["seeds"]["rod"]["adapt_loss_mean"]) == pytest.approx(sum(pair) / 2)
     assert float(read["seeds"]["rod"]["adapt_loss_range"]) == pytest.approx(max(pair) - min(pair))
-    gaps = {name: row["gap_0"] for name, row in read["seeds"].items() if row["gap_0"]}
-    assert gaps == {
-        name: str(each["gap"])
+    gains = {name: row["gain_0"] for name, row in read["seeds"].items() if row["gain_0"]}
+    assert gains == {
+        name: str(each["gain"])
         for name, each in results["comparisons"].items()
-        if each["gap"] is not None and not each["extrapolated"]
+        if each["gain"] is not None and not each["extrapolated"]
     }
     assert [stop["step"] for stop in results["early_stops"]["fixed_10"]] == [0, 7, 15, 23]
     for key in ("adapt_loss", "val_forgetting", "signed_forgetting"):
@@ -740,7 +740,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
         assert stops[3] == pytest.approx(arms["fixed_10"][key])
         assert np.diff(stops) == pytest.approx([(stops[3] - stops[0]) / 3] * 3)
     assert results["verdict"]["early_stops"].keys() == {"no_replay", "fixed_10"}
-    assert gaps and "gap_1" not in read["seeds"]["rod"]  # the second seed has none
+    assert gains and "gain_1" not in read["seeds"]["rod"]  # the second seed has none
 
 
 def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:

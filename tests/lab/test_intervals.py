@@ -89,7 +89,7 @@ def test_every_draw_is_evaluated_as_the_results_are(run):
         assert chord is not None
         value = chord.at(results["rod"]["val_forgetting"])
         assert value is not None
-        results["rod"]["gap"] = results["rod"]["adapt_loss"] - value.adapt_loss
+        results["rod"]["gain"] = value.adapt_loss - results["rod"]["adapt_loss"]
         for name, row in results.items():
             values.setdefault(name, []).append(row)
     actual = intervals_of(run, on_chord, draws=draws)

@@ -1,4 +1,4 @@
-"""Intervals of losses, forgetting and gaps to fixed replay over the choice of held-out blocks.
+"""Intervals of losses, forgetting and gains over fixed replay over the choice of held-out blocks.
 
 The held-out blocks of every source are drawn again with replacement (a bootstrap); all arms have
 the same draws, so that their differences have the blocks' common part removed. The intervals say
@@ -63,7 +63,7 @@ def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
 
 
 def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[str, Any]:
-    """Returns `adapt_loss`, `val_forgetting` and `gap` as [low, high] of every arm, in nats.
+    """Returns `adapt_loss`, `val_forgetting` and `gain` as [low, high] of every arm, in nats.
 
     Omitted: values undefined in any draw, and the arms that `draws_of` leaves out.
     """
@@ -72,15 +72,15 @@ def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[s
     measures = {"adapt_loss": drawn.adapt_loss, "val_forgetting": drawn.forgetting}
     loss_BA, forgetting_BA = measures.values()
     if loss_BA is not None and forgetting_BA is not None and set(on_chord) <= set(names):
-        # distance to the draw's own chord; NaN on it and without one
-        measures["gap"] = gap_BA = np.full_like(loss_BA, np.nan)
-        for loss_A, forgetting_A, gap_A in zip(loss_BA, forgetting_BA, gap_BA, strict=True):
+        # over the draw's own chord; NaN on it and without one
+        measures["gain"] = gain_BA = np.full_like(loss_BA, np.nan)
+        for loss_A, forgetting_A, gain_A in zip(loss_BA, forgetting_BA, gain_BA, strict=True):
             points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))
             chord = Chord.through([points[name] for name in on_chord])
             for place, name in enumerate(names):
                 value = chord.at(float(forgetting_A[place])) if chord else None
                 if value is not None and name not in on_chord:
-                    gap_A[place] = loss_A[place] - value.adapt_loss
+                    gain_A[place] = value.adapt_loss - loss_A[place]
     return {
         name: {
             measure: np.percentile(value_BA[:, place], PERCENTILES).tolist()

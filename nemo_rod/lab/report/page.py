@@ -106,7 +106,7 @@ def _bundle() -> str:
 
 def _outcome(results: Results) -> dict[str, Any]:
     """Returns the template's values on the results."""
-    runs = [results, *results["replicates"]]
+    runs, verdict = [results, *results["replicates"]], results["verdict"]
     rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
     names = list(results["arms"])
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
@@ -120,17 +120,19 @@ def _outcome(results: Results) -> dict[str, Any]:
     if is_fair and forgotten > 0 and rod["val_forgetting"] is not None:
         ratio = rod["val_forgetting"] / forgotten
     reference = parse_arm(results["reference_arm"] or "").label
-    gap = comparison["gap"] if is_fair and not comparison["extrapolated"] else None
-    against = "adaptation loss against fixed replay of equal forgetting (nats)"
+    gain = comparison["gain"] if is_fair and not comparison["extrapolated"] else None
+    against = "learned more than fixed replay of equal forgetting (nats)"
     tiles = [
         (f"forgetting, relative to {reference}", ratio, table.times),
-        (against, gap, table.signed(3)),
+        (against, gain, table.signed(3)),
         ("mean replay share, emergent", rod.get("replay_share"), table.percent),
         ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
     ]
     return {
         "subtitle": subtitle,
         "summary": summarise(results),
+        "advice": verdict["advice"] if verdict else "",
+        "comparisons": sentences(verdict) if verdict else [],
         "tiles": [(name, show(value)) for name, value, show in tiles if value is not None],
         "marks": {name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
         "notes": results["notes"],
@@ -144,7 +146,7 @@ def _outcome(results: Results) -> dict[str, Any]:
 
 
 def summarise(results: Results) -> str:
-    """Returns plain sentences on the outcome."""
+    """Returns plain sentences on what RoD came to; `verdict.py` compares it."""
     rod = results["arms"].get("rod")
     if rod is None:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
@@ -169,9 +171,6 @@ def summarise(results: Results) -> str:
             f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and a "
             f"forgetting F_val of {rod['val_forgetting']:.3f} nats per token."
         ]
-
-    if verdict := results["verdict"]:
-        text += [*sentences(verdict), verdict["advice"]]
     return " ".join([*text, *_share(rod)])
 
 

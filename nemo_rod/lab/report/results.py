@@ -277,12 +277,12 @@ def _comparison(
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
     is_measured = forgetting is not None and adapt_loss is not None
     value = chord.at(forgetting) if chord and is_measured else None
-    gap = adapt_loss - value.adapt_loss if value else None
+    gain = value.adapt_loss - adapt_loss if value else None
     return {
-        "gap": gap,
+        "gain": gain,
         "extrapolated": value.extrapolated if value else None,
-        "gap_at_equal_tokens": gap if same_tokens else None,
-        "gap_at_equal_compute": gap if same_compute else None,
+        "gain_at_equal_tokens": gain if same_tokens else None,
+        "gain_at_equal_compute": gain if same_compute else None,
         "tokens_ratio": None if is_merge or is_base else ratio("trained_tokens"),
         "compute_ratio": None if is_merge or is_base else ratio("compute"),
         "time_ratio": ratio("seconds_per_step"),

@@ -42,8 +42,8 @@ class Column:
 
 
 ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
-# of a gap to the chord beyond its ends
-EXTRAPOLATED = Column("extrapolated", "Gap extrapolated", lambda _: "yes", is_text=True)
+# of a gain over the chord beyond its ends
+EXTRAPOLATED = Column("extrapolated", "Gain extrapolated", lambda _: "yes", is_text=True)
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ def magnitude(value: float) -> str:
     return count(value).replace("G", "B").strip() or "0"
 
 
-def gap(value: float | str) -> str:
-    """Formats a signed gap; text is returned unchanged."""
+def gain(value: float | str) -> str:
+    """Formats a gain; text is returned unchanged."""
     return value if isinstance(value, str) else signed(3)(value)
 
 
 def arms_table(results: Results) -> Table:
-    """Returns every arm's losses and budgets, and its gap to fixed replay at equal budgets."""
+    """Returns every arm's losses and budgets, and its gain over fixed replay at equal budgets."""
     columns = (
         ARM,
         Column("replay_share", "Replay share", percent),
@@ -122,8 +122,8 @@ def arms_table(results: Results) -> Table:
         Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
         Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3)),
         Column("task_forgetting", "Task forgetting", decimals(3)),
-        Column("at_equal_tokens", "Against fixed replay at equal tokens (nats)", gap),
-        Column("at_equal_compute", "Against fixed replay at equal compute (nats)", gap),
+        Column("at_equal_tokens", "Gain over fixed replay at equal tokens (nats)", gain),
+        Column("at_equal_compute", "Gain over fixed replay at equal compute (nats)", gain),
         Column("trained_tokens", "Trained tokens", magnitude),
         Column("scored_tokens", "Scored tokens", magnitude),
         Column("compute", "Compute (plain steps)", decimals(0)),
@@ -146,12 +146,12 @@ def arms_table(results: Results) -> Table:
         row |= {"references": ", ".join(design.get("references") or []) or None}
         row |= {"kept": kept(results, name)}
         for budget in ("tokens", "compute"):
-            value = comparison[f"gap_at_equal_{budget}"]
+            value = comparison[f"gain_at_equal_{budget}"]
             if comparison["on_chord"]:
                 value = "on the chord"
             elif comparison["extrapolated"]:
                 value = "beyond the fixed arms"  # there is nothing to compare with
-            elif comparison["gap"] is not None and value is None:
+            elif comparison["gain"] is not None and value is None:
                 value = "other budget"
             row[f"at_equal_{budget}"] = value
         rows.append(row)
@@ -173,11 +173,11 @@ def kept(results: Results, name: str) -> float | None:
     None if it was trained on other amounts, or RoD has no gain.
     """
     arm, rod = (results["arms"].get(each) for each in (name, "rod"))
-    gap, whole = (results["comparisons"].get(each, {}).get("gap") for each in (name, "rod"))
+    gain, whole = (results["comparisons"].get(each, {}).get("gain") for each in (name, "rod"))
     if not arm or not rod or arm["trained_tokens"] != rod["trained_tokens"]:
         return None
     is_cheaper = (scored_share(arm) or 0.0) < WHOLE and scored_share(arm) is not None
-    return gap / whole if is_cheaper and gap is not None and (whole or 0.0) < 0 else None
+    return gain / whole if is_cheaper and gain is not None and (whole or 0.0) > 0 else None
 
 
 def sources_table(results: Results) -> Table:
@@ -208,13 +208,13 @@ def sources_table(results: Results) -> Table:
 
 def intervals_table(results: Results) -> Table:
     """Returns the results of every arm between the ends of their intervals, see `intervals.py`."""
-    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val", "gap": "Gap to chord"}
+    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val", "gain": "Gain"}
     rows = []
     for name, ends in results["intervals"].items():
         values = {**results["arms"][name], **results["comparisons"][name]}
         row = {"arm": name} | {key: values[key] for key in ends}
         row |= {f"{key}_p5": low for key, (low, _) in ends.items()}
-        row |= {"extrapolated": True} if "gap" in ends and values["extrapolated"] else {}
+        row |= {"extrapolated": True} if "gain" in ends and values["extrapolated"] else {}
         rows.append(row | {f"{key}_p95": high for key, (_, high) in ends.items()})
     columns = [
         Column(f"{key}{suffix}", f"{title}{more}", decimals(3))
@@ -252,11 +252,11 @@ def run_labels(results: Results) -> list[str]:
 
 
 def seeds_table(results: Results) -> Table:
-    """Returns an arm's losses, share and gap to the chord over seeds; no rows for a single run."""
+    """Returns an arm's losses, share and gain over the chord by seeds; no rows for a single run."""
     runs = [results, *results["replicates"]]
     measures = {
         "adapt_loss": "Adaptation loss", "val_forgetting": "F_val",
-        "replay_share": "Share of replay", "gap": "Gap to chord", "kept": "Kept of RoD's gain",
+        "replay_share": "Share of replay", "gain": "Gain", "kept": "Kept of RoD's gain",
     }  # fmt: skip
     parts: dict[object, str] = {"mean": "mean", "range": "range"}
     parts |= dict(enumerate(run_labels(results)))
@@ -267,10 +267,10 @@ def seeds_table(results: Results) -> Table:
         row: dict[str, Any] = {"arm": name}
         for key in measures:
             values = [run["arms"].get(name, {}).get(key) for run in runs]
-            if key == "gap":  # beyond the ends of the chord there is none
+            if key == "gain":  # beyond the ends of the chord there is none
                 compared = [run["comparisons"].get(name, {}) for run in runs]
                 values = [
-                    None if each.get("extrapolated") else each.get("gap") for each in compared
+                    None if each.get("extrapolated") else each.get("gain") for each in compared
                 ]
             elif key == "kept":
                 values = [kept(run, name) for run in runs]
@@ -279,8 +279,8 @@ def seeds_table(results: Results) -> Table:
             if spread is not None:
                 row |= {f"{key}_mean": mean, f"{key}_range": spread}
         rows.append(row)
-    # shares, gaps and gains of single seeds are in the files alone
-    details = {f"{key}_{i}" for key in ("replay_share", "gap", "kept") for i in range(len(runs))}
+    # shares and gains of single seeds are in the files alone
+    details = {f"{key}_{i}" for key in ("replay_share", "gain", "kept") for i in range(len(runs))}
     columns = [
         Column(key, title, decimals(3), is_detail=key in details)
         for key, title in titles.items()

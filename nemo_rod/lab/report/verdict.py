@@ -298,7 +298,7 @@ def _on_frontier(arms: Mapping[str, Results], drawn: Draws) -> dict[str, Any]:
     low, high = found.between
     level = arms["rod"]["signed_forgetting"]
 
-    def gap(value: Callable[[str, str], Any]) -> Any:
+    def gain(value: Callable[[str, str], Any]) -> Any:
         """Returns fixed replay's adaptation loss at RoD's forgetting, less RoD's."""
         f, g, at = (value(name, "signed_forgetting") for name in (low.name, high.name, "rod"))
         if min(low.forgetting, high.forgetting, level) >= LOGARITHMIC:
@@ -308,8 +308,8 @@ def _on_frontier(arms: Mapping[str, Results], drawn: Draws) -> dict[str, Any]:
         first, second = (value(name, "adapt_loss") for name in (low.name, high.name))
         return first + part * (second - first) - value("rod", "adapt_loss")
 
-    value = float(gap(lambda name, key: float(arms[name][key])))
-    difference = {"value": value, **_interval(drawn, gap)}
+    value = float(gain(lambda name, key: float(arms[name][key])))
+    difference = {"value": value, **_interval(drawn, gain)}
     return result | {"difference": difference, "between": [low.name, high.name]}
 
 

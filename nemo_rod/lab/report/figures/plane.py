@@ -52,7 +52,7 @@ class Plane:
     texts: Mapping[str, str] = field(default_factory=dict)
     paths: Sequence[Sequence[str]] = ()  # arms to join by a line, in order
     replicates: Sequence[Results] = ()  # other seeds, drawn faintly and without labels
-    show_gap: bool = False  # whether to show RoD's distance from the chord
+    shows_gain: bool = False  # whether to show RoD's distance from the chord
 
 
 def frontier(shown: Sequence[RunResults]) -> Picture | None:
@@ -205,10 +205,10 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
 
     everything = Plane(
         results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
-        paths=[*merges.values()], replicates=[] if zooms else others, show_gap=not zooms,
+        paths=[*merges.values()], replicates=[] if zooms else others, shows_gain=not zooms,
     )  # fmt: skip
     around = heading("around the fixed-replay chord")
-    zoomed = Plane(results, list(near), heading=around, replicates=others, show_gap=True)
+    zoomed = Plane(results, list(near), heading=around, replicates=others, shows_gain=True)
     tasks = Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others)
     return [*([zoomed] if zooms else []), everything, tasks]
 
@@ -322,7 +322,7 @@ def draw_plane(plane: Plane) -> Spec | None:
     ]
     point = {"type": "point", "opacity": 1, "strokeWidth": 1.3}
     below += _intervals(results, marks, at) if is_log else []
-    labels = [*marks, *_gap(plane, row, ends)]
+    labels = [*marks, *_gain(plane, row, ends)]
     if len(labels) > len(marks):
         dashed = {"type": "rule", "strokeDash": [5, 3], "strokeWidth": 1.5, "color": light("rod"),
                   "clip": True, "tooltip": None}  # fmt: skip
@@ -378,14 +378,14 @@ def _intervals(results: Results, marks: Rows, at: Spec) -> list[Spec]:
     ]  # fmt: skip
 
 
-def _gap(plane: Plane, row: Any, ends: Sequence[float]) -> Rows:
+def _gain(plane: Plane, row: Any, ends: Sequence[float]) -> Rows:
     """Returns the end of RoD's distance from the chord at equal forgetting, with its text."""
     comparison = plane.results["comparisons"].get("rod", {})
     arm = plane.results["arms"].get("rod", {})
-    if not plane.show_gap or (gap := comparison.get("gap")) is None:
+    if not plane.shows_gain or (gain := comparison.get("gain")) is None:
         return []
     how = "extrapolated" if comparison["extrapolated"] else "at equal F_val"
     # an extended chord may end outside
-    end = float(min(max(arm["adapt_loss"] - gap, ends[0]), ends[1]))
-    place = row((end, arm["val_forgetting"]), text=f"{signed(3)(gap)} {how}", bold=True)
+    end = float(min(max(arm["adapt_loss"] + gain, ends[0]), ends[1]))
+    place = row((end, arm["val_forgetting"]), text=f"{signed(3)(gain)} {how}", bold=True)
     return [place | {"from": arm["adapt_loss"]}]
