@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -11,6 +12,7 @@ from command_line import composed
 from hydra import initialize_config_dir
 
 from nemo_rod.config import Config
+from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.files import write_json
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.rehearsal.command import rehearse
@@ -173,3 +175,10 @@ def test_without_a_network_access_is_not_checked(monkeypatch):
     with pytest.raises(NotChecked, match="the hub does not answer"):
         check_access(composed(QWEN))
     the_hub._answer.cache_clear()
+
+
+def test_without_the_hubs_library_no_file_is_known_and_fetching_one_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert file_of("some/model", "config.json") is None
+    with pytest.raises(ModuleNotFoundError, match="huggingface_hub"):
+        file_of("some/model", "config.json", fetch=True)

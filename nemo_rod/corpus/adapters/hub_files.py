@@ -17,7 +17,12 @@ def file_of(name: str, file: str, *, fetch: bool = False) -> Path | None:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder / file if (folder / file).is_file() else None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    except ModuleNotFoundError:
+        if fetch:
+            raise
+        return None  # nobody has cached it
 
     repository, revision = name_and_revision(name)
     try:
