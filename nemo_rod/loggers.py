@@ -91,13 +91,8 @@ class Prepared(ExitStack):
 
     def set(self, name: str, value: str) -> None:
         """Sets an environment variable until `end`."""
-        self.callback(_restore, name, os.environ.get(name))
-        os.environ[name] = value
-
-
-def _restore(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    if value is not None:
+        was = {name: os.environ[name]} if name in os.environ else {}
+        self.callback(lambda: (os.environ.pop(name, None), os.environ.update(was)))
         os.environ[name] = value
 
 

@@ -36,8 +36,16 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
     for place, key, value, other in _settings(config):
         if key in common or NOT_COMPUTED.fullmatch(key):
             continue
-        changed = copy.deepcopy(config)
-        _change(changed, place, key, other)
+        changed: Any = copy.deepcopy(config)
+        inner = changed
+        for name in place:
+            inner = inner[name] if isinstance(inner, dict) else getattr(inner, name)
+        if not isinstance(inner, dict):
+            setattr(inner, key, other)
+        elif other is None and key in ("rope_type", "type"):  # the plain rotation
+            inner["rope_type"] = "default"
+        else:
+            inner[key] = other
         described = _described(changed)
         chooses = isinstance(value, bool | str | None) or "rope" in "".join(place)
         is_ignored = described == whole and whole is not None
@@ -119,18 +127,6 @@ def _other(value: Any) -> Any:
     if isinstance(value, int | float):
         return 2 * value or 1
     return None if isinstance(value, str) else [*reversed(value)] if value else None
-
-
-def _change(config: Any, place: tuple[str, ...], key: str, value: Any) -> None:
-    inner = config
-    for name in place:
-        inner = inner[name] if isinstance(inner, dict) else getattr(inner, name)
-    if not isinstance(inner, dict):
-        setattr(inner, key, value)
-    elif value is None and key in ("rope_type", "type"):  # the plain rotation
-        inner["rope_type"] = "default"
-    else:
-        inner[key] = value
 
 
 if __name__ == "__main__":

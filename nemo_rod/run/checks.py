@@ -101,7 +101,16 @@ def check(config: Config) -> None:
         ValueError: a key is at fault; the message has its value, the accepted ones and the remedy.
     """
     check_bounds(config)
-    _check_place(config.run_dir)
+    run_dir, place = config.run_dir, Path(config.run_dir).absolute()
+    if not run_dir.strip():
+        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
+    if "$" in run_dir:  # single quotes keep it literal
+        raise ValueError(
+            f"run_dir={run_dir} has a variable that the shell did not replace: put the word in "
+            "double quotes."
+        )
+    if files := [f for f in (place, *place.parents) if f.exists() and not f.is_dir()]:
+        raise ValueError(f"run_dir={run_dir}: {files[0]} is a file, not a folder.")
     domain, parallel = config.domain, config.parallel
     check_parallel(parallel, ())
     roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
@@ -141,21 +150,6 @@ def check(config: Config) -> None:
                     "add one (kind=generated lets the base write replay), or take that arm out."
                 )
         _check_trained(config, arm)
-
-
-def _check_place(run_dir: str) -> None:
-    """Refuses a path that cannot be the folder of a run."""
-    if not run_dir.strip():
-        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
-    if "$" in run_dir:  # single quotes keep it literal
-        raise ValueError(
-            f"run_dir={run_dir} has a variable that the shell did not replace: put the word in "
-            "double quotes."
-        )
-    place = Path(run_dir).absolute()
-    for folder in (place, *place.parents):
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"run_dir={run_dir}: {folder} is a file, not a folder.")
 
 
 def _check_model(config: Config) -> None:

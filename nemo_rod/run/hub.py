@@ -83,7 +83,12 @@ def answers(repositories: Mapping[str, Repository]) -> dict[str, Exception]:
 
     Models in the cache are not asked about; all others are at once.
     """
-    asked = {key: each for key, each in repositories.items() if not _is_cached(each)}
+    asked = dict[str, Repository]()
+    for key, (name, revision, kind) in repositories.items():
+        pinned = name if revision is None else f"{name}@{revision}"
+        files = ("config.json", "tokenizer_config.json") if kind == "model" else ()
+        if not any(file_of(pinned, file) for file in files):
+            asked[key] = repositories[key]
     threads = [Thread(target=_answer, args=(each,)) for each in {*asked.values()}]
     for thread in threads:
         thread.start()
@@ -164,11 +169,3 @@ def check_access(repository: Repository) -> None:
     except Exception as error:  # network libraries raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotChecked(f"the hub does not answer ({reason:.120})") from None
-
-
-def _is_cached(repository: Repository) -> bool:
-    """Returns whether a model's files are in the cache; a dataset is streamed, and has none."""
-    name, revision, kind = repository
-    pinned = name if revision is None else f"{name}@{revision}"
-    files = ("config.json", "tokenizer_config.json") if kind == "model" else ()
-    return any(file_of(pinned, file) is not None for file in files)

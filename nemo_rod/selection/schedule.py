@@ -55,7 +55,16 @@ class Schedule(Policy):
             )
         plan: Mapping[str, Points] = {}
         if self.file is not None:
-            plan = _read(self.file)
+            try:
+                rows = list(csv.DictReader(read_bytes(Path(self.file)).decode().splitlines()))
+                names = [name for name in rows[0] if name != "step"]
+                plan = {n: {int(row["step"]): float(row[n]) for row in rows} for n in names}
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{self.file} cannot be read as a schedule ({type(error).__name__}: {error}): "
+                    "expected CSV with the columns step and replay, or step and the names of all "
+                    "sources."
+                ) from error
         elif self.replay is not None:
             plan = {"replay": self.replay}
         elif self.sources is not None:
@@ -108,17 +117,3 @@ def _points(name: str, of: Points) -> tuple[Floats, Floats]:
         raise ValueError(f"The schedule of {name} is {of!r}, expected a share, or shares by step.")
     step_N = np.array(sorted(steps), dtype=np.float64)
     return step_N, np.array([steps[int(step)] for step in step_N])
-
-
-def _read(file: str) -> dict[str, dict[int, float]]:
-    """Returns the points of every column of a CSV file but `step`."""
-    try:
-        rows = list(csv.DictReader(read_bytes(Path(file)).decode().splitlines()))
-        names = [name for name in rows[0] if name != "step"]
-        plan = {name: {int(row["step"]): float(row[name]) for row in rows} for name in names}
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file} cannot be read as a schedule ({type(error).__name__}: {error}): expected CSV "
-            "with the columns step and replay, or step and the names of all sources."
-        ) from error
-    return plan

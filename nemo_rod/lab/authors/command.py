@@ -45,7 +45,6 @@ def declare(parser: Arguments) -> None:
             choices=("keep", "refuse"),
         ),
     )
-    roles = ROLES
     text = "Makes references of a cache of losses, for the training blocks of one role."
     usage = "CACHE OUT blocks=STORE role=ROLE model=MODEL precision=PRECISION"
     verb = add(_references, "references", usage, text)
@@ -53,7 +52,7 @@ def declare(parser: Arguments) -> None:
     verb.add_argument("out", metavar="OUT", type=Path, help="folder of the references")
     verb.add_keys(
         Key("blocks", "STORE", "imported block store", required=True),
-        Key("role", "ROLE", "of the blocks", choices=roles, required=True),
+        Key("role", "ROLE", "of the blocks", choices=ROLES, required=True),
         Key("model", "MODEL", "that scored: a checkpoint, or a name", required=True),
         Key("precision", "PRECISION", "of the pass, such as bf16", required=True),
     )

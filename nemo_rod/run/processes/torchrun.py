@@ -119,7 +119,10 @@ def run_process(
     opened = open_file(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, below=log.parent.parent)
     with io.TextIOWrapper(opened) as file, tempfile.TemporaryDirectory() as folder:
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
-        if not _has_home():  # Bridge's locks would be there
+        cache = Path(os.path.expanduser("~")) / ".cache" / "huggingface"  # of Bridge's locks
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+        if not os.access(cache, os.W_OK):
             env.setdefault("MEGATRON_CONFIG_LOCK_DIR", folder)
         heartbeat = HeartbeatFile(Path(folder) / "rank-0")
         env[HeartbeatFile.variable] = str(heartbeat.path)
@@ -200,14 +203,6 @@ def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
         *(*nodes.torchrun_options(), *bound),
         *(f"--nproc-per-node={world_size // nodes.count}", "-m", "nemo_rod.megatron"),
     ]
-
-
-def _has_home() -> bool:
-    """Returns whether the cache of Hugging Face in the home folder can be written."""
-    folder = Path(os.path.expanduser("~")) / ".cache" / "huggingface"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return os.access(folder, os.W_OK)
 
 
 def start(command: list[str], environment: Mapping[str, str]) -> Running:

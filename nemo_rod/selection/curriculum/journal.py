@@ -62,7 +62,7 @@ class Journal:
                 "the checkpoints to begin again"
             )
         if self._metrics.exists():
-            write_whole(self._metrics, "".join(map(_line, rows)).encode())
+            write_whole(self._metrics, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
         self._disk = ThreadPoolExecutor(max_workers=1)
         self._writes: list[Future[None]] = []  # the last step's metrics, and this step's choice
 
@@ -106,7 +106,7 @@ class Journal:
         start = read_json(begin) if is_validated and begin.exists() else {}
         row = step_row(step, choice, metrics, self._curriculum.header, start)
         with writing(self._metrics), open(self._metrics, "a") as file:
-            file.write(_line(row))
+            file.write(json.dumps(row) + "\n")
             descriptor = os.dup(file.fileno())
         self._writes = [self._disk.submit(_sync_and_close, descriptor, self._metrics)]
         return row
@@ -138,10 +138,6 @@ def step_row(
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the metrics of all steps in a `metrics.jsonl`; empty if there is no file."""
     return read_lines(path, "step") if path.exists() else []
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row) + "\n"
 
 
 def _sync_and_close(descriptor: int, path: Path) -> None:

@@ -191,7 +191,8 @@ def _beside(results: Results) -> str:
 def _frontier(results: Results, title: str = "") -> list[Plane]:
     arms = results["arms"]
     points = points_of(arms, frontier_arms(arms), "val_forgetting")
-    near = {name: point for name, point in points.items() if _is_near(results, name)}
+    kinds = ("rod", "rod_variant", "max_replay")
+    near = {n: p for n, p in points.items() if n in results["chord"] or parse_arm(n).kind in kinds}
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
     merges: dict[str, list[str]] = {}
     for name in sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value):
@@ -211,10 +212,6 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
     zoomed = Plane(results, list(near), heading=around, replicates=others, shows_gain=True)
     tasks = Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others)
     return [*([zoomed] if zooms else []), everything, tasks]
-
-
-def _is_near(results: Results, name: str) -> bool:
-    return name in results["chord"] or parse_arm(name).kind in ("rod", "rod_variant", "max_replay")
 
 
 def _span(points: Mapping[str, Point]) -> float:

@@ -39,6 +39,7 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
     base = [part for part in trained if part.name == "base"]
     known = list(dict.fromkeys([*names, *(part.name for part in trained)]))
     looks = _looks(trained, known)
+    columns = dict.fromkeys(key for part in arms for key in part.metrics.columns)  # of packages too
     alike = {role: [*_held_out(arms, role, by_source=False)] for role in ROLES}
     times, unit = _over_time(arms)
     made: list[tuple[str, str, Spec | None]] = [
@@ -52,7 +53,7 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
         ("sources", "Held-out loss by source", _by_source(arms, looks)),
         ("scores", "Scores: median, tenth and ninetieth percentile", _quantiles(arms)),
         *((re.sub(r"\W", "_", key), key, _lines(_metric(arms, key), looks, key))
-          for key in _of_packages(arms)),
+          for key in columns if "/" in key and key.partition("/")[0] not in _OURS),
         ("base", "The base: training loss",
          _lines(_metric(base, "train/loss"), looks, "training " + _LOSS)),
     ]  # fmt: skip
@@ -72,12 +73,6 @@ def _looks(trained: Sequence[Part], known: Sequence[str]) -> dict[str, dict[str,
             dash, variants = _DASHES[variants % len(_DASHES)], variants + 1
         looks[part.label] = {"colour": arm_colour(part.name, known), "dash": dash}
     return looks
-
-
-def _of_packages(parts: Sequence[Part]) -> list[str]:
-    """Returns the metrics of steps that packages have registered."""
-    keys = dict.fromkeys(key for part in parts for key in part.metrics.columns)
-    return [key for key in keys if "/" in key and key.partition("/")[0] not in _OURS]
 
 
 def _metric(parts: Sequence[Part], key: str, times: float = 1.0) -> Rows:
