@@ -213,6 +213,11 @@ LIKE_PUBLISHED = [
     ("a space first", {"prefix": True}, "GPT2Tokenizer", "gpt2", {}, None),
     ("names stay text", {}, "PreTrainedTokenizerFast", "llama", {"split_special_tokens": True},
      None),
+    ("pads with a word", {}, "PreTrainedTokenizerFast", "llama", {"pad_token": "!"}, None),
+    ("a name that it lacks", {}, "PreTrainedTokenizerFast", "llama", {"bos_token": "<s>"}, None),
+    ("other spaces", {}, "PreTrainedTokenizerFast", "llama",
+     {"added_tokens_decoder": {"0": {"content": "<|end|>", "lstrip": True, "special": True}}},
+     None),
     ("Llama 2", {"pieces": "Prepend"}, "LlamaTokenizer", "llama", {"legacy": False}, None),
     ("Yi", {"pieces": ""}, "LlamaTokenizer", "llama", {"legacy": True}, None),
     ("Gemma", {"pieces": ""}, "GemmaTokenizer", "gemma", {}, None),
@@ -230,7 +235,7 @@ LIKE_PUBLISHED = [
 ]  # fmt: skip
 TEXTS = [
     "the cat sat on 12345 mats in 2023, e\u0301 é ﬁ", " lead", "two  spaces\n\n\tx\r\n", "",
-    "don't I'LL", "東京 한국어 🙂‍🙂 שלום", "a<|end|>b <s>c</s>",
+    "don't I'LL", "東京 한국어 🙂‍🙂 שלום", "a <|end|>b <s>c</s>", "oh!! no!!",
 ]  # fmt: skip
 
 
@@ -263,7 +268,7 @@ def backend_like(split: str = "", prefix: bool = False, pieces: str | None = Non
     if trainer is trainers.BpeTrainer:
         options["initial_alphabet"] = [c for c in special if len(c) == 1]
         options["special_tokens"] = [c for c in special if len(c) > 1]
-    backend.train_from_iterator(TEXTS[:-1] * 3, trainer(**options))
+    backend.train_from_iterator((TEXTS[:-2] + TEXTS[-1:]) * 3, trainer(**options))
     return backend
 
 

@@ -151,15 +151,8 @@ def _load(name: str, trust_remote_code: bool) -> _Loaded:
             return _Loaded(*pickle.loads(alone.stdout))
     tokenizer, source, replaced = own_tokenizer(name, trust_remote_code)
     backend = tokenizer.backend_tokenizer
-    eos_id = tokenizer.eos_token_id
-    if eos_id is not None and source is not None and source.name == _FILE:
-        from tokenizers import Tokenizer
-
-        tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).values()
-        added = {*(token.get("content") for token in tokens), *_json(name, "added_tokens.json")}
-        own_id = Tokenizer.from_file(str(source)).token_to_id(tokenizer.eos_token)
-        if own_id is None and tokenizer.eos_token not in added:
-            eos_id = None  # transformers has appended it to the vocabulary: the base never met it
+    # transformers appends what the vocabulary lacks: the base never met that
+    eos_id = backend.token_to_id(tokenizer.eos_token) if tokenizer.eos_token else None
     return _Loaded(backend, backend.encode_special_tokens, eos_id, source, replaced)
 
 
@@ -185,7 +178,6 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
             f"tokenizer {name!r} {'is a file' if place.is_file() else 'does not exist'}: "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         )
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     own = functools.partial(file_of, name, fetch=True)
@@ -219,9 +211,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
     tokenizer = _from(name, PreTrainedTokenizerFast)
-    backend = tokenizer.backend_tokenizer
-    # which transformers 4 changes where tokenizer_config.json does not ask for a space before texts
-    backend.pre_tokenizer = Tokenizer.from_file(str(file)).pre_tokenizer
+    backend = tokenizer._tokenizer = _of_file(name, file, tokenizer.backend_tokenizer)
     if with_class is None:
         return tokenizer, file, ""
     texts = _made_texts(with_class)
@@ -230,8 +220,10 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     with suppress(Exception):  # the class's vocabulary may not fit the model
         theirs = with_class(texts, add_special_tokens=False)["input_ids"]
     difference = next((t for t, a, b in zip(texts, ours, theirs, strict=True) if a != b), None)
-    if difference is None and with_class.get_vocab() == tokenizer.get_vocab():
-        return with_class, file, ""
+    if tokenizer.eos_token is None and str(with_class.eos_token) in tokenizer.get_vocab():
+        tokenizer.eos_token = with_class.eos_token  # the class's default
+    if difference is None:
+        return tokenizer, file, ""
     if not kind.__module__.startswith("transformers."):
         inside = with_class.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if [e.ids for e in inside] != theirs:
@@ -240,22 +232,38 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 "is cut into tokens: tokenise your documents with it, and give their ids"
             )
         return with_class, None, ""
-    if difference is not None and (stated := _contradiction(name, file)):
+    if stated := _contradiction(name, file):
         raise ValueError(
             f"tokenizer {name!r} contradicts itself: tokenizer_config.json has {stated}, and "
             f"{file} cuts {difference[:80]!r} otherwise; remove that key, or save the file anew "
             "as the base was trained with it"
         )
-    if tokenizer.eos_token is None and str(with_class.eos_token) in tokenizer.get_vocab():
-        tokenizer.eos_token = with_class.eos_token  # the class's default
     return tokenizer, file, kind.__name__
+
+
+def _of_file(name: str, file: Path, loaded: Any) -> Any:
+    """Returns the `tokenizers.Tokenizer` of a file, with the tokens that were added beside it.
+
+    transformers also makes a token of every name in the configuration: `pad_token: "!"` would cut
+    all text at exclamation marks.
+    """
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(str(file))
+    tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).items()
+    stated = {token["content"]: int(i) for i, token in tokens} | _json(name, "added_tokens.json")
+    for i, token in sorted(loaded.get_added_tokens_decoder().items()):
+        if own.token_to_id(token.content) is None and stated.get(token.content) == i:
+            own.add_tokens([token])
+    own.encode_special_tokens = loaded.encode_special_tokens
+    return own
 
 
 def _made_texts(tokenizer: Any) -> list[str]:
     """Returns texts of all kinds of characters, and with the tokenizer's own words and names."""
     size = len(tokenizer)
     words = [tokenizer.decode([i]) for i in range(0, size, 1 + size // 512)]
-    names = [f" a{name}b {name} c " for name in tokenizer.added_tokens_encoder]
+    names = [f" a{name}b {name}{name} c " for name in tokenizer.added_tokens_encoder]
     return [*PROBES, *_MADE, *words, *names[:256]]
 
 
@@ -281,22 +289,17 @@ def _contradiction(name: str, file: Path) -> str:
 def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> None:
     """Refuses a tokenizer that cuts a text otherwise than the file it comes from.
 
-    Texts with names of added tokens that the file does not know are left out.
+    Texts with names of tokens that sentencepiece does not know as such are left out.
     """
-    added = backend.get_added_tokens_decoder()
+    names: list[str] = []
     if source.suffix == ".json":
-        from tokenizers import Tokenizer
-
-        own = Tokenizer.from_file(str(source))
+        own = _of_file(name, source, backend)
         _keep_whole(own)
-        own.encode_special_tokens = backend.encode_special_tokens
-        known = own.get_added_tokens_decoder()
-        added = {i: t for i, t in added.items() if repr(known.get(i)) != repr(t)}
         cut: Callable[[str], list[str]] = lambda text: _tokens(own, text)  # noqa: E731
     else:
+        names = [token.content for token in backend.get_added_tokens_decoder().values()]
         processor = _sentencepiece(name, source)
         cut = lambda text: [processor.id_to_piece(i) for i in processor.encode(text)]  # noqa: E731
-    names = [token.content for token in added.values()]
     for text in texts:
         if any(each in text for each in names):
             continue
