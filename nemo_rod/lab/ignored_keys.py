@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -52,14 +53,19 @@ def check_positions(config: Config, stages: Sequence[Stage]) -> str:
     if model.hf is not None and can_be_found("huggingface_hub"):
         file = file_of(model.hf, "config.json")
         described = described if file is None else read_json(file)
-    text = described.get("text_config") or described  # of a multimodal model
-    known = text.get("max_position_embeddings") or text.get("n_positions")
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    if not isinstance(known, int) or all(stage.name != "base" for stage in stages):
+    if all(stage.name != "base" for stage in stages):
         return ""
-    if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "linear", "yarn"):
-        first = float(rope.get("original_max_position_embeddings") or known)
-        known = max(known, int(first * float(rope.get("factor") or 1)))
+    inner = described.get("text_config")  # of a multimodal model
+    text = inner if inner and isinstance(inner, dict) else described
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}
+    try:
+        known = int(text.get("max_position_embeddings") or text.get("n_positions") or sys.maxsize)
+        if rope.get("rope_type", rope.get("type")) in ("dynamic", "linear", "yarn"):
+            first = float(rope.get("original_max_position_embeddings") or known)
+            known = max(known, int(first * float(rope.get("factor") or 1)))
+    except (TypeError, ValueError, OverflowError):  # transformers says what is wrong with them
+        return ""
     if size > known:
         raise ValueError(
             f"domain.block_size={size} is longer than the {known} positions of the model: set it "

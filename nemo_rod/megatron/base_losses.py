@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ FILE = "compared.json"  # written beside the checkpoint
 _BLOCKS = 2
 _SMALL = 4 * 2**30  # bytes of the weights in fp32, up to which a CPU compares in fp32
 _LENGTH = 256  # tokens of a block that a CPU compares
+_MISTAKES = (AttributeError, KeyError, TypeError, StrictDataclassError)  # of a configuration
 _LIMIT = re.compile(r".*(window|chunk_size|max_position_embeddings).*")
 
 
@@ -96,7 +98,9 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
 
 def _cure(hf: str, model: Any, *, is_built: bool = True) -> str:
     """Returns the end of a refusal: what Bridge ignores, or cannot build, and what to do."""
-    keys = left_out(hf, model.trust_remote_code, is_built=is_built)
+    keys: list[str] = []
+    with suppress(Exception):  # transformers may not read the configuration either
+        keys = left_out(hf, model.trust_remote_code, is_built=is_built)
     what = "takes no account of" if is_built else "may lack the way to compute that is asked for by"
     which = f"it {what} {', '.join(keys)} of config.json; " if keys else ""
     return f": {which}choose another base, or a version of Megatron-Bridge that computes this one"
@@ -124,9 +128,12 @@ def _of_bridge(
         losses = scorer.losses(block_ids)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError,
             NotImplementedError, TypeError, ValueError) as error:  # fmt: skip
-        lines = [line.strip(" \t\u2717:.") for line in str(error).splitlines() if line.strip()]
-        if isinstance(error, ValueError) and len(lines) == 1:
+        at = error.__traceback__
+        while at and at.tb_next:
+            at = at.tb_next
+        if isinstance(error, ValueError) and at and "nemo_rod" in at.tb_frame.f_globals["__name__"]:
             raise
+        lines = [line.strip(" \t\u2717:.") for line in str(error).splitlines() if line.strip()]
         # of a library, which prints it to the log in full
         raise ValueError(
             f"{hf} cannot be built by Megatron-Bridge ({' '.join(lines[:1])[:200]})"
@@ -138,17 +145,6 @@ def _of_bridge(
         torch.cuda.empty_cache()
     parallel_state.destroy_model_parallel()
     return losses
-
-
-def _compared_length(reference: Any, block_size: int) -> int:
-    """Returns how many tokens of a block are compared: on a CPU, all if a window ends within it."""
-    if torch.cuda.is_available():
-        return block_size
-    config = reference.config.get_text_config().to_dict()
-    limits = [v for key, v in config.items() if isinstance(v, int) and _LIMIT.fullmatch(key)]
-    if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKED}:
-        return min(block_size, int(config["chunk_size"]) // 2)
-    return block_size if any(0 < n < block_size for n in limits) else min(block_size, _LENGTH)
 
 
 def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> dict[str, Any]:
@@ -168,14 +164,27 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
             host = {"cpu": int(0.8 * psutil.virtual_memory().available)}
             options = {"device_map": "auto", "max_memory": free | host}
             options["offload_folder"] = stack.enter_context(TemporaryDirectory())
+        reference = None
         try:
             reference = load(
                 folder, dtype=dtype, trust_remote_code=model.trust_remote_code, **options
             )
-            length = _compared_length(reference, tokens_CS.shape[1])
+            length = size = tokens_CS.shape[1]
+            if not torch.cuda.is_available():  # fewer of a block, unless a window ends within it
+                config = reference.config.get_text_config().to_dict()
+                found = {**config, **(config.get("rope_parameters") or {})}.items()
+                limits = [v for key, v in found if isinstance(v, int) and _LIMIT.fullmatch(key)]
+                length = size if any(0 < n < size for n in limits) else min(size, _LENGTH)
+                if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKED}:
+                    length = min(size, int(config["chunk_size"]) // 2)
             losses = block_losses(reference, tokens_CS[:, : length + 1])  # includes the last target
         except Exception as error:  # any class, or code that comes with the checkpoint
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            if isinstance(error, _MISTAKES) and reference is None and not model.trust_remote_code:
+                said = str(error).partition("\n")[0].strip(":")
+                raise ValueError(
+                    f"{hf} does not fit its class of transformers ({said}): correct its config.json"
+                ) from error
             print(
                 f"  Warning: transformers cannot compute losses of {hf} here ({reason}), so that "
                 "those of Megatron-Bridge are not compared with them.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 from typing import Any
@@ -48,6 +49,12 @@ def model_provider(
         stand_in.prepare_bridge()
     with explain_own_code(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=model.trust_remote_code)
+    text: Any = bridge.hf_pretrained.config.get_text_config()
+    if dataclasses.is_dataclass(type(text)):  # Bridge takes counts that this class does not read
+        fields = {field.name for field in dataclasses.fields(text)}
+        read = {*text.attribute_map, *text.attribute_map.values(), *fields}
+        for name in {"num_experts", "num_local_experts", "n_routed_experts"} - read:
+            vars(text).pop(name, None)
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_faulty_kernels(provider)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)

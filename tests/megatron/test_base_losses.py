@@ -47,6 +47,7 @@ LONG = rope(
     rope_type="longrope", factor=4.0, short_factor=[1.0] * 8, long_factor=[2.0] * 8,
     original_max_position_embeddings=64,
 )  # fmt: skip
+LATE = {"rope_parameters": LONG["rope_parameters"] | {"original_max_position_embeddings": 100}}
 EQUAL = ""
 # model type, its settings, and what is refused: an ignored key, or a way to compute that is missing
 BASES: list[tuple[str, dict[str, Any], str]] = [
@@ -102,8 +103,16 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"layer_types": ["full_attention"] * 4}, "takes no account of layer_types of"),
     ("nemotron", {"hidden_act": "gelu"}, "takes no account of hidden_act of"),
     ("nemotron", {"hidden_act": "relu2"}, EQUAL),
-    ("deepseek_v3", {**ROUTED, **UNUSED}, EQUAL),
-    ("deepseek_v3", {**ROUTED, "q_lora_rank": None}, "q_lora_rank, "),
+    ("deepseek_v3", {**ROUTED, **UNUSED, "num_experts": 8}, EQUAL),
+    ("qwen3_moe", {**EXPERTS, "n_routed_experts": 16}, EQUAL),
+    ("llama", {"written": {"head_dim": "16"}}, "Validation error for field 'head_dim'"),
+    (
+        "llama",
+        {"written": {"rope_parameters": {"rope_type": "ntk"}}},
+        "transformers ('ntk'): correct",
+    ),
+    ("llama", {"max_position_embeddings": 4096, "written": LATE}, "rope_parameters.long_factor"),
+    ("deepseek_v3", {**ROUTED, "q_lora_rank": None}, "asked for by q_lora_rank of"),
     ("deepseek_v3", {**ROUTED, **rope(**YARN, mscale=1.0, mscale_all_dim=1.0)}, EQUAL),
 ]
 
@@ -131,8 +140,9 @@ def blocks(tmp_path_factory):
 
 
 @pytest.fixture
-def fresh():
+def fresh(monkeypatch):
     """Megatron keeps settings of attention in the environment, and refuses another model's."""
+    monkeypatch.setattr("nemo_rod.megatron.base_losses._LENGTH", 64)  # half of a block
     yield
     from megatron.core import parallel_state
 
@@ -152,13 +162,16 @@ def test_a_base_is_equal_or_refused_by_name(kind, settings, refusal, blocks, tmp
     from nemo_rod.megatron.base_losses import FILE, compare_base
 
     torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **{**SIZES, **settings})
+    written = settings.get("written", {})  # into config.json alone
+    config = AutoConfig.for_model(kind, **{**SIZES, **settings, "written": None})
     model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(6.0)  # so that positions matter
     model.save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | written))
     job = ExportJob(
         name="check", config=configured(model__precision="bf16"), blocks=str(blocks),
         out=str(tmp_path), start=str(tmp_path / "hf"), saved="",

@@ -48,7 +48,7 @@ def written() -> None:
         Path(name).mkdir(parents=True)
     for name, content in {
         "my/stray.yaml": HEAD, MINE: HEAD, "config_alone/config.json": "{}",
-        "short/config.json": '{"text_config": {"rope_parameters": {"rope_type": "linear", '
+        "short/config.json": '{"text_config": {"rope_scaling": {"type": "linear", '
         '"factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",
         "a.jsonl": '{"body": "x"}\n', "no.jsonl.gz": "plain",
     }.items():  # fmt: skip
