@@ -106,7 +106,10 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"  # may list other tensors than its files
         if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
             write_json(index, {**listed, "weight_map": written})
-        copy_beside(_folder(bridge), folder, code=True)  # of the base that the recipe names
+        code = bool(bridge.hf_pretrained.trust_remote_code)  # as a merge copies it: with consent
+        base = str(bridge.hf_pretrained.model_name_or_path)
+        base = base if Path(base).is_dir() else snapshot_download(base, local_files_only=True)
+        copy_beside(Path(base), folder, code=code)
 
     all_or_none(lambda: check() if dist.get_rank() == 0 else None)
 
@@ -124,14 +127,6 @@ def _with_format() -> Iterator[None]:
         yield
     finally:
         safetensors.torch.save_file = save
-
-
-def _folder(bridge: AutoBridge) -> Path:
-    """Returns the folder of the checkpoint that a bridge has loaded."""
-    name = str(bridge.hf_pretrained.model_name_or_path)
-    if Path(name).is_dir():
-        return Path(name)
-    return Path(snapshot_download(name, local_files_only=True))
 
 
 def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:

@@ -35,7 +35,9 @@ BESIDE = {
 PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
 
 
-def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> None:
+def save(
+    folder: Path, written: dict[str, list[str]], *, tied: bool = False, trusts: bool = False
+) -> None:
     """Exports a model of two layers by a bridge that writes these tensors, by file."""
     from nemo_rod.megatron.gaps import save_hf
 
@@ -52,7 +54,9 @@ def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> 
     bridge: Any = SimpleNamespace(
         save_hf_weights=write,
         hf_pretrained=SimpleNamespace(
-            state=SimpleNamespace(source=source), model_name_or_path=folder.parent / "base"
+            state=SimpleNamespace(source=source),
+            model_name_or_path=folder.parent / "base",
+            trust_remote_code=trusts,
         ),
     )
     config = SimpleNamespace(num_layers=2, share_embeddings_and_output_weights=tied)
@@ -63,16 +67,17 @@ def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> 
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path):
+@pytest.mark.parametrize("trusts", [False, True])
+def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, trusts):
     written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
-    save(tmp_path / "hf", written)
+    save(tmp_path / "hf", written, trusts=trusts)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
     assert index["weight_map"] == {n: file for file, names in written.items() for n in names}
     for file in written:
         with safe_open(tmp_path / "hf" / file, "pt") as tensors:
             assert tensors.metadata() == {"format": "pt"}
     beside = {f.name: f.read_bytes() for f in (tmp_path / "hf").iterdir() if f.name in BESIDE}
-    kept = {name: BESIDE[name] for name in KEPT}
+    kept = {name: BESIDE[name] for name in KEPT if trusts or not name.endswith(".py")}
     config = BESIDE["config.json"].replace(b"bfloat16", b"float32")
     del beside["model.safetensors.index.json"]
     assert beside == {**kept, "config.json": config}
