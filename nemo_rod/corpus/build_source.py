@@ -33,6 +33,7 @@ from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
+_BLANKS = 16  # tokens of white space after an EOD, at most, that are no document
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
 
@@ -195,13 +196,17 @@ class _Build:
         cap, goes_on, eod = self._spec.max_tokens, batch.goes_on, self._settings.tokenizer.eod_id
         whole = range(int(self._begun), len(parts) - goes_on)
         if batch.texts and not isinstance(batch.texts[0], np.ndarray):
-            # an EOD that a text itself begins or ends with is not doubled
+            # an EOD that a text itself begins or ends with, white space aside, is not doubled
+            decode = self._settings.tokenizer.decode
             for number, part in enumerate(parts):
+                while number < whole.stop and len(at := np.flatnonzero(part == eod)):
+                    after = part[at[-1] + 1 :]
+                    if len(after) > _BLANKS or decode(after).strip():
+                        break
+                    part = part[: at[-1]]
                 inner = np.flatnonzero(part != eod)
                 begin = inner[0] if len(inner) else len(part)
-                end = inner[-1] + 1 if len(inner) else 0
-                begins, ends = number >= whole.start, number < whole.stop
-                parts[number] = part[begin if begins else 0 : end if ends else len(part)]
+                parts[number] = part[begin if number >= whole.start else 0 :]
         kept = [n for n in range(len(parts)) if len(parts[n]) or n not in whole]  # no EOD alone
         # whether the last document is cut off: then it has no EOD, and the next one follows it
         is_cut = batch.cut and kept[-1:] == [len(parts) - 1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import json
 import os
 import re
 import stat
@@ -29,8 +30,11 @@ _ANSWERS = (  # of servers in place of a file
     rb"bad request|bad gateway|moved permanently|invalid username or password|too many requests|"
     rb"(api )?rate limit exceeded[^\n]*|internal server error|service (temporarily )?unavailable|"
     rb"gateway time-?out|no healthy upstream|upstream connect error[^\n]*|access to \w+ \S+ is "
-    rb"restricted[^\n]*))"
+    rb"restricted[^\n]*|invalid credentials in authorization header|the specified (key|bucket|blob)"
+    rb" does not exist|(moved permanently|found)\. redirecting to \S+))"
 )
+_OF_ERRORS = {"error", "errors", "message", "detail", "code", "status", "type", "documentation_url"}
+_SAID = rb"(?im)^([45]\d\d\b|" + _ANSWERS + rb"\.?$)"
 _PLACEHOLDERS = (
     (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/",
      "a pointer of Git LFS: run git lfs pull"),
@@ -40,13 +44,13 @@ _PLACEHOLDERS = (
     (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title|meta http-equiv)\b",
      "an HTML page"),
     (rb"(?i)<(body|center|h1|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\s*<", "an HTML page"),
-    (rb"(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|(ListBucket|Enumeration)Results?\b)",
+    (rb"(?i)(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|(ListBucket|Enumeration)Results?\b)",
      "a storage's answer in XML: fetch the file again"),
     (rb"((md5|frozen|desc|meta|wdir)\b[^\n]*\n|deps:\s*\n([- ] [^\n]*\n)+)*"
      rb"outs:\s*\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
-    (rb'(?i)(\{\s*"(error|message|detail)": ?")?' + _ANSWERS + rb'\.?("[^{]*\})?\s*\Z|\{\s*"error"'
-     rb':\s*"[^"]*"(,\s*"(status|code|message)":\s*("[^"]*"|\d+))*\s*\}\s*\Z',
+    (rb"(?i)" + _ANSWERS + rb"\.?\s*\Z|HTTP/[\d.]+ \d{3}\b",
      "a server's error: fetch the file again"),
+    (rb"\[InternetShortcut\]\s", "a link to it: fetch the file that it names"),
 )  # fmt: skip
 _HTML = (".html", ".htm", ".xhtml")
 HEAD = 1024  # bytes of a file that show what it is
@@ -70,6 +74,12 @@ File = Path | RemoteFile
 def refuse_placeholder(file: File, head: bytes) -> None:
     """Refuses a file that stands for the data, by its first `HEAD` bytes."""
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    with suppress(ValueError, RecursionError):
+        answer = json.loads(head)
+        if isinstance(answer, dict) and answer.keys() <= _OF_ERRORS:
+            said = b"\n".join(str(value).encode() for value in answer.values())
+            if {"error", "errors"} & answer.keys() or re.search(_SAID, said):
+                head = b"not found"  # a server's error, as those in plain words
     for pattern, kind in _PLACEHOLDERS:
         if not re.match(pattern, head, re.DOTALL):
             continue

@@ -264,6 +264,13 @@ PLACEHOLDERS = {
     b"upstream connect error or disconnect/reset before headers": "a server's error: fetch the",
     b"Access to model a/b is restricted. You must log in.": "a server's error: fetch the",
     b"error code: 1020": "a server's error: fetch the",
+    b'{"error": {"code": 403, "message": "No permission", "status": "X"}}': "a server's error: f",
+    b'{"message":"404 Project Not Found"}': "a server's error: fetch the",
+    b'{"status": 404, "message": "PID does not exist."}': "a server's error: fetch the",
+    b"Moved Permanently. Redirecting to https://x.org/y": "a server's error: fetch the",
+    b"HTTP/1.1 404 Not Found\r\nServer: x\r\n\r\nnot here": "a server's error: fetch the",
+    b'<?xml version="1.0"?><error xmlns="x"><code>NoSuchBucket</code>': "a storage's answer in XML",
+    b"[InternetShortcut]\r\nURL=https://x.org/a.txt": "a link to it: fetch the file that it",
 }
 
 
@@ -296,6 +303,7 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data):
         ("a.txt", "Not found. Who would write this, and go on?"),
         ("a.txt", "/annex is a folder"),
         ("a.txt", "2023"),
+        ("a.json", '{"title": "Not found in the book", "message": "hello"}'),
         ("README.md", "<h1>A library</h1>\n404 Not Found is what it never says."),
         ("a.json", '{"error": "of a parser", "text": "what it was"}'),
     ],

@@ -101,6 +101,20 @@ def test_the_number_of_workers_changes_nothing(tmp_path, corpus, monkeypatch):
     assert all_tokens(BlockStore(tmp_path / "1"), "new").tolist() == np.stack(expected).tolist()
 
 
+@pytest.mark.parametrize("end", ["", "<|end|>", "<|end|><|end|>", "<|end|>\n", "<|end|>\n<|end|>"])
+def test_documents_end_with_one_eod_whatever_their_texts_end_with(tmp_path, end):
+    pytest.importorskip("transformers")
+    tokenizer = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
+    texts = [f"the {number}" for number in range(400)]
+    rows = [json.dumps({"text": text + end}) for text in texts]
+    (file := tmp_path / "a").write_text("\n".join(rows))
+    spec = SourceSpec(name="web", role="replay", kind="jsonl", files=[str(file)])
+    run(tmp_path / "blocks", [spec], tokenizer=tokenizer)
+    packed = pack(tokenizer.encode_batch(texts), S, tokenizer.eod_id)
+    kept = np.stack([block for block in packed if not is_holdout(block, fraction=0.1)])
+    assert all_tokens(BlockStore(tmp_path / "blocks"), "web").tolist() == kept.tolist()
+
+
 def test_unfinished_work_for_other_settings_is_not_gone_on_with(tmp_path, corpus, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     interrupted(tmp_path / "blocks", corpus, 5)
