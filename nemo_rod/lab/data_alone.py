@@ -19,6 +19,7 @@ _OF_JOBS = re.compile(r"cluster\.(setup|python|env|image|mounts|(cpu_)?sbatch)|l
 # code by another name: definitions and options of lm-eval's, keys of NeMo-RL's, kernels of the hub
 _CODE = re.compile(r"tasks\.(include|arguments)|nemo_rl|model\..*implementation\w*")
 _MOST_EVENTS = 200_000  # of YAML: two a value
+_DEEPEST = 64
 _RESOLVED = re.compile(r"(?<!\\)(\\\\)*\$\{")  # a reference that OmegaConf would replace
 # keys that name parts -> their kind, and what is left of their section for any that is not ours
 _NAMES: dict[Any, tuple[str, dict[str, Any]]] = {
@@ -38,8 +39,11 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     with interpreting(file):
         text = read_bytes(file, below=file.parents[2]).decode()
+        depth = 0  # the time that PyYAML takes grows with its square
         for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-            if isinstance(event, yaml.AliasEvent) or number > _MOST_EVENTS:
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or number > _MOST_EVENTS or depth > _DEEPEST:
                 raise ValueError("it has aliases, or more values than a launch writes")
         # OmegaConf takes 1e-06 for a number, and YAML does not
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)

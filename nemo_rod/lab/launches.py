@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from hydra.core.config_store import ConfigStore
@@ -35,17 +36,7 @@ def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Con
         raise ValueError(
             f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
         )
-    try:
-        values, left = without_code(read_settings(file), trusted=bool(trusted))
-        for key in ("defaults", "hydra"):
-            del values[key]
-        composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
-    except Exception as error:  # YAML's and OmegaConf's have no class in common
-        reason = "".join(str(error).splitlines()[:1])
-        raise ValueError(
-            f"{file} is damaged ({reason}): restore it from a copy, or launch the run again."
-        ) from None
-    assert isinstance(composed, DictConfig)
+    composed, _, left = _as_data(file, trusted=bool(trusted))
     composed.run_dir = str(run_dir.absolute())  # which may have been moved since
     composed.model.trust_remote_code = bool(trusted)
     if file.lstat().st_uid != os.geteuid():  # another user may read the page of these results
@@ -76,9 +67,7 @@ def in_place_of_recipe(file: Path, words: list[str]) -> list[str]:
     cure = f"type the recipe instead, as at first: {file.with_name('command')} may have it."
     if file.lstat().st_uid != os.geteuid():
         raise ValueError(f"{file} is another user's, and says what is read and written: {cure}")
-    values, left = without_code(
-        read_settings(file), trusted="model.trust_remote_code=true" in words
-    )
+    _, values, left = _as_data(file, trusted="model.trust_remote_code=true" in words)
     if left:
         raise ValueError(
             f"{file} names {', '.join(left)}, code which a folder alone does not run: {cure}"
@@ -87,6 +76,22 @@ def in_place_of_recipe(file: Path, words: list[str]) -> list[str]:
     node = {**values, **yaml.safe_load(CONFIG_HEAD), **place}
     ConfigStore.instance().store(name="launched", node=node)
     return ["launcher.kind=local", *words[1:], "--config-name", "launched"]
+
+
+def _as_data(file: Path, *, trusted: bool) -> tuple[DictConfig, dict[str, Any], list[str]]:
+    """Returns a launch without code: composed, its values, and the names of what was left out."""
+    settings = read_settings(file)
+    try:
+        values, left = without_code(settings, trusted=trusted)
+        own = {key: values[key] for key in values.keys() - {"defaults", "hydra"}}
+        if len(own) + 2 > len(values):
+            raise ValueError("it is none of a launch")
+        composed: Any = OmegaConf.merge(OmegaConf.structured(config_class()), own)
+    except Exception as error:  # YAML's and OmegaConf's have no class in common
+        why = str(error).partition("\n")[0]
+        sentence = f"{file} is damaged ({why}): restore it, or launch the run again."
+        raise ValueError(sentence) from None
+    return composed, values, left
 
 
 def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:

@@ -316,6 +316,7 @@ def test_bad_blocks_are_refused(theirs: Theirs, case: str, tmp_path: Path) -> No
 
 
 FOREIGN = {"content_hash": "00" * 32}
+TWICE = "has steps or blocks of one twice: split it where a launch begins"
 TRACES = {
     "gap": ([1, 2, 4], lambda rows: rows, "step 3 is missing"),
     "period of two": ([2, 4, 6], lambda rows: rows, "step 1 is missing"),
@@ -326,8 +327,12 @@ TRACES = {
     "not a trace": ([1, 2], lambda rows: [rows[0], {"text": "a"}, *rows[2:]],
                     "selected_samples.jsonl, row 2: step is 'missing', expected a whole number"),
     "a list": ([1, 2], lambda rows: [[1], *rows], "row 1: step is 'missing'"),
-    "two launches in a file": ([1, 2], lambda rows: [*rows, *rows],
-                               "has a block twice in a step: split it where a launch begins"),
+    "two launches in a file": ([1, 2], lambda rows: [*rows, *rows], TWICE),
+    "two writers of each row": ([1, 2], lambda rows: [r for one in rows for r in (one, one)],
+                                TWICE),
+    "another launch in a file": ([1, 2, 3], lambda rows: [
+        *rows, *(row | {"content_hash": other["content_hash"]}
+                 for row, other in zip(rows, [*rows[5:], *rows[:5]], strict=True))], TWICE),
     "the scores of some": ([1, 2], lambda rows: [*rows[:8], rows[8] | {"rho": None}, rows[9]],
                            "steps 2 and 1 differ in whether all rows have rho and target_loss"),
     **{

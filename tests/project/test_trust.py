@@ -958,12 +958,17 @@ def test_weights_of_nothing_are_refused(made_run: Path, tmp_path: Path) -> None:
         checkpoint_digest(base)
 
 
-def test_yaml_of_a_folder_has_no_aliases(run_dir: Path) -> None:
-    lines = ["a: &a [x]"] + [f"b{n}: &b{n} [*a, *a]" for n in range(9)]
-    (run_dir / "launch" / "local" / "config.yaml").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match="has aliases"):
-        options = path_parser("status").parse_args(["status", str(run_dir)])
-        options.main(options)
+@pytest.mark.parametrize(
+    "text",
+    ["a: &a [x]\nb: [*a]", "recipe: a", "hydra: a\nlogger: {a: b}", "a: " + "[" * 20_000],
+    ids=["alias", "alone", "logger", "deep"],
+)
+def test_a_launch_that_is_none_is_damaged(run_dir: Path, text: str) -> None:
+    (run_dir / "launch" / "local" / "config.yaml").write_text(f"defaults: []\n{text}")
+    for command in ("status", "report", "plan"):
+        done = nemo_rod(command, run_dir)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "launch/local/config.yaml is damaged (" in done.stderr
 
 
 def test_a_merge_copies_the_files_of_a_checkpoint(

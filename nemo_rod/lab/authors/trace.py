@@ -263,12 +263,15 @@ def _launch(file: Path) -> NDArray[Any]:
                 chunks.append(np.array(rows, _ROW))
                 rows = []
     launch = np.concatenate([*chunks, np.array(rows, _ROW)])
-    if (np.diff(launch["step"]) >= 0).all():
-        return launch
-    pairs = np.stack([launch["step"].view("<u8"), hash_heads(launch["hash"])], axis=1)
-    if len(np.unique(pairs, axis=0)) < len(pairs):
-        raise ValueError(f"{file} has a block twice in a step: split it where a launch begins")
-    return launch[np.argsort(launch["step"], kind="stable")]
+    step_N = launch["step"]
+    pairs = np.stack([step_N.view("<u8"), hash_heads(launch["hash"])], axis=1)
+    again, falls = len(pairs) - len(np.unique(pairs, axis=0)), np.flatnonzero(np.diff(step_N) < 0)
+    turns = {*zip(step_N[falls].tolist(), step_N[falls + 1].tolist(), strict=True)}
+    begins_again = len(turns) and turns == {(step_N.max(), step_N.min())}
+    is_long = len(step_N) >= 2 * (len(falls) + 1) * len({*step_N.tolist()})  # not place by place
+    if (begins_again and is_long) or (again and (len(falls) or 2 * again >= len(pairs))):
+        raise ValueError(f"{file} has steps or blocks of one twice: split it where a launch begins")
+    return launch[np.argsort(step_N, kind="stable")]
 
 
 def _typed(row: Any, where: str) -> tuple[int, NDArray[np.uint8], float, float]:
