@@ -166,9 +166,12 @@ def _recipes() -> list[str]:
 
 
 def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
-    """Refuses options that Hydra does not have; mostly, they are keys."""
+    """Refuses names that are too long, and options that Hydra lacks; mostly, they are keys."""
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
+        for part in (*name.split("."), value if name in ("recipe", "cluster", "tasks") else ""):
+            if len(part) > 120:  # it is a folder's, or a file's
+                raise ValueError(f"{part[:60]}... is no name: one has at most 120 letters.")
         if not word.startswith("-") or name in known:
             continue
         key = name.lstrip("-").replace("-", "_")

@@ -68,6 +68,7 @@ TRAIN = ["/data/new/t", "/data/old/t"]
         (PATHS, {"/data/legal": A, "/data/legal/old": R, "/data/we": R}, PATHS, "'/data/we'"),
         (PATHS, {"/data": A, "/other": R}, PATHS, "'/other'.*no source"),
         (PATHS, {"/data": A, 3: R}, PATHS, r"roles\[3\].*no source"),
+        (PATHS, {True: A, False: R}, PATHS, r"roles\['False'\].*no source"),
         (PATHS, {"/data": "new"}, PATHS, "'new': expected 'adaptation' or 'replay'"),
         (PATHS, ["/data"], PATHS, r"roles is \['/data'\]: expected a role by path"),
         (["/data/\udcff"], {0: A}, [], "/data/.*, whose name is not UTF-8"),

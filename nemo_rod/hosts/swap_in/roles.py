@@ -65,7 +65,7 @@ def check_roles(roles: Any, splits: Sequence[Sequence[str]]) -> Roles:
     """
     if not isinstance(roles, Mapping):
         raise ValueError(f"roles is {roles!r}: expected a role by path, or by number in the blend.")
-    roles = {name if isinstance(name, int) else str(name): role for name, role in roles.items()}
+    roles = {name if type(name) is int else str(name): role for name, role in roles.items()}
     for name, role in roles.items():
         if role not in ROLES:
             raise ValueError(f"roles[{name!r}] is {role!r}: expected 'adaptation' or 'replay'.")

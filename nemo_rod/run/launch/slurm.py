@@ -232,7 +232,8 @@ def job_options(
         resources.pop("mem", None)
     if "gres" in resources and "gpu" not in (more.get("gres") or "gpu"):
         more["gres"] = f"{resources['gres']},{more['gres']}"
-    return options | more | resources | more  # the cluster file's stand before the resources
+    every = options | more | resources | more  # the cluster file's stand before the resources
+    return {name: value for name, value in every.items() if f"no-{name}" not in more}
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:

@@ -18,6 +18,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.trust import REFERENCE
 
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # sbatch takes one of them
+_OF_GPUS = ("gres", "gpus-per-node", "tres-per-node")
 _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
     "cpus-per-gpu": "sbatch refuses it beside the cores of a stage: remove it, and set "
     "cluster.cpu_cores",
@@ -28,6 +29,7 @@ _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
         "submit.sh submits a script of its own and reads the number of its job: remove it",
     ),
     "output": "nemo-rod recognises its jobs by their log: remove it, and read run_dir/logs/slurm",
+    "open-mode": "a job that is queued again goes on in its log: remove it",
     "signal": "it warns a stage of its time limit: remove it, and set launcher.grace_seconds",
     **dict.fromkeys(
         ("gpus", "gpus-per-task", "gpus-per-socket", "ntasks-per-gpu", "tres-per-task"),
@@ -182,7 +184,8 @@ def _check_options(config: Config) -> None:
                 f"cluster.{key} has {' and '.join(given)}, of which sbatch takes one: leave one."
             )
         for name, value in getattr(cluster, key).items():
-            if len(name) == 1:
+            known = {*_OWN_OPTIONS, *_OF_GPUS}
+            if len(name) == 1 or (name not in known and any(o.startswith(name) for o in known)):
                 raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
             if key == "sbatch" and name in ("account", "partition", "qos", "time"):
                 raise ValueError(
@@ -196,14 +199,14 @@ def _check_options(config: Config) -> None:
                     f"cluster.{key}.{name}={value} is not valid: expected a text, a number, or "
                     "null for an option without a value."
                 )
-            if key == "sbatch" and name in ("gres", "gpus-per-node", "tres-per-node"):
+            if key == "sbatch" and name in _OF_GPUS:
                 _check_gpus(config, name, str(value))
 
 
 def _check_gpus(config: Config, option: str, value: str) -> None:
     """Refuses an option of sbatch that asks for other GPUs than the cluster's own keys."""
     cluster, counts = config.cluster, []
-    for item in value.split(","):
+    for item in value.lower().replace(" ", "").split(","):
         words = re.split("[:=/]", item.removeprefix("gres:").removeprefix("gres/").split("(")[0])
         if option == "gpus-per-node" or words[0] in ("gpu", "mps", "shard"):
             counts.append(int(words[-1]) if words[-1].isdigit() else 1)
