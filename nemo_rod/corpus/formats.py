@@ -321,11 +321,7 @@ def _parse(line: bytes) -> Any:
     """
     if len(line) < LONG_BYTES or (line.isascii() and b"\\u" not in line):
         return json.loads(line)
-    return json.loads(_unescaped(line).decode("latin-1"), object_pairs_hook=_texts)
-
-
-def _unescaped(line: bytes) -> bytearray:
-    """Replaces the escapes of non-ASCII characters in a line of JSON by UTF-8."""
+    # with UTF-8 in place of the escapes of non-ASCII characters
     data, end = bytearray(), len(codecs.BOM_UTF8) * line.startswith(codecs.BOM_UTF8)
     for escapes in _ESCAPES.finditer(line):
         if escapes[0][1:2] != b"u":
@@ -334,7 +330,7 @@ def _unescaped(line: bytes) -> bytearray:
         end = escapes.end()
         text = whole_characters(json.loads(b'"%b"' % escapes[0]))
         data += json.dumps(text, ensure_ascii=False)[1:-1].encode()
-    return data + line[end:]
+    return json.loads((data + line[end:]).decode("latin-1"), object_pairs_hook=_texts)
 
 
 def _texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

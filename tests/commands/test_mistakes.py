@@ -5,7 +5,6 @@ import time
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands.mistakes import understood
 from nemo_rod.run import beforehand, hub
 from nemo_rod.run.stages import Stages
 
@@ -14,12 +13,6 @@ def test_dry_run_shows_the_stages_and_then_refuses(tmp_path):
     done = nemo_rod("run", "recipe=toy_synthetic", "cluster=h100_1", "dry_run=true", cwd=tmp_path)
     *stages, sentence = done.stderr.splitlines()
     assert done.returncode == 2 and len(stages) == 12 and "torch sees no GPU" in sentence
-
-
-@pytest.mark.parametrize("word", ["domain.sources.{}.kind=text", "variants.{}.of=rod", "recipe={}"])
-def test_a_name_too_long_for_a_file_is_one_sentence(word):
-    with pytest.raises(ValueError, match=r"^x{60}\.\.\. is no name: one has at most 120 letters"):
-        understood("run", ["recipe=toy", word.format("x" * 255)])
 
 
 def test_a_plan_for_another_machine_is_no_mistake(tmp_path):

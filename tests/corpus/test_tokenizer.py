@@ -130,16 +130,6 @@ def test_a_tokenizer_is_loaded_without_torch(trained):
     assert process.stdout.split("\n") == [" ".join(map(str, same)), ""]
 
 
-def test_tokenizers_travel_to_other_processes(trained):
-    for name in ("byte", str(trained)):
-        tokenizer = load_tokenizer(name)
-        again = pickle.loads(pickle.dumps(tokenizer))
-        assert again.fingerprint == tokenizer.fingerprint
-        assert again.encode_batch(["the cat"])[0].tolist() == (
-            tokenizer.encode_batch(["the cat"])[0].tolist()
-        )
-
-
 @pytest.mark.parametrize(
     ("name", "what"),
     [("/nowhere/at/all", "does not exist"), ("no such name", r"cannot be loaded .*")],

@@ -25,6 +25,7 @@ LLAMA3: dict[str, Any] = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 ROUTED = {
     "moe_intermediate_size": 32, "num_experts_per_tok": 2, "n_routed_experts": 4,
@@ -93,13 +94,9 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {**EXPERTS, **WINDOW}, "takes no account of use_sliding_window, "),
     ("olmoe", {**EXPERTS, "num_key_value_heads": 4}, EQUAL),
     ("olmoe", {**EXPERTS, "num_key_value_heads": 4, "clip_qkv": 0.5}, "clip_qkv"),
-    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}, EQUAL),
-    (
-        "gpt_oss",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, **rope(rope_type="default")},
-        "rope_parameters.rope_type of",
-    ),
-    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.0}, EQUAL),
+    ("gpt_oss", {**LOCAL, "sliding_window": 32}, EQUAL),
+    ("gpt_oss", {**LOCAL, **rope(rope_type="default")}, "rope_parameters.rope_type of"),
+    ("gpt_oss", {**LOCAL, "swiglu_limit": 1.0}, EQUAL),
     ("gemma3_text", {"layer_types": ["full_attention"] * 4}, "takes no account of layer_types of"),
     ("nemotron", {"hidden_act": "gelu"}, "takes no account of hidden_act of"),
     ("nemotron", {"hidden_act": "relu2"}, EQUAL),
