@@ -141,8 +141,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     )
     tokens = job.arm.batch_size * selector.store.block_size
     progress = Progress(job.name, steps, tokens=tokens)
-    peaks = PEAK_TFLOPS.get(job.config.cluster.gpu or "", {})
-    peak_tflops = peaks.get(job.config.model.precision)
+    peak_tflops = PEAK_TFLOPS.get(job.config.cluster.gpu or "", {}).get(job.config.model.precision)
     recorder = Recorder(out, selector, validation, header, progress, peak_tflops)
     selector.on_choice, selector.on_step = recorder.on_choice, recorder.on_step
     every: list[Callback] = [validation, recorder]

@@ -41,8 +41,9 @@ class ModelJobs:
     ) -> AnyJob:
         """Returns a job on the run's blocks; `own` are the values that its stage has computed."""
         values = {key.name: getattr(config or self.config, key.name) for key in fields(Config)}
-        # no process reads the sections of other parts or of the cluster, which may hold secrets
-        config = Config(**values | {"cluster": Cluster()})
+        # processes read no more of the cluster, nor sections of other parts: they may hold secrets
+        known = {key: getattr(self.config.cluster, key) for key in ("gpu", "gpus_per_node")}
+        config = Config(**values | {"cluster": Cluster(**known)})
         return kind(name=name, config=config, blocks=str(self.results.blocks), out=str(out), **own)
 
     def run(self, job: Job, folder: Path) -> None:

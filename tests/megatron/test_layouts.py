@@ -192,14 +192,6 @@ def test_a_policy_without_a_scoring_pass_learns_from_the_losses_of_training(tiny
 
 
 @pytest.mark.layouts
-def test_a_bandit_shows_its_shares(tiny):
-    tiny.single(**BANDIT)
-    names = [f"rod/odm/{source.name}" for source in tiny.store.sources]
-    shares = [metric(tiny.root / "single_policy_name_odm", name) for name in names]
-    assert all(len(of) == STEPS and min(of) > 0 and max(of) < 1 for of in shares)
-
-
-@pytest.mark.layouts
 def test_mixture_of_experts_chooses_by_plain_arithmetic(moe):
     assert_choice_is_plain_arithmetic(moe, moe.single(), moe.weights())
 

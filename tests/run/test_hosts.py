@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_line import composed
 
-from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
+from nemo_rod.config import Cluster, Config, Optimisation, Parallel, Scoring, Selection, Variant
 from nemo_rod.hosts.nemo_rl.settings import of_job
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
 from nemo_rod.run.checks import check
@@ -86,6 +86,17 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(tmp_path, monkeypatch):
     own: dict[str, Any] = {"role": "replay", "model_digest": "", "lengths": [16]}
     jobs.run(job(ReferenceJob, start="hf", **own), tmp_path)
     assert ran == ["here", "ray"]
+
+
+def test_a_job_knows_the_gpus_of_its_cluster_and_nothing_else_of_it(tmp_path):
+    """Its line of progress has the MFU, and NeMo-RL spreads its processes over the nodes."""
+    config = config_of({"of": "rod"})
+    gpus: dict[str, Any] = {"gpu": "H100", "gpus_per_node": 1}
+    config.cluster, config.parallel = Cluster(**gpus, env={"TOKEN": "secret"}), Parallel(data=2)
+    own: dict[str, Any] = {"role": "replay", "model_digest": "", "lengths": [16], "start": "hf"}
+    job = ModelJobs(config, RunFolder(tmp_path, "toy")).job(ReferenceJob, "a job", tmp_path, **own)
+    assert job.config.cluster == Cluster(**gpus)
+    assert of_job(job)["cluster"] == {"gpus_per_node": 1, "num_nodes": 2}
 
 
 def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:
