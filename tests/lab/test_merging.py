@@ -166,20 +166,6 @@ def test_output_shards_respect_the_limit_and_have_an_index(tmp_path):
             assert handle.metadata() == {"format": "pt"}
 
 
-def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path):
-    base = write(tmp_path / "base", tensors_of(0), shards=2, config={"_name_or_path": "kept"})
-    for name in ("tokenizer.json", "modeling_toy.py", "LICENSE", "manifest.json", "old.bin"):
-        (base / name).write_text("{}")
-    write(tmp_path / "adapted", tensors_of(1))
-    merge_checkpoints(base, tmp_path / "adapted", tmp_path / "out", 0.5, code=True)
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        "LICENSE", "config.json", "model.safetensors", "modeling_toy.py", "tokenizer.json",
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"_name_or_path": "kept"}
-    modes = [file.stat().st_mode for file in (tmp_path / "out").iterdir()]
-    assert len({*modes}) == 1  # safetensors writes files that a group cannot read
-
-
 def test_an_interrupted_merge_starts_again(tmp_path):
     rest = tmp_path / ".merged_1.0.partial"
     rest.mkdir()

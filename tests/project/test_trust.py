@@ -469,7 +469,7 @@ def test_two_users_on_one_folder_in_real_time(victim: Path, tmp_path: Path) -> N
     )
     planting.start()
     try:
-        deadline, written = time.monotonic() + 5, 0
+        deadline, written = time.monotonic() + 3, 0
         while time.monotonic() < deadline:
             for write in (
                 lambda: write_json(shared / "x.json", {"a": 1}),
@@ -976,14 +976,20 @@ def test_a_merge_copies_the_files_of_a_checkpoint(
 ) -> None:
     base = Path(shutil.copytree(made_run / "base" / "hf", tmp_path / "base"))
     (base / "vocab.json").symlink_to(victim / ".bashrc")
-    (base / "extra.json").write_text("{}")
-    (base / "tokenizer_config.json").write_text("{}")
-    (base / "setup.sh").write_text("")
-    (base / "modeling.py").write_text("")
-    expected = {"config.json", "model.safetensors", "tokenizer_config.json"}
+    described = read_json(base / "config.json") | {"_name_or_path": "kept"}
+    write_json(base / "config.json", described)
+    for name in ("extra.json", "manifest.json", "tokenizer_config.json"):
+        (base / name).write_text("{}")
+    for name in ("setup.sh", "modeling.py", "LICENSE", "old.bin"):
+        (base / name).write_text("")
+    expected = {"config.json", "model.safetensors", "tokenizer_config.json", "LICENSE"}
     for words, code in (((), set()), (("trust_remote_code=true",), {"modeling.py"})):
         here("merge", base, made_run / "arms/no_replay/hf", tmp_path / "out", "lambda=0.5", *words)
-        assert {file.name for file in (tmp_path / "out").iterdir()} == expected | code
+        files = [*(tmp_path / "out").iterdir()]
+        assert {file.name for file in files} == expected | code
+        # safetensors writes files that a group cannot read
+        assert len({file.stat().st_mode for file in files}) == 1
+        assert read_json(tmp_path / "out" / "config.json") == described
         shutil.rmtree(tmp_path / "out")
     (base / "model.safetensors").rename(victim / "model.safetensors")
     weights = {"weight_map": {"a.weight": "../victim/model.safetensors"}}
