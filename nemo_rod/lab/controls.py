@@ -69,11 +69,15 @@ def control_stages(stages: Stages) -> list[Stage]:
         return {**weights, "report.max_controls": most}
 
     def make(unfinished: Path) -> dict[str, Any]:
+        from nemo_rod.lab.report.results import results_of
+        from nemo_rod.lab.report.run_files import read_run
+        from nemo_rod.lab.report.verdict import search
+
         names = _decided(unfinished)
         for name in names:  # left by an interrupted attempt
             _train(stages, name)
         while True:
-            found = _search(stages)
+            found = search(results_of(read_run(results.path))["arms"])
             name, why = f"fixed_{found.share}", found.why
             if found.share is not None and len(names) == most:
                 why += f"; {most} shares were tried"
@@ -103,14 +107,6 @@ def _decided(folder: Path) -> list[str]:
     file = folder / DECIDED
     names = read_json(file, "arms")["arms"] if file.is_file() else []
     return [str(name) for name in names if parse_arm(str(name)).kind == "fixed"]
-
-
-def _search(stages: Stages) -> Any:
-    from nemo_rod.lab.report.results import results_of
-    from nemo_rod.lab.report.run_files import read_run
-    from nemo_rod.lab.report.verdict import search
-
-    return search(results_of(read_run(stages.results.path))["arms"])
 
 
 def _train(stages: Stages, name: str) -> None:

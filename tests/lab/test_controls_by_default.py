@@ -23,6 +23,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 
+LONG = ("train.steps=40", "report.smoke_test=false")
 LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
 
 
@@ -125,7 +126,7 @@ class World:
 
 def train(run_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch, *more: str) -> Stage:
     """Runs the stages of a recipe up to that of the controls, which it returns."""
-    config = recipe(run_dir, "train.steps=40", "report.smoke_test=false", *more)
+    config = recipe(run_dir, *LONG, *more)
     monkeypatch.setattr(made_up_run, "_evaluate", world.evaluate)
     with made_up_training():
         for stage in Stages(config).all()[:-1]:
@@ -168,6 +169,8 @@ def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_not
             train(tmp_path / "killed", world, monkeypatch)
         begun = tmp_path / "killed" / "arms" / f"{made['arms'][0]}.partial" / "curriculum.rod"
         assert begun.exists() == (name == "_Random")
+        stages = Stages(recipe(tmp_path / "killed", *LONG)).all()  # as `nemo-rod status` shows them
+        assert made["arms"][0] in [stage.name for stage in stages]
     train(tmp_path / "killed", world, monkeypatch)
     assert outcome(tmp_path / "killed") == (made, verdict)
     for name in made["arms"]:
