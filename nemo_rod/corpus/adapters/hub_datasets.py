@@ -13,7 +13,7 @@ from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.corpus.formats import Content, Extract, Input, ReadError, Unpacked
 from nemo_rod.corpus.input_files import HEAD, folder_files, refuse_placeholder, spread
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.files import read_json
+from nemo_rod.files import interpreting, read_json
 
 ALL_SPLITS = "all"
 _BULKY = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv"}  # forms of data alone
@@ -182,10 +182,10 @@ def _saved(files: Iterable[str]) -> dict[Path, list[str]]:
     """Returns the names of the files of the datasets that were saved in the files' folders."""
     saved: dict[Path, list[str]] = {}
     for folder in sorted({Path(file).parent for file in files}):
-        state = folder / "state.json"
-        listed = read_json(state).get("_data_files") if state.is_file() else None
-        if listed is not None:
-            saved[folder] = [file["filename"] for file in listed]
+        if (state := folder / "state.json").is_file():
+            with interpreting(state, cure="copy it again"):
+                if (listed := read_json(state).get("_data_files")) is not None:
+                    saved[folder] = [str(file["filename"]) for file in listed]
     return saved
 
 
