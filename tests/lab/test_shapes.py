@@ -18,16 +18,17 @@ MODELS = sorted((config_folder() / "model").glob("*.yaml"))
 # Qwen3_5Moe and NemotronHForCausalLM), and those that one token meets. Of dense models, the numbers
 # on their pages on the hub; of Gemma 3 4B, without its vision tower.
 COUNTED = {
-    "gemma3_4b": (3_880_263_168, 3_880_263_168), "llama3_2_1b": (1_235_814_400, 1_235_814_400),
-    "llama3_2_3b": (3_212_749_824, 3_212_749_824), "qwen3_4b": (4_022_468_096, 4_022_468_096),
-    "qwen3_8b": (8_190_735_360, 8_190_735_360), "smollm2_1_7b": (1_711_376_384, 1_711_376_384),
-    "nemotron_nano_12b_v2": (12_310_001_152, 12_310_001_152),
     "nemotron_3_nano_30b_a3b": (31_577_937_344, 3_580_073_408),
-    "qwen3_1_7b": (1_720_574_976, 1_720_574_976), "qwen3_5_9b": (8_953_803_264, 8_953_803_264),
-    "qwen3_5_4b": (4_205_751_296, 4_205_751_296),
-    "qwen3_5_35b_a3b": (34_660_610_688, 3_454_988_928),
-    "gpt_oss_20b": (20_914_757_184, 4_187_440_704), "ministral3_3b": (3_429_006_336, 3_429_006_336),
+    "nemotron_3_5_lightning": (31_577_937_344, 3_580_073_408),
+    "nemotron_nano_12b_v2": (12_310_001_152, 12_310_001_152),
     "nemotron_3_nano_4b": (3_973_556_832, 3_973_556_832),
+    "qwen3_4b": (4_022_468_096, 4_022_468_096), "qwen3_5_35b_a3b": (34_660_610_688, 3_454_988_928),
+    "qwen3_8b": (8_190_735_360, 8_190_735_360), "qwen3_8_27b": (26_895_998_464, 26_895_998_464),
+    "gemma3_4b": (3_880_263_168, 3_880_263_168), "ministral3_3b": (3_429_006_336, 3_429_006_336),
+    "qwen3_1_7b": (1_720_574_976, 1_720_574_976), "gpt_oss_20b": (20_914_757_184, 4_187_440_704),
+    "qwen3_5_9b": (8_953_803_264, 8_953_803_264), "smollm2_1_7b": (1_711_376_384, 1_711_376_384),
+    "qwen3_5_4b": (4_205_751_296, 4_205_751_296), "llama3_2_3b": (3_212_749_824, 3_212_749_824),
+    "gemma4_e4b": (7_463_013_376, 7_463_013_376), "llama3_2_1b": (1_235_814_400, 1_235_814_400),
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
@@ -116,11 +117,10 @@ BUILT: dict[str, tuple[dict[str, Any], bool]] = {
     "gemma2": (WINDOW, True), "gemma3_text": (WINDOW, True), "glm4": ({}, True),
     "glm4_moe": (ROUTED, True), "gpt_oss": ({**LOCAL, **WINDOW}, True), "granite": ({}, True),
     "llama4_text": ({**LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}, False),
-    "mistral": (WINDOW, True), "mixtral": (LOCAL, True), "nemotron": ({}, True),
-    "olmo2": ({}, True), "olmo3": (WINDOW, True),
-    "olmoe": ({"num_experts": 4, "head_dim": 8}, True), "phi3": ({}, True), "qwen2": ({}, True),
-    "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16}, True),
-    "qwen3_next": ({**EXPERTS, **HYBRID}, False), "smollm3": ({}, True), "starcoder2": ({}, True),
+    "mistral": (WINDOW, True), "mixtral": (LOCAL, True), "nemotron": ({}, True), "phi3": ({}, True),
+    "olmoe": ({"num_experts": 4, "head_dim": 8}, True), "olmo2": ({}, True), "qwen2": ({}, True),
+    "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16}, True), "smollm3": ({}, True),
+    "qwen3_next": ({**EXPERTS, **HYBRID}, False), "olmo3": (WINDOW, True), "starcoder2": ({}, True),
 }  # fmt: skip
 
 
