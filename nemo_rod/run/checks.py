@@ -58,7 +58,8 @@ def to_config(composed: DictConfig) -> Config:
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)
     refuse_secrets(values)
-    env = values["cluster"]["env"]
+    if not isinstance(env := values["cluster"]["env"], dict):
+        raise ValueError(f"cluster.env={env} is not valid: expected names and values, in braces.")
     # `${oc.env:NAME}` may be a secret: it is never resolved
     secrets = {str(key): text for key, text in env.items() if REFERENCE.fullmatch(str(text))}
     with flag_override(composed, ["struct", "readonly"], [False, False]):

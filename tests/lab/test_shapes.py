@@ -50,6 +50,8 @@ def shape_of(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
 def test_parameters_are_those_of_the_real_classes(file):
+    if file.stem.startswith("gemma4"):
+        pytest.importorskip("transformers", minversion="5.0")
     shape = read_shape(shape_of(file))
     counts = (shape.parameters, shape.active_parameters)
     assert counts == COUNTED.get(file.stem, counts)

@@ -159,7 +159,7 @@ def test_estimates_from_training_losses_need_training_without_dropout():
     from nemo_rod.megatron.scoring.training_losses import refuse_dropout
 
     refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.0))
-    with pytest.raises(ValueError, match=r"attention_dropout=0\.1, .* this arm estimates"):
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.1, .* this arm chooses by"):
         refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.1))
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus_cases import BYTE, run, source, texts, write
 
@@ -143,19 +144,21 @@ def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp
 
 def test_a_base_whose_weights_were_replaced_is_refused(tmp_path):
     """It is a link to a folder of the user's; what is as old as the run is not read again."""
+    save_file = pytest.importorskip("safetensors.numpy").save_file
     run, own = RunFolder(tmp_path / "run", "toy"), tmp_path / "own"
     own.mkdir()
     run.base.mkdir(parents=True)
-    (weights := own / "model.safetensors").write_bytes(b"one")
+    weights = own / "model.safetensors"
+    save_file({"a": np.ones(2)}, weights)
     resolve_base(str(own), run.base / "hf")
     manifest = run.base / "manifest.json"
     manifest.write_text(json.dumps({"outputs": {"weights": checkpoint_digest(own)}}))
-    for content in (b"one", b"two"):
-        (own / "new").write_bytes(content)
+    for value in (1, 2):
+        save_file({"a": np.full(2, float(value))}, own / "new")
         (own / "new").rename(weights)
         os.utime(manifest, (0, 0))
         refused = pytest.raises(ValueError, match=r"own: its weights changed since .*base was ma")
-        with nullcontext() if content == b"one" else refused:
+        with nullcontext() if value == 1 else refused:
             assert run.checkpoint("base") == run.base / "hf"
 
 
