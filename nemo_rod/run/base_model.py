@@ -11,7 +11,7 @@ from typing import Any
 from nemo_rod.config import Domain, Model
 from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
-from nemo_rod.files import digest_files, interpreting, read_json
+from nemo_rod.files import digest_files, interpreting, open_file, read_json
 from nemo_rod.run.renamed_tokens import check_renamed
 from nemo_rod.trust import explain_own_code
 
@@ -166,6 +166,6 @@ def checkpoint_digest(folder: Path) -> str:
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
     for file in files:
-        with interpreting(file, cure=_FETCH), safe_open(file, "np"):
-            pass  # its size is that of its header, and not any number of terabytes
+        with interpreting(file, cure=_FETCH), open_file(file), safe_open(file, "np"):
+            pass  # no pipe, and of the size that its header says: not of terabytes
     return digest_files(files)
