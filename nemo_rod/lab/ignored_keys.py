@@ -50,9 +50,8 @@ def check_positions(config: Config, stages: Sequence[Stage]) -> str:
     """
     model, size = config.model, config.domain.block_size
     described = model.architecture or model.shape or {}
-    if model.hf is not None and can_be_found("huggingface_hub"):
-        file = file_of(model.hf, "config.json")
-        described = described if file is None else read_json(file)
+    if model.hf is not None and (file := file_of(model.hf, "config.json")) is not None:
+        described = read_json(file)
     if all(stage.name != "base" for stage in stages):
         return ""
     inner = described.get("text_config")  # of a multimodal model
