@@ -23,11 +23,7 @@ from nemo_rod.upstream import functions
 
 
 def model_provider(
-    hf: str,
-    parallel: Parallel,
-    model: Model,
-    *,
-    block_size: int,
+    hf: str, parallel: Parallel, model: Model, *, block_size: int
 ) -> tuple[AutoBridge, Any]:
     """Loads a Hugging Face checkpoint's description for a parallel layout.
 
@@ -60,7 +56,7 @@ def model_provider(
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
     next_token_alone(provider)
-    provider.register_pre_wrap_hook(functools.partial(_set_epsilon, provider.layernorm_epsilon))
+    provider.register_pre_wrap_hook(functools.partial(_correct, provider))
     provider.register_pre_wrap_hook(refuse_other_losses)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it will load, and thereby the marks of
@@ -144,11 +140,14 @@ def number_text(provider: Any) -> None:
     provider.register_pre_wrap_hook(attach)
 
 
-def _set_epsilon(epsilon: float, model: list) -> list:
-    """Sets the epsilon of norms after a block, which Bridge leaves at 1e-5 in Gemma 2 and 3."""
+def _correct(provider: Any, model: list) -> list:
+    """Corrects two things in a model that Bridge has built."""
+    # the epsilon of norms after a block, which stays 1e-5 in Gemma 2 and 3
     named = (pair for chunk in model for pair in chunk.named_modules())
     for norm in (module for name, module in named if name.endswith(".post_layernorm")):
-        norm.eps = epsilon
+        norm.eps = provider.layernorm_epsilon
+    if provider.num_moe_experts != _experts(provider):  # the logs of Bridge 0.7 fail on these
+        provider.num_moe_experts = None
     return model
 
 
