@@ -10,7 +10,8 @@ import pytest
 from test_build import BASE, BASE_ADAPTATION, COUNTS, write_run
 
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.intervals import SEED, intervals_of
+from nemo_rod.lab.report.chord import chord_at
+from nemo_rod.lab.report.intervals import SEED, draws_of, intervals_of
 from nemo_rod.lab.report.results import chord_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
@@ -85,14 +86,12 @@ def test_every_draw_is_evaluated_as_the_results_are(run):
             }
             for name, of in losses.items()
         }
-        chord = chord_of(results, on_chord)
-        assert chord is not None
-        value = chord.at(results["rod"]["val_forgetting"])
+        value = chord_at(chord_of(results, on_chord), results["rod"]["val_forgetting"])
         assert value is not None
-        results["rod"]["gain"] = value.adapt_loss - results["rod"]["adapt_loss"]
+        results["rod"]["gain"] = value[0] - results["rod"]["adapt_loss"]
         for name, row in results.items():
             values.setdefault(name, []).append(row)
-    actual = intervals_of(run, on_chord, draws=draws)
+    actual = intervals_of(draws_of(run, draws=draws), on_chord)
     for name, rows in values.items():
         assert list(actual[name]) == list(rows[0])
         for key in rows[0]:

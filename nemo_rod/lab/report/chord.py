@@ -8,63 +8,38 @@ the trained arms gives a value at RoD's own forgetting, for the comparison.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 MIN_POINTS = 3  # two points always lie on a line
 ROUNDING = 1e-9  # nats, or times: values that differ by less are equal
+Point = tuple[float, float]  # an arm's validation-loss forgetting and adaptation loss, in nats
+# adaptation loss of fixed replay, piecewise linear in `ln F`: two points or more by ascending F > 0
+Chord = Sequence[Point]
 
 
-@dataclass(frozen=True)
-class ChordPoint:
-    """An arm on the chord: its validation-loss forgetting and adaptation loss, in nats."""
-
-    arm: str
-    forgetting: float
-    adapt_loss: float
+def chord_through(points: Iterable[Point]) -> Chord:
+    """Returns the chord through fixed-replay arms; empty unless two differ in forgetting > 0."""
+    # at equal forgetting, the lower loss counts
+    best = {f: loss for f, loss in sorted(points, key=lambda point: -point[1]) if f > 0}
+    return sorted(best.items()) if len(best) >= 2 else []
 
 
-@dataclass(frozen=True)
-class ChordValue:
-    """The chord's adaptation loss (nats) at a forgetting, and whether it is beyond its ends."""
+def chord_at(chord: Chord, forgetting: float) -> tuple[float, bool] | None:
+    """Returns a chord's adaptation loss at a forgetting, and whether it is beyond the chord's ends.
 
-    adapt_loss: float
-    extrapolated: bool
-
-
-@dataclass(frozen=True)
-class Chord:
-    """Adaptation loss of fixed replay as a piecewise linear function of `ln F`."""
-
-    points: tuple[ChordPoint, ...]  # two or more, by ascending, positive and distinct forgetting
-
-    @classmethod
-    def through(cls, points: Sequence[ChordPoint]) -> Chord | None:
-        """Returns the chord through fixed-replay arms; None unless two differ in forgetting > 0."""
-        best: dict[float, ChordPoint] = {}
-        for point in sorted(points, key=lambda point: -point.adapt_loss):
-            if point.forgetting > 0:
-                best[point.forgetting] = point  # at equal forgetting, the lower loss counts
-        ordered = tuple(best[forgetting] for forgetting in sorted(best))
-        return cls(ordered) if len(ordered) >= 2 else None
-
-    def at(self, forgetting: float) -> ChordValue | None:
-        """Returns the adaptation loss at a forgetting; the last segments extend beyond the ends.
-
-        None for a forgetting of zero or less, where `ln F` is undefined.
-        """
-        if forgetting <= 0:
-            return None
-        inner = [point.forgetting for point in self.points[1:-1]]
-        right = int(np.searchsorted(inner, forgetting)) + 1
-        low, high = self.points[right - 1], self.points[right]
-        width = math.log(high.forgetting / low.forgetting)
-        fraction = math.log(forgetting / low.forgetting) / width
-        adapt_loss = (1 - fraction) * low.adapt_loss + fraction * high.adapt_loss
-        inside = self.points[0].forgetting <= forgetting <= self.points[-1].forgetting
-        return ChordValue(adapt_loss, extrapolated=not inside)
+    The last segments extend beyond the ends. None without a chord, or for a forgetting of zero or
+    less, where `ln F` is undefined.
+    """
+    if not chord or forgetting <= 0:
+        return None
+    right = bisect_left([point[0] for point in chord[1:-1]], forgetting) + 1
+    (low, low_loss), (high, high_loss) = chord[right - 1 : right + 1]
+    fraction = math.log(forgetting / low) / math.log(high / low)
+    loss = (1 - fraction) * low_loss + fraction * high_loss
+    return loss, not chord[0][0] <= forgetting <= chord[-1][0]
 
 
 def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, float] | None:

@@ -9,12 +9,11 @@ Shape suffixes: B = draws, N = held-out blocks of a source, A = arms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_rod.lab.report.chord import Chord, ChordPoint
+from nemo_rod.lab.report.chord import chord_at, chord_through
 from nemo_rod.lab.report.run_files import Losses, Run
 from nemo_rod.roles import ROLES
 
@@ -22,17 +21,13 @@ DRAWS, SEED = 1000, 0
 PERCENTILES = (5, 95)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Losses of arms on draws of the held-out blocks, nats per token, float64 [B, A].
-
-    None where a role has no held-out blocks, or, for forgetting, where the base is missing.
-    """
+class Draws(NamedTuple):
+    """Losses of arms on draws of the held-out blocks."""
 
     names: list[str]  # arms whose blocks can be compared
-    adapt_loss: Losses | None
-    forgetting: Losses | None  # F_val: an improvement of a source counts as zero
-    signed_forgetting: Losses | None  # improvements count, too
+    # nats per token, float64 [B, A], by key of the results: adaptation loss, and forgetting with
+    # improvements counted and not; of a role without held-out blocks, or a base, there is none
+    values: dict[str, Losses]
 
 
 def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
@@ -54,38 +49,38 @@ def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
         counts = run.weights[role]
         weight = counts[source] / sum(counts[s] for r, s, _ in sizes[names[0]] if r == role)
         if role == "adaptation":
-            total["adapt_loss"] = total.get("adapt_loss", 0) + weight * mean_BA
-        elif "base" in names:  # the rise over the base
+            parts = {"adapt_loss": mean_BA}
+        elif "base" in names:
             rise_BA = mean_BA - mean_BA[:, [names.index("base")]]
-            total["signed"] = total.get("signed", 0) + weight * rise_BA
-            total["capped"] = total.get("capped", 0) + weight * np.maximum(0, rise_BA)
-    return Draws(names, total.get("adapt_loss"), total.get("capped"), total.get("signed"))
+            parts = {"signed_forgetting": rise_BA, "val_forgetting": np.maximum(0, rise_BA)}
+        else:
+            continue
+        total |= {key: total.get(key, 0) + weight * part for key, part in parts.items()}
+    return Draws(names, total)
 
 
-def intervals_of(run: Run, on_chord: list[str], *, draws: int = DRAWS) -> dict[str, Any]:
+def intervals_of(drawn: Draws, on_chord: list[str]) -> dict[str, Any]:
     """Returns `adapt_loss`, `val_forgetting` and `gain` as [low, high] of every arm, in nats.
 
     Omitted: values undefined in any draw, and the arms that `draws_of` leaves out.
     """
-    drawn = draws_of(run, draws=draws)
-    names = drawn.names
-    measures = {"adapt_loss": drawn.adapt_loss, "val_forgetting": drawn.forgetting}
-    loss_BA, forgetting_BA = measures.values()
-    if loss_BA is not None and forgetting_BA is not None and set(on_chord) <= set(names):
+    names, keys = drawn.names, ("adapt_loss", "val_forgetting")
+    measures = {key: drawn.values[key] for key in keys if key in drawn.values}
+    if len(measures) == 2 and set(on_chord) <= set(names):
         # over the draw's own chord; NaN on it and without one
+        loss_BA, forgetting_BA = measures.values()
         measures["gain"] = gain_BA = np.full_like(loss_BA, np.nan)
         for loss_A, forgetting_A, gain_A in zip(loss_BA, forgetting_BA, gain_BA, strict=True):
-            points = dict(zip(names, map(ChordPoint, names, forgetting_A, loss_A), strict=True))
-            chord = Chord.through([points[name] for name in on_chord])
-            for place, name in enumerate(names):
-                value = chord.at(float(forgetting_A[place])) if chord else None
-                if value is not None and name not in on_chord:
-                    gain_A[place] = value.adapt_loss - loss_A[place]
+            places = [names.index(name) for name in on_chord]
+            chord = chord_through((forgetting_A[i], loss_A[i]) for i in places)
+            for place in {*range(len(names))} - {*places}:
+                if (value := chord_at(chord, float(forgetting_A[place]))) is not None:
+                    gain_A[place] = value[0] - loss_A[place]
     return {
         name: {
             measure: np.percentile(value_BA[:, place], PERCENTILES).tolist()
             for measure, value_BA in measures.items()
-            if value_BA is not None and np.isfinite(value_BA[:, place]).all()
+            if np.isfinite(value_BA[:, place]).all()
         }
         for place, name in enumerate(names)
     }

@@ -30,8 +30,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
-from nemo_rod.lab.report.intervals import intervals_of
+from nemo_rod.lab.report.chord import (
+    Chord,
+    chord_at,
+    chord_through,
+    linear_fit,
+    outlier,
+    pearson,
+)
+from nemo_rod.lab.report.intervals import draws_of, intervals_of
 from nemo_rod.lab.report.run_files import Arm, Run
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arms import SWEPT
@@ -109,10 +116,10 @@ def results_of(run: Run) -> dict[str, Any]:
         "chord": on_chord,
         "comparisons": {
             name: {"on_chord": name in chord_arms}
-            | _comparison(arm, arms[name], against, None if name in chord_arms else chord)
+            | _comparison(arm, arms[name], against, [] if name in chord_arms else chord)
             for name, arm in run.arms.items()
         },
-        "intervals": intervals_of(run, on_chord),
+        "intervals": intervals_of(draws_of(run), on_chord),
         "costs": costs,
         "sources": run.block_counts,
         "weights": run.weights,
@@ -172,14 +179,10 @@ def known(values: Mapping[str, float | None] | None) -> dict[str, float]:
     return {name: value for name, value in (values or {}).items() if value is not None}
 
 
-def chord_of(arms: Mapping[str, Results], names: list[str]) -> Chord | None:
-    """Returns the chord through arms of a results dictionary; None if they do not span one."""
-    points = [
-        ChordPoint(name, arms[name]["val_forgetting"], arms[name]["adapt_loss"])
-        for name in names
-        if arms[name]["val_forgetting"] is not None and arms[name]["adapt_loss"] is not None
-    ]
-    return Chord.through(points)
+def chord_of(arms: Mapping[str, Results], names: list[str]) -> Chord:
+    """Returns the chord through arms of a results dictionary; empty if they do not span one."""
+    points = [(arms[name]["val_forgetting"], arms[name]["adapt_loss"]) for name in names]
+    return chord_through(point for point in points if None not in point)
 
 
 def same_budget(first: float | None, second: float | None, slack: float = 0.0) -> bool | None:
@@ -255,9 +258,7 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int] | None
     return math.fsum(counts[name] * value for name, value in values.items()) / total
 
 
-def _comparison(
-    arm: Arm, values: Results, against: Arm | None, chord: Chord | None
-) -> dict[str, Any]:
+def _comparison(arm: Arm, values: Results, against: Arm | None, chord: Chord) -> dict[str, Any]:
     """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
     ours, theirs = arm.facts, against.facts if against else {}
     is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
@@ -276,11 +277,11 @@ def _comparison(
         same_compute = same_budget(compute, theirs.get("compute"), one_step)
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
     is_measured = forgetting is not None and adapt_loss is not None
-    value = chord.at(forgetting) if chord and is_measured else None
-    gain = value.adapt_loss - adapt_loss if value else None
+    value = chord_at(chord, forgetting) if is_measured else None
+    gain = value[0] - adapt_loss if value else None
     return {
         "gain": gain,
-        "extrapolated": value.extrapolated if value else None,
+        "extrapolated": value[1] if value else None,
         "gain_at_equal_tokens": gain if same_tokens else None,
         "gain_at_equal_compute": gain if same_compute else None,
         "tokens_ratio": None if is_merge or is_base else ratio("trained_tokens"),

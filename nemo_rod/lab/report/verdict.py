@@ -363,16 +363,13 @@ def _differences(arms: Mapping[str, Results], drawn: Draws, other: str) -> dict[
 
 def _interval(drawn: Draws, measure: Callable[[Callable[[str, str], Losses]], Any]) -> Results:
     """Returns the interval of a measure over draws of the held-out blocks; None if unknown."""
-    if drawn.adapt_loss is None or drawn.signed_forgetting is None:
-        return {"low": None, "high": None}
-    values = {"adapt_loss": drawn.adapt_loss, "signed_forgetting": drawn.signed_forgetting}
 
     def value(name: str, key: str) -> Losses:
-        return values[key][:, drawn.names.index(name)]
+        return drawn.values[key][:, drawn.names.index(name)]
 
     try:
         low, high = np.percentile(measure(value), PERCENTILES)
-    except ValueError:  # an arm whose losses by block were not kept
+    except (KeyError, ValueError):  # losses by block were not kept, or are of one role
         return {"low": None, "high": None}
     return {"low": float(low), "high": float(high)}
 

@@ -291,9 +291,9 @@ def draw_plane(plane: Plane) -> Spec | None:
     clipped = {"type": "line", "clip": True, "tooltip": None}
     below, lines = list[Spec](), list[list[Point]]()
     for one, opacity in [*((other, 0.3) for other in plane.replicates), (results, 1.0)]:
-        if is_log and (chord := chord_of(one["arms"], one["chord"])) is not None:
+        if is_log and (chord := chord_of(one["arms"], one["chord"])):
             # straight on a logarithmic axis, exactly the interpolation that is judged
-            lines.append([(point.adapt_loss, point.forgetting) for point in chord.points])
+            lines.append([(loss, forgetting) for forgetting, loss in chord])
             mark = clipped | {"color": light("fixed-2"), "opacity": opacity}
             below.append(layer(mark, [row(p, i=i) for i, p in enumerate(lines[-1])], **at, **order))
     names = list(arms)
