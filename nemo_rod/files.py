@@ -115,10 +115,11 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of nested objects by their dotted keys; lists are values."""
+    """Returns the values of nested objects by their dotted keys; lists are values, and `{}` is."""
     values: dict[str, Any] = {}
     for key, item in value.items():
-        values |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+        is_nested = isinstance(item, dict) and item
+        values |= flat(item, f"{prefix}{key}.") if is_nested else {f"{prefix}{key}": item}
     return values
 
 

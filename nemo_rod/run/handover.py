@@ -200,15 +200,6 @@ def read_record(path: Path, key: str) -> Inputs:
     return value
 
 
-def flatten(prefix: str, value: Any) -> Inputs:
-    """Flattens nested mappings to dotted keys, so that a refusal can name the changed key."""
-    if isinstance(value, dict) and value:
-        return {
-            k: v for key, item in value.items() for k, v in flatten(f"{prefix}.{key}", item).items()
-        }
-    return {prefix: value}
-
-
 class OtherInputs(ValueError):
     """Results were made with other inputs than the current ones.
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from nemo_rod import parts
 from nemo_rod.config import Config
-from nemo_rod.files import refuse_links, writing
+from nemo_rod.files import flat, refuse_links, writing
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order, outputs
+from nemo_rod.run.handover import HandOver, Inputs, Stage, in_order, outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs, schedule_inputs
 from nemo_rod.run.run_folder import RunFolder
@@ -72,7 +72,7 @@ class Stages:
         def inputs() -> Inputs:
             compared = dataclasses.asdict(domain)
             compared.pop("workers")  # the blocks do not depend on it
-            return flatten("domain", compared)
+            return flat({"domain": compared})
 
         def make(folder: Path) -> dict[str, Any]:
             from nemo_rod.run.prepared_blocks import prepare_blocks
@@ -110,10 +110,10 @@ class Stages:
                 compared.pop(key)
             if model.special_tokens == "same":
                 compared.pop("special_tokens")
-            made_of = flatten("model", compared)
+            made_of = flat({"model": compared})
             if model.hf is None:
                 assert optimisation is not None
-                made_of |= flatten("pretrain", schedule_inputs(optimisation))
+                made_of |= flat({"pretrain": schedule_inputs(optimisation)})
                 made_of |= {"blocks": self.results.block_counts()["digest"]}
             return made_of
 
@@ -222,13 +222,13 @@ class Stages:
                 "base": self.results.weights("base"),
             }
             arm = self.jobs.arm(name)
-            made_of |= flatten("arm", arm.inputs())
+            made_of |= flat({"arm": arm.inputs()})
             if settings.trunk is not None:
                 made_of |= {"at": settings.variant.at, "of": self.results.weights(settings.trunk)}
             if (rule := self.jobs.convergence(arm)) is not None:
-                made_of |= flatten("convergence", dataclasses.asdict(rule))
-                made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
-            made_of |= flatten("train", schedule_inputs(settings.train))
+                made_of |= flat({"convergence": dataclasses.asdict(rule)})
+                made_of |= flat({"validation": dataclasses.asdict(self.config.validation)})
+            made_of |= flat({"train": schedule_inputs(settings.train)})
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if settings.scores and settings.scoring.precision is not None:
                 made_of["scoring.precision"] = settings.scoring.precision

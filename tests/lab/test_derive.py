@@ -11,7 +11,7 @@ from command_line import OF_THE_PAPER, composed
 from nemo_rod import parts
 from nemo_rod.config import Config, Parallel
 from nemo_rod.corpus.sources import takes
-from nemo_rod.files import write_json
+from nemo_rod.files import flat, write_json
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
 from nemo_rod.lab.rehearsal.derive import (
@@ -26,7 +26,6 @@ from nemo_rod.lab.rehearsal.derive import (
 from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
 from nemo_rod.lab.rehearsal.table import as_dict
 from nemo_rod.run.checks import check
-from nemo_rod.run.handover import flatten
 
 pytest.importorskip("transformers")
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
@@ -60,8 +59,8 @@ def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple
 def test_only_sizes_and_places_change(recipe):
     config, small = derived(recipe)
     check(small)
-    before, after = (flatten("", dataclasses.asdict(c)) for c in (config, small))
-    different = {key.lstrip(".") for key in {*before, *after} if before.get(key) != after.get(key)}
+    before, after = (flat(dataclasses.asdict(c)) for c in (config, small))
+    different = {key for key in {*before, *after} if before.get(key) != after.get(key)}
     wrong = [key for key in different if not any(key.startswith(name) for name in CHANGED)]
     assert not wrong
     assert small.arms == config.arms

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from nemo_rod.files import flat
 from nemo_rod.run import handover
 from nemo_rod.run.handover import HandOver
 
@@ -143,10 +144,11 @@ def test_missing_stage_names_its_command(tmp_path):
         handover.outputs(tmp_path / "references", made_by="reference recipe=toy")
 
 
-def test_flatten_names_every_leaf():
-    value = {"lr": 0.1, "sources": {"de": {"files": ["a", "b"]}}, "none": {}}
-    assert handover.flatten("x", value) == {
+def test_nested_values_have_the_keys_that_users_type():
+    value = {"lr": 0.1, "sources": {"de": {"files": ["a", "b"]}}, "none": {}, "points": {0: 0.5}}
+    assert flat({"x": value}) == {
         "x.lr": 0.1,
         "x.sources.de.files": ["a", "b"],
         "x.none": {},
+        "x.points.0": 0.5,
     }

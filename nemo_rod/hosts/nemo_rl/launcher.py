@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
+from nemo_rod.files import flat
 from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY, SECTIONS, resolved
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, logger_names
-from nemo_rod.run.handover import Inputs, flatten
+from nemo_rod.run.handover import Inputs
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.variants import ArmSettings
 from nemo_rod.selection.policies import waits_for_update
@@ -79,11 +80,10 @@ class NemoRL(Local):
         """Returns the overrides that determine a model's losses, or else the result of training."""
         left_out = (*_MACHINE_KEYS, *(_TRAINING_KEYS if scoring else ()))
         keys: dict[str, Any] = vars(config)["nemo_rl"]
-        sections = [flatten(name, keys[name]) for name in ("policy", "worker") if keys.get(name)]
+        own = {name: keys[name] for name in ("policy", "worker") if keys.get(name)}
         return {
             f"nemo_rl.{key}": value
-            for section in sections
-            for key, value in section.items()
+            for key, value in flat(own).items()
             if value != {} and not any(f"{key}.".startswith(f"{prefix}.") for prefix in left_out)
         }
 
