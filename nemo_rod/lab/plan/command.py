@@ -204,15 +204,7 @@ def make_plan(config: Config) -> PlanResult:
         },
         layout=_layout(config),
         assumptions={
-            "processor": profile.name,
-            "peak_tflops": profile.peak_tflops,
-            "utilisation": profile.utilisation,
-            "backward": profile.backward,
-            "scoring": profile.scoring,
-            "launch_seconds": profile.launch_seconds,
-            "measured": profile.range,  # the least and greatest share of the model's family
-            "confidence": profile.confidence,
-            "source": profile.source,
+            **dataclasses.asdict(profile),
             **{key: getattr(assumed, key) for key in ("expert_imbalance", "memory_reserve")},
         },
         memory=max(memories.values(), key=lambda memory: memory.total),

@@ -70,7 +70,7 @@ def _certainty(assumed: dict[str, Any]) -> list[str]:
     """Returns lines on how far the speed may be off; none where the user has stated it."""
     if not assumed["confidence"]:
         return []
-    least, most = assumed["measured"]
+    least, most = assumed["range"]
     own = assumed["utilisation"]
     others = "the only run of its family that was published"
     if least < most:

@@ -99,7 +99,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
         "known": known(read_run(folder), loss["base"] - loss["no_replay"], forgotten[OLD_TEXT]),
         "replay_share": {"first": deciles[0], "last": deciles[-1]},
         "speed": speed,
-        "processor": plan.assumptions["processor"],
+        "processor": plan.assumptions["name"],
         "peak_tflops": plan.assumptions["peak_tflops"],
         "planned_gib": plan.memory.total / 2**30,
         "whole_run": {
