@@ -80,31 +80,30 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     steps = max(1, _EXPORT_ROWS // count)
     with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
         for first in range(0, len(curriculum), steps):
-            records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
-            ids = np.concatenate([record.block_ids for record in records])
-            loss = np.concatenate([record.loss for record in records])
-            score = np.concatenate([record.score for record in records])
-            chosen = [np.isin(np.arange(count), record.chosen) for record in records]
+            piece = arrays(curriculum, slice(first, first + steps))
+            ids, loss, score = (
+                each.reshape(-1) for each in (piece.block_ids, piece.loss, piece.score)
+            )
             with np.errstate(invalid="ignore"):
                 reference = np.where(np.isneginf(score), np.nan, loss - score)
             # neither estimated scores nor those of another function are differences of losses
-            estimated = np.repeat([np.isnan(record.loss).any() for record in records], count)
+            estimated = np.repeat(np.isnan(piece.loss).any(axis=1), count)
             reference[estimated | (header.score != DIFFERENCE)] = np.nan
             source = header.source_index(ids)
             columns = {
-                "step": np.repeat([record.step for record in records], count),
-                "position": np.tile(np.arange(count, dtype=np.int32), len(records)),
+                "step": np.repeat(piece.step, count),
+                "position": np.tile(np.arange(count, dtype=np.int32), len(piece.step)),
                 "block_id": ids,
                 "role": roles[source],
                 "source": names[source],
                 "score": score,
                 "loss": loss,
                 "reference": reference.astype(np.float32),
-                "chosen": np.concatenate(chosen),
-                "threshold": np.repeat([record.threshold for record in records], count),
+                "chosen": piece.chosen.reshape(-1),
+                "threshold": np.repeat(piece.threshold, count),
             }
-            arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
-            writer.write_table(pa.table(arrays, schema=schema))
+            table = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
+            writer.write_table(pa.table(table, schema=schema))
 
 
 def verify(curriculum: Curriculum, store: Blocks) -> None:
