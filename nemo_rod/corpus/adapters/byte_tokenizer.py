@@ -57,34 +57,23 @@ class ByteTokenizer:
         its token, a special one: text that was tokenised as bytes has none, and elsewhere it means
         end of document.
         """
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
         vocabulary = {"\0" if byte == 0 else char: byte for byte, char in enumerate(_alphabet())}
-        write_byte_level(vocabulary, [], "\0", directory)
-
-
-def write_byte_level(
-    vocabulary: dict[str, int], special: Sequence[str], end: str, directory: str | os.PathLike[str]
-) -> None:
-    """Writes a byte-level BPE without merges, as `AutoTokenizer.from_pretrained` reads it.
-
-    The vocabulary has the special tokens, too; `end` ends documents and pads.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
-    tokens = {name: AddedToken(name, normalized=False, special=True) for name in [*special, end]}
-    backend.add_special_tokens([tokens[name] for name in special])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=tokens[end],
-        pad_token=tokens[end],
-        clean_up_tokenization_spaces=False,
-        model_max_length=10**9,
-        model_input_names=["input_ids", "attention_mask"],
-    )
-    save_fast(tokenizer, directory)
+        backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.decoder = decoders.ByteLevel()
+        end = AddedToken("\0", normalized=False, special=True)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            eos_token=end,
+            pad_token=end,
+            clean_up_tokenization_spaces=False,
+            model_max_length=10**9,
+            model_input_names=["input_ids", "attention_mask"],
+        )
+        save_fast(tokenizer, directory)
 
 
 def _alphabet() -> list[str]:
