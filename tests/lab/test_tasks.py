@@ -1,6 +1,7 @@
 """Tasks through lm-eval: the arithmetic by hand, and the real library on a tiny model."""
 
 import ast
+import dataclasses
 import importlib.util
 import json
 import math
@@ -29,6 +30,7 @@ from nemo_rod.lab.tasks.lm_eval_job import (
     refuse_unknown,
     task_manager,
 )
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.base_model import initialise_base
 
 NEEDS_LM_EVAL = pytest.mark.skipif(
@@ -148,15 +150,15 @@ def test_a_backend_has_every_argument_of_its_job(backend, own, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     arguments = {"dtype": "float32", **own}
     job = job_of(tmp_path, Path("tasks.json"), backend=backend, arguments=arguments)
-    passed = {*model_arguments(TaskJob(**job))}
+    passed = {*model_arguments(TaskJob(**job | {"tasks": Tasks(**job["tasks"])}))}
     assert {"pretrained", "dtype", "batch_size", *own} <= passed <= arguments_for(backend)
 
 
 def job_of(model: str | Path, out: Path, **keys: Any) -> dict[str, Any]:
+    tasks = {"arguments": {"dtype": "float32"}, "batch_size": 4, "seed": 1, **keys}
     return {
-        "name": "m", "model": str(model), "out": str(out), "capabilities": {}, "include": None,
-        "backend": "hf", "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None,
-        "limit": None, "seed": 1, "inputs": {"model": "0f"}, **keys,
+        "name": "m", "model": str(model), "out": str(out), "inputs": {"model": "0f"},
+        "tasks": dataclasses.asdict(Tasks(**tasks)),
     }  # fmt: skip
 
 
@@ -213,14 +215,15 @@ def test_lm_eval_agrees_with_torch(blocks, tmp_path):
     assert leaf["questions"] == len(rows) and leaf["metric"] == "acc_norm"
     assert math.isclose(result["capabilities"]["old"], right / len(rows))
     # an attempt with another configuration does not continue with the answers of this one
-    partial = tmp_path / "tasks.partial.json"
+    partial, tasks = tmp_path / "tasks.partial.json", job["tasks"]
     partial.write_text(
         json.dumps({key: result[key] for key in ("configuration", "inputs", "tasks")})
     )
-    assert "another task configuration" in run_job(job | {"limit": 3}, tmp_path)
+    assert "another task configuration" in run_job(job | {"tasks": tasks | {"limit": 3}}, tmp_path)
     assert "other weights" in run_job(job | {"inputs": {"model": "1e"}}, tmp_path)
     # and with the same one it runs nothing again: the model may even be missing
-    assert run_job(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
+    other = {"model": "nowhere", "tasks": tasks | {"batch_size": 1}}
+    assert run_job(job | other, tmp_path) == ""
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
 
 
@@ -274,7 +277,7 @@ def test_vllm_answers_as_transformers_does(blocks, tmp_path):
     for backend, arguments in {"hf": {}, "vllm": eager}.items():
         out = tmp_path / f"{backend}.json"
         options = {"backend": backend, "arguments": {"dtype": "float32", **arguments}}
-        assert run_job({**job, **options, "out": str(out)}, tmp_path) == ""
+        assert run_job({**job, "tasks": job["tasks"] | options, "out": str(out)}, tmp_path) == ""
         tasks[backend] = json.loads(out.read_text())["tasks"]
     # accuracies, and the digests of the questions
     assert tasks["hf"] == tasks["vllm"] and tasks["hf"]["held_out_old"]["questions"] > 10

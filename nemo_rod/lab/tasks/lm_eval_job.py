@@ -32,13 +32,13 @@ from typing import Any
 from nemo_rod.files import digest, read_json, write_json
 from nemo_rod.installation import pip_install
 from nemo_rod.lab.data_alone import refuse_code
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.progress import Progress
 from nemo_rod.signals import end_with_parent
 
 METRICS = ("acc_norm", "acc")  # the preferred one first
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
 _ENTRIES_PER_CALL = 8  # between two writes; each lm-eval call also describes the machine
-Capabilities = Mapping[str, Sequence[str]]
 
 
 @dataclass
@@ -48,23 +48,16 @@ class TaskJob:
     name: str  # name of the model, for progress
     model: str  # Hugging Face checkpoint
     out: str  # output file; partial results are written beside it
-    capabilities: dict[str, list[str]]  # names of lm-eval tasks or groups by capability
-    include: str | None  # folder of all task definitions; None for lm-eval's own
-    backend: str  # lm-eval's model, "hf" or "vllm"
-    arguments: dict[str, Any]  # arguments of lm-eval's model, besides the checkpoint
-    batch_size: int  # requests per forward pass
-    few_shot: int | None  # examples before a question; None for each task's default
-    limit: int | None  # maximum number of questions per task; None for all
-    seed: int  # determines the choice of examples, and lm-eval's other draws
+    tasks: Tasks  # its `include` is None for lm-eval's own definitions
     # other inputs of the answers, such as the digest of the weights; recorded
     inputs: dict[str, Any]
 
     def configuration(self) -> dict[str, Any]:
         """Returns the settings that compared models must share, versions included."""
-        compared = dataclasses.asdict(self)
-        for key in ("name", "model", "out", "include", "batch_size", "inputs"):
+        compared = dataclasses.asdict(self.tasks)
+        for key in ("include", "batch_size", "held_out"):
             del compared[key]
-        packages = ("lm_eval", BACKENDS[self.backend])
+        packages = ("lm_eval", BACKENDS[self.tasks.backend])
         return {**compared, **{name: importlib.metadata.version(name) for name in packages}}
 
 
@@ -129,8 +122,9 @@ def _without_accuracy(names: Sequence[Any], manager: Any) -> Iterator[str]:
 def main() -> int:
     """Runs the job named on the command line and returns the exit status."""
     end_with_parent()
-    job = TaskJob(**json.loads(Path(sys.argv[1]).read_text()))
-    total = len({*chain.from_iterable(job.capabilities.values())})
+    values = json.loads(Path(sys.argv[1]).read_text())
+    job = TaskJob(**values | {"tasks": Tasks(**values["tasks"])})
+    total = len({*chain.from_iterable(job.tasks.capabilities.values())})
     progress = Progress(f"tasks of {job.name}", total, unit="tasks")
     try:
         evaluate_tasks(job, progress.step)
@@ -162,16 +156,16 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
                 "rebuild=[evaluate] to run the tasks again, or choose another run_dir."
             )
         done = earlier["tasks"]
-    entries = list(dict.fromkeys(chain.from_iterable(job.capabilities.values())))
+    entries = list(dict.fromkeys(chain.from_iterable(job.tasks.capabilities.values())))
     pending = [name for name in entries if name not in done]
     if pending:
         from lm_eval import simple_evaluate
         from lm_eval.api.registry import get_model
 
-        manager = task_manager(job.include)
+        manager = task_manager(job.tasks.include)
         refuse_unknown(pending, manager)
-        model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
-        if job.backend == "hf":
+        model = get_model(job.tasks.backend).create_from_arg_obj(model_arguments(job))
+        if job.tasks.backend == "hf":
             refuse_forgotten_chunks(model.model)
     for start in range(0, len(pending), _ENTRIES_PER_CALL):
         portion = pending[start : start + _ENTRIES_PER_CALL]
@@ -180,27 +174,27 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
             model,
             tasks=portion,
             task_manager=manager,
-            num_fewshot=job.few_shot,
-            limit=job.limit,
+            num_fewshot=job.tasks.few_shot,
+            limit=job.tasks.limit,
             bootstrap_iters=0,
             log_samples=True,
-            random_seed=job.seed,
-            numpy_random_seed=job.seed,
-            torch_random_seed=job.seed,
-            fewshot_random_seed=job.seed,
+            random_seed=job.tasks.seed,
+            numpy_random_seed=job.tasks.seed,
+            torch_random_seed=job.tasks.seed,
+            fewshot_random_seed=job.tasks.seed,
         )
         done |= {name: entry_for(name, results) for name in portion}
         write_json(partial, {**made_from, "tasks": done})
     show(len(entries), "")
     accuracy = {name: entry["accuracy"] for name, entry in done.items()}
-    capabilities = capability_accuracy(job.capabilities, accuracy)
+    capabilities = capability_accuracy(job.tasks.capabilities, accuracy)
     tasks = {name: done[name] for name in entries}
     write_json(out, {**made_from, "capabilities": capabilities, "tasks": tasks})
     partial.unlink(missing_ok=True)
 
 
 def capability_accuracy(
-    capabilities: Capabilities, accuracy: Mapping[str, float]
+    capabilities: Mapping[str, Sequence[str]], accuracy: Mapping[str, float]
 ) -> dict[str, float]:
     """Returns the unweighted mean accuracy of each capability's entries."""
     return {
@@ -233,10 +227,10 @@ def refuse_forgotten_chunks(model: Any) -> None:
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:
     """Returns the constructor arguments of lm-eval's model class."""
-    arguments = {"pretrained": job.model, **job.arguments, "batch_size": job.batch_size}
+    arguments = {"pretrained": job.model, **job.tasks.arguments, "batch_size": job.tasks.batch_size}
     if not arguments.get("trust_remote_code"):
         refuse_code(Path(job.model))
-    if job.backend == "hf":
+    if job.tasks.backend == "hf":
         import torch
 
         from nemo_rod.corpus.adapters.hub_tokenizer import own_tokenizer

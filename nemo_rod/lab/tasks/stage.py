@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from nemo_rod.config import DTYPES, Config, section
-from nemo_rod.files import interpreting, read_json, remove, write_json
+from nemo_rod.files import flat, interpreting, read_json, remove, write_json
 from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, refuse_unknown, task_manager
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run.handover import flatten, refuse_changes
+from nemo_rod.run.handover import refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.processes.torchrun import refuse_bad_ending, run_process
 
@@ -62,11 +62,11 @@ def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
             continue
         recorded = read_json(path, "inputs", "configuration")
         with interpreting(path):
-            earlier = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+            earlier = {**recorded["inputs"], **flat({"tasks": recorded["configuration"]})}
         # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
         same = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
-        job = _job(jobs, name, path, same)
-        now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
+        job = _job(jobs, name, path, dataclasses.replace(tasks, capabilities=same))
+        now = {**flat({"tasks": json.loads(json.dumps(job.configuration()))}), **job.inputs}
         refuse_changes(path, earlier, now, advice="add rebuild=[evaluate] to run the tasks again")
     return pending
 
@@ -82,7 +82,6 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
     if not (pending := missing(jobs, names)):
         return
     tasks, config = section(jobs.config, Tasks), jobs.config
-    capabilities, include = tasks.capabilities, tasks.include
     if tasks.held_out:
         from nemo_rod.corpus import load_tokenizer
         from nemo_rod.lab.tasks.held_out_questions import write_held_out_tasks
@@ -98,10 +97,11 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
             jobs.results.blocks, definitions, tokenizer, num_questions=tasks.held_out
         )
         include = str(definitions.absolute())
+        tasks = dataclasses.replace(tasks, capabilities=capabilities, include=include)
     for name in pending:
         folder = jobs.results.arm(name)
         answered, file = folder / ANSWERED, folder / JOB
-        job = _job(jobs, name, answered, capabilities, include)
+        job = _job(jobs, name, answered, tasks)
         write_json(file, dataclasses.asdict(job), below=folder.parent)
         log = jobs.results.log(f"tasks_{name}")
         module = "nemo_rod.lab.tasks.lm_eval_job"
@@ -111,26 +111,14 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
         os.replace(answered, folder / FILE)
 
 
-def _job(
-    jobs: ModelJobs,
-    name: str,
-    out: Path,
-    capabilities: dict[str, list[str]],
-    include: str | None = None,
-) -> TaskJob:
-    tasks, model = section(jobs.config, Tasks), jobs.config.model
+def _job(jobs: ModelJobs, name: str, out: Path, tasks: Tasks) -> TaskJob:
+    model = jobs.config.model
     trusted = {"trust_remote_code": True} if model.trust_remote_code else {}
+    arguments = {"dtype": DTYPES[model.precision], **trusted, **tasks.arguments}
     return TaskJob(
         name=name,
         model=str(jobs.results.checkpoint(name).absolute()),
         out=str(out.absolute()),
-        capabilities=capabilities,
-        include=include,
-        backend=tasks.backend,
-        arguments={"dtype": DTYPES[model.precision], **trusted, **tasks.arguments},
-        batch_size=tasks.batch_size,
-        few_shot=tasks.few_shot,
-        limit=tasks.limit,
-        seed=tasks.seed,
+        tasks=dataclasses.replace(tasks, arguments=arguments),
         inputs={**jobs.results.measured(name), "tasks.held_out": tasks.held_out},
     )
