@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from nemo_rod.bounds import numbers
 from nemo_rod.commands.text import table
 
 _HELP_WIDTH = 76  # characters per line of help, beside the explained word
@@ -21,10 +22,12 @@ class Key:
     name: str  # part of the word before the "="
     value: str  # name of the value in the help
     help: str  # effect of the key, in a few words
-    expected: str = ""  # valid values, for the error; by default one of the choices
+    expected: str = ""  # valid values, for the error; by default those of `bound` or `choices`
     choices: tuple[str, ...] = ()  # accepted values; empty for any
     read: Callable[[str], Any] = str  # converts the value; raises ValueError for an invalid one
+    bound: str = ""  # of a number, as `bounds.numbers` has it
     required: bool = False  # whether the word is mandatory
+    default: Any = None  # value without the word
 
     def convert(self, text: str) -> Any:
         """Returns the value of a word.
@@ -33,11 +36,15 @@ class Key:
             ValueError: the value is invalid.
         """
         try:
-            if self.choices and text not in self.choices:
+            value = self.read(text)
+            is_out = self.bound and not numbers(self.bound).accepts(value)
+            if is_out or (self.choices and text not in self.choices):
                 raise ValueError(text)
-            return self.read(text)
+            return value
         except ValueError:
-            expected = self.expected or f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+            expected = self.expected or f"a{' whole' * (self.read is int)} number {self.bound}"
+            if self.choices:
+                expected = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
             raise ValueError(f"{self.name}={text} is not valid: expected {expected}.") from None
 
 
@@ -97,7 +104,7 @@ class Arguments(argparse.ArgumentParser):
         for name, key in self.keys.items():
             if key.required and name not in values:
                 self.error(f"{name}= is missing")
-            setattr(options, name, key.convert(values[name]) if name in values else None)
+            setattr(options, name, key.convert(values[name]) if name in values else key.default)
         return options, []
 
     def error(self, message: str) -> NoReturn:

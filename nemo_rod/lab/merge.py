@@ -39,7 +39,7 @@ def declare(parser: Arguments) -> None:
     parser.add_argument("out", metavar="OUT", help="folder of the merged checkpoint")
     parser.add_keys(
         Key("lambda", "WEIGHT", "weight of ADAPTED, from 0 to 1", required=True, read=float,
-            expected="a number from 0 (BASE) to 1 (ADAPTED)"),
+            bound="in [0, 1]"),
         dataclasses.replace(TRUST, help="copies the code that lies beside BASE, for others to run"),
     )  # fmt: skip
     parser.set_defaults(main=main)

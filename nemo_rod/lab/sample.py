@@ -13,7 +13,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
 from nemo_rod.lab.data_alone import refuse_code, refuse_unlike_weights
 from nemo_rod.lab.launches import read_launch
-from nemo_rod.lab.text import TRUST, number_key, printable_lines, real_number
+from nemo_rod.lab.text import TRUST, printable_lines
 from nemo_rod.parts import did_you_mean
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import explain_own_code
@@ -21,16 +21,15 @@ from nemo_rod.trust import explain_own_code
 if TYPE_CHECKING:
     from nemo_rod.corpus.tokenizer import Tokenizer
 
-_TOKENS, _SEED = 64, 42
 KEYS = (  # keys of `nemo-rod inspect`
     Key("prompt", "TEXT", "of a run folder: what its models write after this text"),
     Key("arm", "ARM,...", "with prompt=: arms side by side, rod by default; base for the base"),
-    number_key("tokens", "N", f"with prompt=: tokens to write, {_TOKENS} by default",
-               "a whole number, 1 or more", least=1),
-    Key("temperature", "T", "with prompt=: 0, the default, takes the likeliest token",
-        expected="a number, 0 or more", read=real_number),
-    number_key("seed", "N", f"with prompt=: random seed, {_SEED} by default; the same seed gives "
-               "the same text", "a whole number"),
+    Key("tokens", "N", "with prompt=: tokens to write, 64 by default", read=int, bound=">= 1",
+        default=64),
+    Key("temperature", "T", "with prompt=: 0, the default, takes the likeliest token", read=float,
+        bound=">= 0", default=0.0),
+    Key("seed", "N", "with prompt=: random seed, 42 by default; the same seed gives the same text",
+        read=int, bound=">= 0", default=42),
     TRUST,
 )  # fmt: skip
 
@@ -54,9 +53,9 @@ def sample(run_dir: Path, options: Namespace) -> None:
             run.checkpoint(arm),
             tokenizer,
             [options.prompt],
-            tokens=options.tokens or _TOKENS,
-            temperature=options.temperature or 0.0,
-            seed=_SEED if options.seed is None else options.seed,
+            tokens=options.tokens,
+            temperature=options.temperature,
+            seed=options.seed,
             trust_remote_code=config.model.trust_remote_code,
         )
         print(f"--- {arm}\n{options.prompt}{printable_lines(text)}", flush=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import printable, table
 from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json
-from nemo_rod.lab.text import TRUST, number_key
+from nemo_rod.lab.text import TRUST
 from nemo_rod.progress import PREFIX
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ def declare(parser: Arguments) -> None:
     ways.add_argument("--serve", action="store_true", help="serve the page of a run under way")
     ways.add_argument("--cancel", action="store_true", help="cancel the jobs of the run")
     every = f"seconds between two updates, {_EVERY['watch']} or, with --serve, {_EVERY['serve']}"
-    expected = "a whole number of seconds, from 1 to 86400"
-    port, ports = f"of --serve, {_PORT} by default; 0 for any free port", "a number from 0 to 65535"
+    port = f"of --serve, {_PORT} by default; 0 for any free port"
     parser.add_keys(
-        number_key("every", "SECONDS", every, expected, least=1, most=86400),
-        number_key("port", "PORT", port, ports, most=65535),
+        Key("every", "SECONDS", every, read=int, bound="in [1, 86400]"),
+        Key("port", "PORT", port, read=int, bound="in [0, 65535]", default=_PORT),
         TRUST,
     )
     parser.set_defaults(main=main)
@@ -88,7 +87,7 @@ def main(options: Namespace) -> None:
 
         serve_run(
             options.run_dir,
-            port=_PORT if options.port is None else options.port,
+            port=options.port,
             every=options.every or _EVERY["serve"],
             trusted=bool(options.trust_remote_code),
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,34 +48,6 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: the file holds something else.
     """
     return read_json(path) if path.is_file() else {}
-
-
-def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
-    """Converts a number of digits only.
-
-    Raises:
-        ValueError: there is another character, or the number lies outside [least, most].
-    """
-    if not (text.isdecimal() and least <= int(text) <= most):
-        raise ValueError(text)
-    return int(text)
-
-
-def real_number(text: str, *, least: float = 0.0, most: float = math.inf) -> float:
-    """Converts a finite number in [least, most]; ValueError for any other text."""
-    value = float(text)
-    if not least <= value <= most or math.isinf(value):
-        raise ValueError(text)
-    return value
-
-
-def number_key(
-    name: str, value: str, help: str, expected: str = "a number", *, least: int = 0,
-    most: float = math.inf,
-) -> Key:  # fmt: skip
-    """Returns a key with a whole number in [least, most]."""
-    read = partial(whole_number, least=least, most=most)
-    return Key(name, value, help, expected=expected, read=read)
 
 
 def add_verb(

@@ -219,7 +219,7 @@ def test_status_of_a_run_here(tmp_path, monkeypatch):
     assert done.returncode == 2
     assert "runs/toy holds no launch" in done.stderr
     done = nemo_rod("status", "runs/toy", "--watch", f"every={10**12}")
-    assert "is not valid: expected a whole number of seconds, from 1 to 86400" in done.stderr
+    assert "is not valid: expected a whole number in [1, 86400]" in done.stderr
     launched()
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key
-from nemo_rod.lab.text import add_verb, number_key, real_number
+from nemo_rod.lab.text import add_verb
 from nemo_rod.roles import ROLES
 
 
@@ -26,23 +25,29 @@ def declare(parser: Arguments) -> None:
     compared = "compares one of N blocks with its content_hash, by default 1: all"
     verb.add_keys(
         Key("tokenizer", "NAME", "made the blocks"),
-        number_key(
-            "eod", "ID", "ends documents; by default the tokenizer's EOS token", "a token id"
+        Key(
+            "eod",
+            "ID",
+            "ends documents; by default the tokenizer's EOS token",
+            read=int,
+            bound=">= 0",
         ),
         Key("recipe", "NAME", "takes them as its prepared blocks; has the tokenizer, too"),
         Key(
             "pool_share",
             "SHARE",
             "keeps this share of the replay to train on, as data_mixer.replay_share drew it",
-            expected="a number in (0, 1]",
-            read=partial(real_number, least=math.ulp(0.0), most=1.0),
+            read=float,
+            bound="in (0, 1]",
+            default=1.0,
         ),
-        number_key("check", "N", compared, "a number from 1 on", least=1),
+        Key("check", "N", compared, read=int, bound=">= 1", default=1),
         Key(
             "repeated",
             "keep",
             "blocks twice or in both splits; by default they are refused",
             choices=("keep", "refuse"),
+            default="refuse",
         ),
     )
     text = "Makes references of a cache of losses, for the training blocks of one role."
@@ -90,9 +95,9 @@ def _blocks(options: Namespace) -> None:
             out,
             tokenizer,
             block_size=size,
-            pool_share=options.pool_share or 1.0,
-            check_every=options.check or 1,
-            repeated=options.repeated or "refuse",
+            pool_share=options.pool_share,
+            check_every=options.check,
+            repeated=options.repeated,
             progress=progress.step,
         )
     if stage is not None and stage.inputs is not None:

@@ -19,7 +19,7 @@ from nemo_rod.lab.inspect.blocks import (
     find_store,
 )
 from nemo_rod.lab.inspect.logs import describe_curriculum, describe_metrics, describe_references
-from nemo_rod.lab.text import facts, number_key, read_object
+from nemo_rod.lab.text import facts, read_object
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.curriculum import log as curriculum
 
@@ -38,13 +38,21 @@ def declare(parser: Arguments) -> None:
         "path", metavar="PATH", type=Path, help="one of nemo-rod's files or folders"
     )
     parser.add_keys(
-        number_key("block", "ID", "decodes this block: its id in a store, or number in a source"),
+        Key(
+            "block",
+            "ID",
+            "decodes this block: its id in a store, or number in a source",
+            read=int,
+            bound=">= 0",
+        ),
         Key("split", "SPLIT", "split of a store: train or holdout", choices=("train", "holdout")),
         Key("tokenizer", "NAME", "made the blocks; by default the one beside them"),
-        number_key(
+        Key(
             "overlap",
             "TOKENS",
             "counts windows of so many tokens that held-out blocks share with training",
+            read=int,
+            bound=">= 0",
         ),
         *sample.KEYS,
     )
