@@ -79,16 +79,16 @@ def test_what_no_task_has_done_is_read_and_other_settings_are_not_taken(texts, t
     run_task(domain_of(texts, {"subsample": 0.5}), 2, folders, False, folders[0], 0)
     assert joined(domain, tmp_path / "two") == expected
     run_task(domain, 2, folders, False, folders[1], 1)
-    pieces = next(folders[1].rglob("pieces.npz"))
-    with np.load(pieces) as whole:
+    counts = next(folders[1].rglob("documents.npz"))
+    with np.load(counts) as whole:
         of_a_part = {name: whole[name] for name in whole.files}
     shutil.rmtree(tmp_path / "two" / "blocks.partial")
     for change, sentence in (
         (of_a_part | {"lengths": of_a_part["lengths"][1:]}, "are of another tokens.bin"),
         (of_a_part, "is compressed"),  # of which a few kB may hold any amount
     ):
-        np.savez_compressed(pieces, **change) if change is of_a_part else np.savez(pieces, **change)
-        with pytest.raises(ValueError, match=rf"pieces\.npz is damaged .*{sentence}"):
+        np.savez_compressed(counts, **change) if change is of_a_part else np.savez(counts, **change)
+        with pytest.raises(ValueError, match=rf"documents\.npz is damaged .*{sentence}"):
             joined(domain, tmp_path / "two")
         shutil.rmtree(tmp_path / "two" / "blocks.partial")
 

@@ -1,9 +1,8 @@
 """The tokens of one file of a source, in a folder that its name and its settings identify.
 
-    tokens.bin   int32 little-endian, of all documents that pass filter and subsample
-    pieces.npz   lengths: tokens of each piece of a document; document: the number of its document;
-                 ends: number of pieces up to the end of each batch; goes_on, cut: see `Batch`;
-                 sizes: bytes of each document; digests: of each, if the source drops duplicates
+    tokens.bin      int32 little-endian, of all documents that pass filter and subsample
+    documents.npz   lengths: tokens of each document; cut: numbers of those without an end, see
+                    `Document`; sizes: bytes of each; digests: of each, if duplicates are dropped
 
 Caps and duplicates of the source as a whole are left to whoever joins files.
 """
@@ -29,6 +28,7 @@ from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, interpreting, open_file, read_bytes, replacing, sync
 
+_TOKENS = 1 << 20  # tokens of a batch
 _ELSEWHERE = (  # keys that change no token of a file
     *("name", "role", "files", "path", "document_holdout", "revision", "dedup"),
     *("max_documents", "max_bytes", "max_tokens"),
@@ -64,12 +64,11 @@ def write_tokens(
         ReadError: the file cannot be read; the message names it.
     """
     documents = _SizedDocuments(uncapped(spec), number, tokenizer)
-    before, document = documents.consumed(), 0
+    before, goes_on = documents.consumed(), False
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    lengths, of, ends = list[NDArray[np.int64]](), array("q"), array("q")
-    goes_on, cut = array("b"), array("b")
+    lengths, cut = array("q"), array("q")
 
     def compared() -> Iterator[Batch]:
         for count, batch in enumerate(batches(documents)):
@@ -80,22 +79,17 @@ def write_tokens(
     with replacing(making / "tokens.bin") as file:
         for batch, (tokens, counts) in encoder.encode(compared()):
             file.write(tokens.astype("<i4").tobytes())
-            lengths.append(counts)
-            for place in range(len(counts)):
-                of.append(document)
-                document += not (batch.goes_on and place == len(counts) - 1)
-            ends.append(len(of))
-            goes_on.append(batch.goes_on)
-            cut.append(batch.cut)
+            if goes_on:
+                lengths[-1] += counts[0]
+            lengths.extend(counts[int(goes_on) :].tolist())
+            goes_on = batch.goes_on
+            cut.extend([len(lengths) - 1] if batch.cut else [])
             progress(batch.consumed - before)
-    with replacing(making / "pieces.npz") as file:
+    with replacing(making / "documents.npz") as file:
         np.savez(
             file,
-            lengths=np.concatenate([np.empty(0, dtype=np.int64), *lengths]),
-            document=np.array(of, dtype=np.int64),
-            ends=np.array(ends, dtype=np.int64),
-            goes_on=np.array(goes_on, dtype=bool),
-            cut=np.array(cut, dtype=bool),
+            lengths=np.array(lengths, dtype=np.int64),
+            cut=np.array(cut, dtype=np.int64),
             sizes=np.array(documents.sizes, dtype=np.int64),
             digests=np.frombuffer(documents.digests, dtype=np.uint8).reshape(-1, 16),
         )
@@ -129,31 +123,24 @@ class FileTokens:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, path = folder / "tokens.bin", folder / "pieces.npz"
+        self._path, path = folder / "tokens.bin", folder / "documents.npz"
         with (
             interpreting(path, cure="remove its folder, and the text is read again"),
             np.load(io.BytesIO(read_bytes(path, 1 << 32))) as file, open_file(self._path) as tokens,
         ):  # fmt: skip
             if any(member.compress_type for member in file.zip.infolist()):
                 raise ValueError("it is compressed, and may hold any amount")
-            self._lengths, self._document, self._ends = (
-                file[name] for name in ("lengths", "document", "ends")
-            )
-            self._goes_on, self._cut = file["goes_on"], file["cut"]
+            lengths, self._cut = file["lengths"], file["cut"]
             self.sizes_D, self.digests = file["sizes"], file["digests"]
-            for rising, last in (
-                (self._ends, len(self._lengths)),
-                (self._document, max(0, len(self.sizes_D) - 1)),
-                (np.cumsum(self._lengths) * 4, os.fstat(tokens.fileno()).st_size),
-            ):
-                if (np.diff(rising, prepend=0) < 0).any() or [0, *rising[-1:]][-1] != last:
-                    raise ValueError("its numbers are of another tokens.bin")
-            np.broadcast_arrays(self._ends, self._goes_on, self._cut)
+            self._ends_D, size = np.cumsum(lengths), os.fstat(tokens.fileno()).st_size
+            is_right = len(lengths) == len(self.sizes_D) and not (lengths < 0).any()
+            if not is_right or self.num_tokens * 4 != size:
+                raise ValueError("its numbers are of another tokens.bin")
 
     @property
     def num_tokens(self) -> int:
         """Number of its tokens, without an end of any document."""
-        return int(self._lengths.sum())
+        return int([0, *self._ends_D[-1:]][-1])
 
     def batches(self, number: int, dropped_D: NDArray[np.bool_]) -> Iterator[tuple[Batch, Encoded]]:
         """Yields its batches as `Encoder.encode` does, without the documents that are dropped.
@@ -162,17 +149,19 @@ class FileTokens:
         """
         size = self.num_tokens
         tokens = np.memmap(self._path, "<i4", "r", shape=(size,)) if size else np.empty(0, np.int32)
-        starts = np.concatenate([[0], np.cumsum(self._lengths)])
-        begin = 0
-        for end, goes_on, cut in zip(self._ends, self._goes_on, self._cut, strict=True):
-            lengths = self._lengths[begin:end]
-            part = np.array(tokens[starts[begin] : starts[end]], dtype=np.int32)
-            kept = ~dropped_D[self._document[begin:end]]
-            last = bool(kept[-1]) if len(kept) else False
-            if not kept.all():
-                part, lengths = part[np.repeat(kept, lengths)], lengths[kept]
-            texts = [""] * len(lengths)
-            batch = Batch(texts=texts, inputs=[number] * len(lengths))
-            batch.goes_on, batch.cut = bool(goes_on) and last, bool(cut) and last
-            begin = end
-            yield batch, (part, lengths)
+        first = start = 0
+        while first < len(self._ends_D):
+            last = int(np.searchsorted(self._ends_D, start + _TOKENS, side="right"))
+            # a batch ends behind a document that is cut
+            last = int(min([last - 1, *self._cut[self._cut >= first][:1]])) + 1
+            goes_on = last == first  # in a document of more tokens
+            ends = np.array([start + _TOKENS]) if goes_on else self._ends_D[first:last]
+            lengths = np.diff(ends, prepend=start)
+            kept = ~dropped_D[first : first + len(ends)]
+            part = np.array(tokens[start : ends[-1]], dtype=np.int32)[np.repeat(kept, lengths)]
+            texts = [""] * int(kept.sum())
+            batch = Batch(texts=texts, inputs=[number] * len(texts))
+            if kept[-1]:
+                batch.goes_on, batch.cut = goes_on, not goes_on and last - 1 in self._cut
+            first, start = last, int(ends[-1])
+            yield batch, (part, lengths[kept])
