@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from nemo_rod.files import write_json
 from nemo_rod.hosts.nemo_rl import compat
@@ -24,7 +27,6 @@ from nemo_rod.hosts.nemo_rl.policy import (
     separate_conversions,
     started,
 )
-from nemo_rod.hosts.nemo_rl.reference_losses import write_reference
 from nemo_rod.hosts.nemo_rl.settings import open_store
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, check_installed, continue_runs, known_metrics, prepare_runs
@@ -33,7 +35,8 @@ from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE, is_due
-from nemo_rod.selection.references.folder import precision_name
+from nemo_rod.selection.references.folder import holds, precision_name, role_manifest
+from nemo_rod.selection.references.reference_pass import write_references
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 
@@ -61,6 +64,46 @@ def run(job: TrainJob | ReferenceJob, config: dict[str, Any]) -> None:
             write_reference(job, config)
     except RayError as error:  # from one of NeMo-RL's own calls
         raise WorkerFailed(sentence(error)) from error
+
+
+def write_reference(job: ReferenceJob, config: dict[str, Any]) -> None:
+    """Writes a model's losses on the training blocks of the job's role.
+
+    An interrupted run resumes where it stopped.
+
+    Raises:
+        ValueError: the role is missing or has no blocks, or the folder has references of another
+            model, role, store or precision.
+        WorkerFailed: a worker failed; raised at once, with the cause.
+    """
+    store, out = open_store(config, job), Path(job.out)
+    manifest = role_manifest(
+        store,
+        job.role,
+        model=job.model_digest,
+        lengths=job.lengths,
+        precision=precision_name(config["policy"]["precision"]),
+    )
+    required = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
+    if holds(out, manifest, required):
+        return
+    with started(config, job) as workers:
+        scorer = SimpleNamespace(
+            store=store,
+            losses_at=lambda ids, lengths: workers.call(
+                "rod_losses_at", block_ids=ids, lengths=lengths
+            ),
+            micro_batch_size=job.config.scoring.micro_batch_size,
+            replicas=workers.policy.sharding_annotations.get_axis_size("data_parallel"),
+        )
+        write_references(
+            scorer,
+            out,
+            manifest=manifest,
+            name="reference",
+            required=required,
+            agree=lambda function: function(),  # the driver alone writes
+        )
 
 
 def train(job: TrainJob, config: dict[str, Any]) -> None:
