@@ -57,6 +57,8 @@ def errors_in_one_sentence() -> Iterator[None]:
         leave(str(error), status=1)
     except Stopped as stop:
         leave(str(stop), status=Stopped.exit_status)
+    except KeyboardInterrupt:
+        leave("stopped by Ctrl-C", status=128 + signal.SIGINT)
 
 
 def _installation(module: str) -> str:

@@ -216,7 +216,8 @@ def _meant(word: str, words: list[str]) -> str:
         value = value or ("true" if word == "dry_run" else after or "VALUE")
         return f"{word} has no {'=' if colon else 'value'}: did you mean {key}={value}?"
     near = did_you_mean(word, [*_recipes(), *known_keys()])
-    return f"{word} is not KEY=VALUE, such as recipe=toy{near}."
+    lacks = "holds no launch of `nemo-rod run`, and " if Path(word).is_dir() else ""
+    return f"{word} {lacks}is not KEY=VALUE, such as recipe=toy{near}."
 
 
 def _file_as_recipe(word: str, file: Path) -> str:

@@ -165,8 +165,8 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
     # of a file that says `key: value`, or of a word on the command line
     place, written = "", reasons[0].removeprefix("Error merging override ").lstrip("+")
     if in_file := re.match(r"In '(.+)': \w+ raised while composing", reasons[0]):
-        place, value = _place(in_file[1], key, folders)
-        written = f"{key}={value}"
+        place, value = _place(in_file[1], key or "domain.sources", folders)
+        written = f"{key}={value}" if key else "a list"  # of which OmegaConf does not say the key
     cause = str(error.__cause__ or error)
     if in_file and key in known_keys():
         section, _, last = key.rpartition(".")

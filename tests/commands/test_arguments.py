@@ -74,9 +74,10 @@ def test_paths_or_a_recipe(line, expected):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, Stopped.exit_status)]
+    ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, 75), (KeyboardInterrupt, 130)]
 )
 def test_a_stop_and_a_failed_job_have_a_status_of_their_own(error, status, capsys):
     with pytest.raises(SystemExit) as left, errors_in_one_sentence():
         raise error("rank 1:\nfailed")
-    assert (left.value.code, capsys.readouterr().err) == (status, "nemo-rod: rank 1: failed\n")
+    said = "stopped by Ctrl-C" if error is KeyboardInterrupt else "rank 1: failed"
+    assert (left.value.code, capsys.readouterr().err) == (status, f"nemo-rod: {said}\n")

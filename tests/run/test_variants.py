@@ -66,13 +66,16 @@ def test_warm_up_and_decay_in_steps():
         half="{of: rod, budget: 0.5}",
         own="{of: rod, budget: 0.5, train: {decay_steps: 7}}",
         stops="{of: no_replay, budget: 4, converge: true}",
+        open="{of: rod, budget: 2, train: {decay_steps: 0}}",
     )
     config.validation.every = 20
-    train = {name: arm_settings(config, name).train for name in ("rod", "half", "own", "stops")}
+    names = ("rod", "half", "own", "stops", "open")
+    train = {name: arm_settings(config, name).train for name in names}
     # shares of the arm's own steps
     assert (train["rod"].warmup, train["rod"].decay) == (16, 96)
     assert (train["half"].warmup, train["half"].decay) == (8, 48)
     assert (train["own"].warmup, train["own"].decay) == (8, 7)
+    assert (train["open"].warmup, train["open"].decay) == (32, 0)
     assert (train["stops"].steps, train["stops"].warmup) == (1280, 16)
     # steps of the recipe's length, or of the variant's own
     config = dataclasses.replace(

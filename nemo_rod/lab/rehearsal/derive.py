@@ -182,7 +182,7 @@ def _scaled_steps(values: dict[str, Any], scale: float) -> dict[str, Any]:
     """Returns the keys of a schedule that count steps, scaled; a warm-up may vanish."""
     least = {"steps": 1, "warmup_steps": 0, "decay_steps": 1}
     return {
-        name: max(fewest, round(values[name] * scale))
+        name: max(min(fewest, values[name]), round(values[name] * scale))
         for name, fewest in least.items()
         if values.get(name) is not None
     }

@@ -238,11 +238,11 @@ def _in_all(name: str, run: Run, specialist: float | None) -> float | None:
         num_blocks = sum(sum(run.block_counts[role].values()) for role in roles)
         drawn = facts["steps"] * batch_size * (facts.get(SWEPT["pool_size"]) or 1.0)
         total += FORWARD * min(num_blocks, drawn * len(roles) / len(ROLES)) / batch_size
-        total += (specialist or 0.0) if roles == ROLES else 0.0
+        total += (math.nan if specialist is None else specialist) if roles == ROLES else 0.0
     for other in (facts.get("share_of"), facts.get("follow")):
         if other in run.arms and (needed := _in_all(str(other), run, specialist)) is not None:
             total += needed
-    return float(total)
+    return None if math.isnan(total) else float(total)
 
 
 def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int] | None) -> float | None:

@@ -256,10 +256,7 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
 
 @contextmanager
 def _forwarded_signals(process: Running) -> Iterator[list[int]]:
-    """Forwards stop signals to the job, so that it saves, and yields the numbers of those received.
-
-    A second Ctrl-C kills it instead; it then resumes from its latest checkpoint.
-    """
+    """Forwards stop signals to the job, which saves, or dies of a second Ctrl-C; yields them."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
