@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import settings
 
-        settings.register_profile("nemo_rod", derandomize=True, deadline=None)
+        settings.register_profile("nemo_rod", max_examples=30, derandomize=True, deadline=None)
         settings.load_profile("nemo_rod")
 
 
@@ -79,7 +79,7 @@ def group(nodeid: str) -> str:
 def _needs_megatron(file: str) -> bool:
     home = r"nemo_rod\.(megatron|cpu|hosts\.swap_in)|megatron\b"
     uses = re.compile(
-        r"def \w+\([^)]*\b(torchrun|tiny|moe)\b|\btrains=True|= run_process\("
+        r"def \w+\([^)]*\b(torchrun|tiny|moe|small_run)\b|\btrains=True|= run_process\("
         rf"|(from|import) (nemo_rod\.)?megatron\b|(Later|importorskip)\(.({home})"
     )
     return uses.search((TESTS.parent / file).read_text()) is not None
@@ -173,6 +173,32 @@ def made_run(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("made") / "run"
     make_run(run_dir)
     return run_dir
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder that the example package of docs/extending.md is installed into."""
+    import modules_logger
+    from tiny_recipe import EXAMPLE
+
+    folder = tmp_path_factory.mktemp("installed")
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, EXAMPLE], check=True)
+    modules_logger.install(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(installed, tmp_path_factory):
+    """The folder of a run with all that `tiny_recipe.py` tells, which stays as it is."""
+    from command_line import nemo_rod
+    from tiny_recipe import WHOLE, write_rows
+
+    cwd = tmp_path_factory.mktemp("small")
+    write_rows(cwd / "new.csv")
+    done = nemo_rod("run", *WHOLE, cwd=cwd, packages=installed, trains=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return cwd / "run"
 
 
 @pytest.fixture

@@ -4,41 +4,23 @@ import sys
 
 import pytest
 
-from nemo_rod import cli
+from nemo_rod import cli, parts
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.errors import errors_in_one_sentence
 from nemo_rod.signals import Stopped
 
-HELP = {
-    "status": ["RUN_DIR", "--watch", "--serve", "--cancel", "every=SECONDS", "port=PORT"],
-    "inspect": ["PATH", "block=ID", "split=SPLIT", "overlap=TOKENS", "prompt=TEXT", "arm=ARM"],
-    "curriculum": ["export", "materialise", "verify", "diff", "CURRICULUM", "OUT", "STORE"],
-    "curriculum export": ["CURRICULUM", "OUT", "--format", "--blocks"],
-    "curriculum materialise": ["CURRICULUM", "OUT", "--format", "--blocks"],
-    "curriculum verify": ["CURRICULUM", "STORE"],
-    "curriculum diff": ["CURRICULUM CURRICULUM"],
-    "import": ["blocks", "references", "curriculum", "FOLDER", "TRACE"],
-    "import blocks": [
-        *("FOLDER", "OUT", "tokenizer=NAME", "eod=ID", "recipe=NAME", "pool_share=SHARE", "check=N")
-    ],
-    "import references": ["CACHE", "blocks=STORE", "role=ROLE", "model=MODEL", "precision="],
-    "import curriculum": ["TRACE", "OUT", "blocks=STORE"],
-    "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
-    "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
-    "report": ["FOLDER", "recipe=NAME", "KEY=VALUE"],
-}
-
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("verb", HELP)
-def test_help_names_every_argument(verb, option, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "verb", [*parts.names("commands"), "curriculum materialise", "import references"]
+)
+def test_every_command_of_paths_has_help(verb, option, monkeypatch, capsys):
+    """Its arguments and keys are in it by how `Arguments` adds them."""
     monkeypatch.setattr(sys, "argv", ["nemo-rod", *verb.split(), option])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: nemo-rod {verb} ")
-    assert [name for name in HELP[verb] if name not in shown] == []
+    assert capsys.readouterr().out.startswith(f"usage: nemo-rod {verb} ")
 
 
 def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
@@ -47,12 +29,13 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
     parser.add_argument("other", nargs="?")
     parser.add_keys(
         Key(name="b", value="B", help=""),
-        Key(name="d", value="D", help="", read=int, expected="an integer"),
+        Key(name="d", value="D", help="a number", read=int, expected="an integer"),
     )
     for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
         options = parser.parse_args(words)
         assert (options.path, options.other, options.b, options.d) == ("a=0", "c=2", "1=1", None)
     assert parser.parse_args(["a", "d=3"]).d == 3
+    assert "d=D" in parser.format_help() and "other" in parser.format_help()
 
 
 @pytest.mark.parametrize(

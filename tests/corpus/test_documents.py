@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import read_documents, refuse, web, write, write_parquet
-from hypothesis import given
-from hypothesis import strategies as st
+from corpus_cases import read_documents, refuse, web, write_parquet
 
 from nemo_rod.corpus import SourceSpec
-from nemo_rod.corpus.documents import Documents, find_duplicates
+from nemo_rod.corpus.documents import Documents
 from nemo_rod.corpus.filters import lookup, parse_filter
 from nemo_rod.corpus.formats import TextFile
 
@@ -147,17 +145,6 @@ def test_a_comparison_holds_or_is_refused(text, value, outcome):
     sentence = f"compares a {comparison.operator} .*, but that field is {outcome}: "
     with pytest.raises(ValueError, match=sentence):
         comparison.holds(value)
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), max_size=40))
-def test_duplicates_are_those_that_came_before(tmp_path_factory, texts):
-    folder = tmp_path_factory.mktemp("dedup")
-    spec = web(write(folder / "a.jsonl", texts))
-    marks = find_duplicates(spec, folder)
-    drop = np.array([text in texts[:place] for place, text in enumerate(texts)], dtype=bool)
-    assert np.array_equal(marks, np.packbits(drop))
-    assert [document.text for document in Documents(spec, None, marks)] == [*dict.fromkeys(texts)]
-    assert [path.name for path in folder.iterdir()] == ["a.jsonl"]
 
 
 def test_caps_cut_the_last_document(corpus):

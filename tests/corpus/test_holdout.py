@@ -85,12 +85,14 @@ def made_store(dice: random.Random) -> Texts:
     return sources
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_the_holdout_is_what_the_rule_gives_by_hand(part, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "stores", [range(30), pytest.param(range(30, 210), marks=pytest.mark.slow)]
+)
+def test_the_holdout_is_what_the_rule_gives_by_hand(stores, tmp_path, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.resplit._BYTES_AT_ONCE", 200)  # 6 blocks
     monkeypatch.setattr("nemo_rod.corpus.resplit._HASHES_AT_ONCE", 10)
     seen = Counter[str]()
-    for number in range(70 * part, 70 * part + 70):
+    for number in stores:
         dice = random.Random(number)
         sources = made_store(dice)
         fraction, floor = dice.choice([0, 0.01, 0.05, 0.2]), dice.choice([None, 1, 2, 5, 1000])
@@ -110,10 +112,10 @@ def test_the_holdout_is_what_the_rule_gives_by_hand(part, tmp_path, monkeypatch)
             assert held[name] == Counter(b for b in blocks if b in expected), (number, name)
             assert train[name] == Counter(b for b in blocks if b not in expected), (number, name)
             seen["beyond the threshold"] += any(value(b) >= fraction * 2.0**64 for b in held[name])
-    assert seen["beyond the threshold"] > 70 and seen["refused"] < 20, seen
+    assert seen["beyond the threshold"] > len(stores) > 3 * seen["refused"], seen
 
 
-@pytest.mark.parametrize("stores", [20, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stores", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_whole_documents_and_blocks_agree_on_what_is_held_out(stores, tmp_path):
     moved = 0
     for number in range(stores):

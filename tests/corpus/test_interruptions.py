@@ -124,9 +124,9 @@ TURNS = ("thinned", "again", "raised", "otherwise")
 @pytest.mark.parametrize(
     ("program", "arguments", "least"),
     [
-        (KILLED, (0, 2), 6),
+        (KILLED, (0, 1), 3),
         pytest.param(KILLED, (1, 60), 20, marks=pytest.mark.slow),
-        *((REPLACED, (turn, 7), 5) for turn in TURNS),
+        *((REPLACED, (turn, 11), 3) for turn in TURNS),
         *(pytest.param(REPLACED, (turn, 1), 40, marks=pytest.mark.slow) for turn in TURNS),
     ],
 )

@@ -1,38 +1,14 @@
 """Packing loses nothing but the counted rest and keeps the order, however it is called."""
 
-import numpy as np
 import pytest
 from corpus_cases import manifest, run, web, write
-from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.corpus import load_tokenizer
-from nemo_rod.corpus.pack import Packer, pack
+from nemo_rod.corpus.pack import Packer
 
 EOD = 0
 documents = st.lists(st.lists(st.integers(1, 99), max_size=30), max_size=20)
-
-
-@given(documents, st.integers(2, 9))
-def test_no_token_is_lost_but_the_rest(docs, size):
-    packer = Packer(size, EOD)
-    blocks = packer.add(docs)
-    stream = [token for document in docs for token in [*document, EOD]]
-    assert [*blocks.ravel().tolist(), *packer.rest.tolist()] == stream
-    assert (blocks.shape, blocks.dtype) == ((len(stream) // size, size), np.int32)
-    assert [block.tolist() for block in pack(docs, size, EOD)] == blocks.tolist()
-
-
-@given(documents, st.integers(2, 9), st.data())
-def test_packing_goes_on_where_it_was(docs, size, data):
-    cut = data.draw(st.integers(0, len(docs)))
-    first = Packer(size, EOD)
-    blocks = [first.add(docs[:cut])]
-    second = Packer(size, EOD, rest=first.rest.tolist())
-    blocks.append(second.add(docs[cut:]))
-    whole = Packer(size, EOD)
-    assert np.concatenate(blocks).tolist() == whole.add(docs).tolist()
-    assert second.rest.tolist() == whole.rest.tolist()
 
 
 @pytest.mark.parametrize("document_holdout", [False, True])

@@ -139,6 +139,7 @@ class TestModel:
         assert measured(model)[body] == STOCK
 
 
+@pytest.mark.slow
 def test_a_trace_would_be_found(measured):
     """A pass that draws random numbers, and a step on other blocks, are not called equal."""
     spoiled = measured("cpu", "leaves_no_trace", "rod", spoil=True)
@@ -175,7 +176,7 @@ def test_scoring_in_fp8_leaves_training_alone(measured):
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        ("cpu", {}),
+        pytest.param("cpu", {}, marks=pytest.mark.slow),
         pytest.param("fp32", {}, marks=[pytest.mark.gpu, needs_two]),
         pytest.param("fp32", {"tensor": 2}, marks=[pytest.mark.gpu, needs_two]),
     ],

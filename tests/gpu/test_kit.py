@@ -134,6 +134,7 @@ def wheel() -> bytes:
     return data.getvalue()
 
 
+@pytest.mark.slow
 def test_parts_that_fail_are_told_as_such(kit, tmp_path):
     out = tmp_path / "out"
     options = ("--out", out, "--work", tmp_path / "work")
@@ -157,6 +158,7 @@ def test_parts_that_fail_are_told_as_such(kit, tmp_path):
     assert again["engine"] == outcomes["engine"]
 
 
+@pytest.mark.slow
 def test_modules_that_the_machine_lacks_are_named(kit, tmp_path):
     write_run(kit, "torch", "no_such_one", "no_such_two")
     out = tmp_path / "out"

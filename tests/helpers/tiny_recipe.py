@@ -1,4 +1,14 @@
-"""A recipe of seconds: `toy_synthetic` on a few blocks, with a whole RoD arm."""
+"""A recipe of seconds: `toy_synthetic` on a few blocks, with a whole RoD arm.
+
+`small_run` of conftest.py runs it with a part of each kind of the example package in
+docs/examples, and with branches of its arm beside their unbroken counterparts.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from places import ROOT
 
 STEPS, BATCH = 6, 8
 ARMS = ("base", "no_replay", "rod")
@@ -10,3 +20,39 @@ RECIPE = (
     *(f"pretrain.{key}" for key in ("steps=4", "batch_size=8", "micro_batch_size=8")),
     *(f"train.{key}" for key in (f"steps={STEPS}", f"batch_size={BATCH}", "micro_batch_size=8")),
 )
+
+EXAMPLE = ROOT / "docs" / "examples" / "nemo_rod_example"
+SHARE = 0.25
+NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, options: {delimiter: ';'}"
+EXTENDED = (
+    *(*RECIPE, "~domain.sources.dialect"),
+    f"+domain.sources.new={NEW}, filter: 'lang == \"de\"'}}",
+    *("selection.policy=capped", f"+selection.policy_options.max_share={SHARE}"),
+    *("selection.score=relative", "logger=[lines,modules]", "launcher.kind=timed"),
+    *("example.parameters=true", "example.shares=2"),
+)
+SCHEDULES = {  # of a branch, and of the arm that it is equal to
+    "end": ("{of: rod, at: 2, anneal: 3}", "{of: rod, steps: 5, train: {decay_steps: 3}}"),
+    "longer": ("{of: rod, at: 4, steps: 8}", "{of: rod, steps: 8, train: {decay_steps: 2}}"),
+}
+BRANCHES = [name for arm in SCHEDULES for name in (arm, f"{arm}_unbroken")]
+SCHEDULED = (
+    *("checkpoint.every=2", "checkpoint.keep=4", "train.warmup_steps=1", "train.decay_steps=2"),
+    *(f"+variants.{name}={branch}" for name, (branch, _) in SCHEDULES.items()),
+    *(
+        f"+variants.{name}_unbroken={arm.replace('{decay', '{warmup_steps: 1, decay')}"
+        for name, (_, arm) in SCHEDULES.items()
+    ),
+)
+WHOLE = (*EXTENDED, *SCHEDULED, f"arms=[{','.join([*ARMS, *BRANCHES])}]")
+
+
+def write_rows(path: Path) -> None:
+    """Sixty documents, some of several lines; two thirds of them in German."""
+    words = np.random.default_rng(0).integers(0, 26, (60, 40, 4)) + ord("a")
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter=";")
+        table.writerow(["lang", "body"])
+        for number, row in enumerate(words):
+            text = "\n".join("".join(map(chr, word)) for word in row)
+            table.writerow(["en" if number % 3 == 0 else "de", text])

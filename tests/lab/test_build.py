@@ -690,7 +690,7 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert beyond["rod_quarter"]["kept"] is None
 
 
-@pytest.mark.timeout(600)  # it draws every figure twice
+@pytest.mark.usefixtures("no_pictures")
 def test_everything_at_once(tmp_path: Path) -> None:
     few = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
     run = write_run(tmp_path / "german_qwen3_5_4b", arms=few)
@@ -743,6 +743,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert gains and "gain_1" not in read["seeds"]["rod"]  # the second seed has none
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
     loss = json.loads(run.file("no_replay").read_text())["loss"]
@@ -767,6 +768,7 @@ def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:
     assert "not run" in summarise(results)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_10", "fixed_32", "rod"))
     other = write_run(run.folder / "seed=8", arms=("base", "fixed_10", "fixed_32", "rod"), seed=8)

@@ -61,13 +61,6 @@ def test_roles_and_fixed_arms_have_different_colours():
 STRAIGHT = [(2.0**-k, 1.9 + 0.1 * k) for k in range(4)]
 
 
-@pytest.mark.parametrize("k", [-2, 0, 1, 1.5, 2, 3, 5])
-def test_the_chord_is_straight_in_ln_f_also_beyond_its_ends(k):
-    value = chord_at(chord_through(STRAIGHT[::-1]), 2.0**-k)
-    assert value is not None and math.isclose(value[0], 1.9 + 0.1 * k, rel_tol=1e-12)
-    assert value[1] == (not 0 <= k <= 3)
-
-
 @given(
     points=st.dictionaries(st.floats(1e-4, 10), st.floats(0, 10), min_size=2, max_size=6).filter(
         lambda d: min(np.diff(np.log(sorted(d)))) > 1e-6

@@ -177,10 +177,8 @@ def planned(
     return parts(config, dataclasses.replace(LOAD, block_size=block, **load), **layout)[part]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["one GPU", *(pytest.param(name, marks=pytest.mark.slow) for name in [*LAYOUTS][1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_activations_are_those_that_megatron_keeps(layout, torchrun):
     """Built by Megatron-Bridge; `activations_worker.py` says what stands in for a GPU's kernels."""
     pytest.importorskip("megatron")

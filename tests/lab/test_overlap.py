@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_cases import run, source, texts, write
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.overlap import Overlap, _windows, overlap_report
+from nemo_rod.lab.overlap import Overlap, overlap_report
 
 
 def by_hand(root: Path, window: int) -> dict[str, Overlap]:
@@ -55,16 +53,3 @@ def test_a_window_longer_than_a_block_is_refused(tmp_path):
     run(tmp_path / "blocks", [source("a", [write(tmp_path / "a.jsonl", texts(50, 1))])])
     with pytest.raises(ValueError, match="window must lie between 1 and the block size 32"):
         overlap_report(tmp_path / "blocks", window=33)
-
-
-@given(st.lists(st.integers(0, 2), min_size=12, max_size=12), st.integers(1, 12))
-def test_equal_windows_have_equal_hashes_and_others_do_not(row, window):
-    tokens = np.array([row, row[::-1]], dtype=np.int32)
-    hashes = _windows(tokens, window).ravel()
-    windows = [tuple(r[i : i + window]) for r in tokens.tolist() for i in range(13 - window)]
-    assert len(hashes) == len(windows)
-    assert (
-        len(set(hashes.tolist()))
-        == len(set(windows))
-        == len(set(zip(hashes.tolist(), windows, strict=True)))
-    )

@@ -114,6 +114,7 @@ def test_make_targets_exist():
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
 
 
+@pytest.mark.slow
 def test_the_gpu_lanes_collect_their_own_files_alone(tmp_path):
     """An image for GPUs may lack Hypothesis, and collecting other tests would end in errors."""
     tests = {file: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}

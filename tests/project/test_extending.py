@@ -1,12 +1,8 @@
 """A package's parts work through the command line: those of the example in docs/extending.md."""
 
-import csv
 import importlib
 import re
-import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +11,7 @@ import numpy as np
 import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
-from tiny_recipe import ARMS, BATCH, STEPS
-from tiny_recipe import RECIPE as TINY
+from tiny_recipe import ARMS, BATCH, BRANCHES, EXAMPLE, EXTENDED, SHARE, STEPS, WHOLE, write_rows
 
 from nemo_rod import parts
 from nemo_rod.corpus import BlockStore
@@ -24,53 +19,11 @@ from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts import swap_in
 from nemo_rod.selection import Curriculum, References
 
-EXAMPLE = ROOT / "docs" / "examples" / "nemo_rod_example"
-SHARE = 0.25
-RECIPE = (*TINY, "~domain.sources.dialect")
-NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, options: {delimiter: ';'}"
-PARTS = (
-    f"+domain.sources.new={NEW}, filter: 'lang == \"de\"'}}",
-    *("selection.policy=capped", f"+selection.policy_options.max_share={SHARE}"),
-    *("selection.score=relative", "logger=[lines,modules]", "launcher.kind=timed"),
-    *("example.parameters=true", "example.shares=2"),
-)
 
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder that the example is installed into."""
-    folder = tmp_path_factory.mktemp("installed")
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(folder))
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)], check=True)
-    modules_logger.install(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(installed, tmp_path_factory):
-    """The folder of a run that has a part of each kind of the example's."""
-    cwd = tmp_path_factory.mktemp("extended")
-    write_rows(cwd / "new.csv")
-    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, packages=installed, trains=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return cwd / "run"
-
-
-def write_rows(path: Path) -> None:
-    """Sixty documents, some of several lines; two thirds of them in German."""
-    words = np.random.default_rng(0).integers(0, 26, (60, 40, 4)) + ord("a")
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, delimiter=";")
-        table.writerow(["lang", "body"])
-        for number, row in enumerate(words):
-            text = "\n".join("".join(map(chr, word)) for word in row)
-            table.writerow(["en" if number % 3 == 0 else "de", text])
-
-
-def test_policy_and_score(run):
-    arm = run / "arms" / "rod"
-    folders = [run / "references" / name for name in ("specialist", "base")]
-    references = References.open(folders, BlockStore(run / "blocks"))
+def test_policy_and_score(small_run):
+    arm = small_run / "arms" / "rod"
+    folders = [small_run / "references" / name for name in ("specialist", "base")]
+    references = References.open(folders, BlockStore(small_run / "blocks"))
     with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
         records, is_replay = list(curriculum), curriculum.header.is_replay
         assert curriculum.header.score == "relative"
@@ -94,8 +47,8 @@ def test_policy_and_score(run):
     assert read_json(arm / "arm.json")["policy_name"] == "capped"
 
 
-def test_reader(run):
-    manifest = read_json(run / "blocks" / "adaptation" / "new" / "manifest.json")
+def test_reader(small_run):
+    manifest = read_json(small_run / "blocks" / "adaptation" / "new" / "manifest.json")
     (file,) = manifest["files"]
     assert (file["name"], file["documents"]) == ("new.csv", 40)
 
@@ -116,46 +69,48 @@ def test_a_reader_resumes_at_a_record(tmp_path, monkeypatch):
     assert begun + list(opened().records(first.position())) == texts
 
 
-def test_logger_and_launcher(run):
+def test_logger_and_launcher(small_run):
     for name in ("no_replay", "rod"):
-        shown = read_lines(run / "arms" / name / "lines.jsonl")
-        kept = read_lines(run / "arms" / name / "metrics.jsonl")
+        shown = read_lines(small_run / "arms" / name / "lines.jsonl")
+        kept = read_lines(small_run / "arms" / name / "metrics.jsonl")
         assert [line["step"] for line in shown] == [row["step"] + 1 for row in kept]
         assert [line["at_a_glance/training_loss"] for line in shown] == [
             row["train/loss"] for row in kept
         ]
         assert {line["run"] for line in shown} == {f"toy_synthetic/{name}"}
-    rows = [line.split("\t") for line in (run / "seconds.tsv").read_text().splitlines()]
-    jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", "evaluate"]
-    assert [name for name, _ in rows] == jobs
+    rows = [line.split("\t") for line in (small_run / "seconds.tsv").read_text().splitlines()]
+    jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", *BRANCHES]
+    assert [name for name, _ in rows] == [*jobs, "evaluate"]
     assert all(float(seconds) > 0 for _, seconds in rows)
 
 
-def test_measurement_section_and_stage(run):
+def test_measurement_section_and_stage(small_run):
     from safetensors.numpy import load_file
 
     for name in ARMS:
-        hf = (run / "base" if name == "base" else run / "arms" / name) / "hf"
+        hf = (small_run / "base" if name == "base" else small_run / "arms" / name) / "hf"
         tensors = [
             tensor for file in hf.glob("*.safetensors") for tensor in load_file(file).values()
         ]
-        measured = read_json(run / "arms" / name / "parameters.json")["parameters"]
+        measured = read_json(small_run / "arms" / name / "parameters.json")["parameters"]
         assert measured == sum(tensor.size for tensor in tensors) > 100_000
-    shares = [row["rod/replay_share"] for row in read_lines(run / "arms" / "rod" / "metrics.jsonl")]
-    means = [float(line) for line in (run / "shares" / "rod.txt").read_text().splitlines()]
+    shares = [
+        row["rod/replay_share"] for row in read_lines(small_run / "arms" / "rod" / "metrics.jsonl")
+    ]
+    means = [float(line) for line in (small_run / "shares" / "rod.txt").read_text().splitlines()]
     pairs = np.reshape(shares, (-1, 2)).mean(axis=1)
     assert means == pytest.approx(pairs.tolist(), abs=1e-4)
 
 
-def test_no_training_imports_the_lab_or_the_hosts(run):
+def test_no_training_imports_the_lab_or_the_hosts(small_run):
     for name in ("no_replay", "rod"):
-        modules = modules_logger.imported(run / "arms" / name)
+        modules = modules_logger.imported(small_run / "arms" / name)
         assert {"nemo_rod.megatron.rod_selector", "nemo_rod_example.lines"} <= {*modules}
         assert not [m for m in modules if re.match(r"nemo_rod\.(lab|hosts)\b", m)]
 
 
-def test_metric_and_figure(run):
-    arm, report = run / "arms" / "rod", run / "report"
+def test_metric_and_figure(small_run):
+    arm, report = small_run / "arms" / "rod", small_run / "report"
     with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
         for record, row in zip(curriculum, read_lines(arm / "metrics.jsonl"), strict=True):
             is_chosen = np.isin(np.arange(len(record.score)), record.chosen)
@@ -168,9 +123,9 @@ def test_metric_and_figure(run):
     assert {"compute.svg", "compute.png"} <= {file.name for file in (report / "figures").iterdir()}
 
 
-def test_command(run, installed):
-    file = run / "arms" / "rod" / "curriculum.rod"
-    rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")
+def test_command(small_run, installed):
+    file = small_run / "arms" / "rod" / "curriculum.rod"
+    rows = read_lines(small_run / "arms" / "rod" / "metrics.jsonl")
     share = sum(row["rod/replay_share"] for row in rows) / STEPS
     done = nemo_rod("replay-share", file, packages=installed)
     assert (done.returncode, done.stdout) == (0, f"{share:.4f}\n"), done.stderr
@@ -187,11 +142,11 @@ def test_host(installed, monkeypatch):
         swap_in.install("own_trainer", job, roles={"a": "replay"}, multiplier=0)
 
 
-def test_a_second_run_has_nothing_to_do(run, installed):
-    words = (*RECIPE, *PARTS, "dry_run=true")
-    done = nemo_rod("run", *words, cwd=run.parent, packages=installed)
+def test_a_second_run_has_nothing_to_do(small_run, installed):
+    done = nemo_rod("run", *WHOLE, "dry_run=true", cwd=small_run.parent, packages=installed)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(": done  (") == 9 - 1  # all but the report, which is made again
+    # all but the report, which is made again
+    assert done.stderr.count(": done  (") == 8 + len(BRANCHES)
 
 
 FILE, ANY = "FILE.py:NAME", "or a name that a package registers."
@@ -213,7 +168,7 @@ FILE, ANY = "FILE.py:NAME", "or a name that a package registers."
     ],
 )
 def test_what_no_package_provides_is_refused(word, sentence, installed, tmp_path):
-    done = nemo_rod("run", *RECIPE, *PARTS, word, cwd=tmp_path, packages=installed)
+    done = nemo_rod("run", *EXTENDED, word, cwd=tmp_path, packages=installed)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
     assert not list(tmp_path.iterdir())

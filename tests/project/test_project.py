@@ -37,7 +37,7 @@ ALONE = {
 }
 # of the house, and of the lab; 15,500 and 9,500 are where they should come back to
 MOST_LINES = {"house": 19_010, "lab": 14_259}
-MOST_LINES_OF_TESTS = 34_576  # 25,000 is where they should come to
+MOST_LINES_OF_TESTS = 34_341  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"
@@ -123,19 +123,6 @@ def test_the_house_and_the_lab_stay_small():
 def test_the_tests_stay_small():
     files = (ROOT / "tests").rglob("*.py")
     assert sum(file.read_text().count("\n") for file in files) <= MOST_LINES_OF_TESTS
-
-
-def test_docstrings_have_one_form():
-    """Entries begin in lower case, but for names; those of Raises are a plain clause."""
-    wrong = re.compile(
-        r"^    [^:]+: (?!(?:Megatron|Hugging|Ray)\b)(?:[A-Z][a-z]*|if|naming) .*", re.M
-    )
-    for file in modules():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
-                for section in (ast.get_docstring(node) or "").split("\n\n"):
-                    if section.startswith(("Args:", "Attributes:", "Raises:")):
-                        assert not wrong.findall(section), file
 
 
 def test_every_part_of_ours_is_there(wheel):

@@ -34,7 +34,7 @@ from places import ROOT
 from sandbox import time_limit
 
 from nemo_rod import parts
-from nemo_rod.cli import main, path_parser, recipe_commands
+from nemo_rod.cli import main, path_parser
 from nemo_rod.commands import run_stages
 from nemo_rod.config import Launcher, section
 from nemo_rod.corpus import BlockStore, SourceSpec
@@ -68,6 +68,7 @@ from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import replay_share
 from nemo_rod.trust import signed
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 SECONDS = 300  # a command takes a second or two on an idle machine; what hangs takes for ever
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="a second user takes the rights of root")
 NAME = "<img src=x onerror=alert(1)>|`[x](javascript:1)`\x1b[31m"
@@ -188,7 +189,7 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         "report": [[rod], [run]],
         "doctor": [],  # below: the rest of it is about this machine
         "init": [[out / "init"]],
-        "recipes": [[], ["--paper"]],
+        "recipes": [],  # it takes no folder of a run
     }  # fmt: skip
 
 
@@ -242,10 +243,9 @@ def test_a_folder_in_place_of_a_recipe_starts_nothing(run_dir: Path, tmp_path: P
     logs = {"version": 1, "handlers": {"h": handler}, "root": {"handlers": ["h"]}}
     hydra = {"callbacks": {"x": call}, "job_logging": logs, "sweeper": call, "launcher": call}
     launched(run_dir, hydra=hydra, defaults=["schema", "_self_"], cluster={"env": {"A": "b"}})
-    for command in recipe_commands():
+    for command in ("run", "plan", "report"):
         done = nemo_rod(command, run_dir, "dry_run=true", cwd=tmp_path)
-        assert not mark.exists(), command
-        assert done.returncode == 0 or " arm=" in done.stderr or "step=" in done.stderr, done.stderr
+        assert done.returncode == 0 and not mark.exists(), done.stderr
     before = [file.read_text() for file in run_dir.glob("launch/*/command")]
     (run_dir / "launch" / "slurm" / "jobs.tsv").unlink()
     assert nemo_rod("run", run_dir, "seed=42").returncode == 0
@@ -615,35 +615,6 @@ def test_subprocesses_import_nothing_of_the_working_folder(
             is_python = words and isinstance(words[0], ast.Name | ast.Attribute | ast.Call)
             if is_python and {"-m", "-c"} & {*texts}:
                 assert "-P" in texts, f"{file}:{node.lineno}"
-
-
-LISTENS = """
-import os, psutil, torch.distributed as d
-d.init_process_group("gloo")
-d.barrier()
-agent = psutil.Process(os.getppid())
-for process in (agent, psutil.Process()):
-    for c in process.net_connections():
-        if c.status == "LISTEN":
-            print("LISTENS", c.laddr.ip, c.laddr.port, flush=True)
-d.barrier()
-"""
-
-
-@pytest.mark.parametrize("is_fork", [True, False])
-def test_stores_of_a_job_on_one_node_listen_on_loopback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fork: bool
-) -> None:
-    (tmp_path / "listens.py").write_text(LISTENS)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    command = torchrun(Nodes(), 2, Launcher())
-    if not is_fork:
-        command.insert(1, "-u")
-    command[command.index("nemo_rod.megatron")] = "listens"
-    log = tmp_path / "logs" / "log"
-    assert run_process(command, log, Launcher(), variables=Nodes().environment()) == {}
-    listening = re.findall(r"LISTENS (\S+) \d+", log.read_text())
-    assert len(listening) >= 2 and {*listening} == {"127.0.0.1"}, log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ MISSPELT = [
 ]
 
 
+@pytest.mark.slow
 def test_checkers_find_misspelt_words_and_nothing_else(tmp_path, pytestconfig):
     kept = getattr(pytestconfig, "cache", None)  # what mypy knows of the package from before
     cache = kept.mkdir("mypy") if kept else tmp_path / "cache"

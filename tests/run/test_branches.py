@@ -8,47 +8,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from command_line import composed, nemo_rod
+from command_line import composed
 from safetensors.numpy import load_file
-from tiny_recipe import RECIPE
+from tiny_recipe import RECIPE, SCHEDULED, SCHEDULES
 
 from nemo_rod.files import read_lines
 from nemo_rod.run import branches
 from nemo_rod.run.checks import check
 from nemo_rod.selection import Curriculum
 
-SCHEDULES = {
-    "end": ("{of: rod, at: 2, anneal: 3}", "{of: rod, steps: 5, train: {decay_steps: 3}}"),
-    "longer": ("{of: rod, at: 4, steps: 8}", "{of: rod, steps: 8, train: {decay_steps: 2}}"),
-}
 TIMING = ("timing/", "throughput/", "memory/", "rod/overhead")
-
-
-def words(arms: tuple[str, ...]) -> list[str]:
-    variants = [f"+variants.{name}={pair[0]}" for name, pair in SCHEDULES.items()]
-    whole = [
-        f"+variants.{name}_unbroken={pair[1].replace('{decay', '{warmup_steps: 1, decay')}"
-        for name, pair in SCHEDULES.items()
-    ]
-    kept = ["checkpoint.every=2", "checkpoint.keep=4", "train.warmup_steps=1"]
-    return [
-        *RECIPE,
-        f"arms=[base,{','.join(arms)}]",
-        "train.decay_steps=2",
-        *kept,
-        *variants,
-        *whole,
-    ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of a trunk, its branches and their unbroken counterparts."""
-    root = tmp_path_factory.mktemp("branches")
-    arms = [name for pair in SCHEDULES for name in (pair, f"{pair}_unbroken")]
-    done = nemo_rod("run", *words(("rod", *arms)), "report.max_controls=0", cwd=root, trains=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root / "run"
 
 
 def rows(arm: Path) -> list[dict[str, Any]]:
@@ -60,8 +29,8 @@ def rows(arm: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_branch_is_the_unbroken_arm(run, name):
-    branch, whole = (run / "arms" / arm for arm in (name, f"{name}_unbroken"))
+def test_a_branch_is_the_unbroken_arm(small_run, name):
+    branch, whole = (small_run / "arms" / arm for arm in (name, f"{name}_unbroken"))
     records = [Curriculum.open(arm / "curriculum.rod", read_only=True) for arm in (branch, whole)]
     assert records[0].records().tobytes() == records[1].records().tobytes()
     assert rows(branch) == rows(whole)
@@ -69,23 +38,23 @@ def test_a_branch_is_the_unbroken_arm(run, name):
     assert all((weights[0][key] == weights[1][key]).all() for key in weights[0] | weights[1])
     # its own steps alone were trained: those before are the trunk's, to the time that they took
     at = {"end": 2, "longer": 4}[name]
-    trunk = read_lines(run / "arms/rod/metrics.jsonl")
+    trunk = read_lines(small_run / "arms/rod/metrics.jsonl")
     own = read_lines(branch / "metrics.jsonl")
     assert own[:at] == trunk[:at] and own[at] != trunk[at]
     facts = json.loads((branch / "arm.json").read_text())
     assert facts["steps"] == len(own) == {"end": 5, "longer": 8}[name]
 
 
-def test_a_branch_that_was_killed_as_it_began_begins_again(run, tmp_path):
+def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):
     (tmp_path / "checkpoints.partial/iter_0000002").mkdir(parents=True)
     (tmp_path / "curriculum.rod").write_bytes(b"cut")
     for _ in range(2):  # the second finds that all is there
-        branches.begin(tmp_path, run / "arms/rod", 2, "digest")
+        branches.begin(tmp_path, small_run / "arms/rod", 2, "digest")
     with Curriculum.open(tmp_path / "curriculum.rod") as curriculum:
         assert (len(curriculum), curriculum.header.config) == (2, "digest")
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter_0000002"]
     with pytest.raises(ValueError, match=r"step=3 has no checkpoint .*one of 2, 4, 6;"):
-        branches.begin(tmp_path / "other", run / "arms/rod", 3, "digest")
+        branches.begin(tmp_path / "other", small_run / "arms/rod", 3, "digest")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +72,7 @@ def test_a_branch_that_was_killed_as_it_began_begins_again(run, tmp_path):
     ],
 )
 def test_branches_that_cannot_be(variant, more, sentence):
-    config = composed(*words(("rod",)))
+    config = composed(*RECIPE, *SCHEDULED, "arms=[base,rod]")
     config.checkpoint.keep = more.get("keep", 3)
     config.arms.append("mine")
     config.variants["mine"] = {"of": "rod", **variant}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from places import ROOT
 from test_faults import Run
 from tiny import LAYOUTS
 
@@ -207,6 +208,33 @@ def test_helpers_of_a_rank_do_not_hear_that_it_is_to_stop(tmp_path):
     (tmp_path / "rank.py").write_text(HELPER)
     done = subprocess.run([sys.executable, str(tmp_path / "rank.py")], stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
+
+
+LISTENS = """
+import os, psutil, torch.distributed as d
+d.init_process_group("gloo")
+d.barrier()
+agent = psutil.Process(os.getppid())
+for process in (agent, psutil.Process()):
+    for c in process.net_connections():
+        if c.status == "LISTEN":
+            print("LISTENS", c.laddr.ip, c.laddr.port, flush=True)
+d.barrier()
+"""
+
+
+@pytest.mark.parametrize("is_fork", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_stores_of_a_job_on_one_node_listen_on_loopback(tmp_path, monkeypatch, is_fork):
+    (tmp_path / "listens.py").write_text(LISTENS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    command = torchrun.torchrun(Nodes(), 2, Launcher())
+    if not is_fork:
+        command.insert(1, "-u")
+    command[command.index("nemo_rod.megatron")] = "listens"
+    log = tmp_path / "logs" / "log"
+    assert torchrun.run_process(command, log, Launcher(), variables=Nodes().environment()) == {}
+    listening = re.findall(r"LISTENS (\S+) \d+", log.read_text())
+    assert len(listening) >= 2 and {*listening} == {"127.0.0.1"}, log.read_text()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from places import ROOT
 from nemo_rod import parts
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.reproduce import Element, elements
+from nemo_rod.run.checks import check
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection.arms import arm_kind
 
@@ -39,10 +40,13 @@ def test_every_item_of_the_paper_is_an_element() -> None:
 @pytest.mark.parametrize("element", elements().values(), ids=lambda element: element.label)
 def test_what_makes_an_element_exists(element: Element) -> None:
     ran: dict[str, list[str]] = {}  # folder of a run -> the arms that it has by then
-    for verb, *overrides in element.commands():
-        config = composed(*overrides)
-        for folder in config.report.settings:
-            assert folder in ran
+    for verb, recipe, *more in element.commands():
+        config, words = composed(recipe), dict(word.split("=") for word in more)
+        lists = {key: value.strip("[]").split(",") for key, value in words.items()}
+        assert lists.keys() <= {"arms", "tasks", "report.settings"}
+        config.arms = lists.get("arms", config.arms)
+        check(config)
+        assert {*lists.get("report.settings", ())} <= {*ran}
         for name in config.arms if verb == "run" else ():
             assert name in known_arms(config.recipe) or arm_kind(name), name
             variant = arm_settings(config, name).variant

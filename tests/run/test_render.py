@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from command_line import RECIPES, composed, nemo_rod
+from command_line import composed, nemo_rod
 from places import GOLDEN, ROOT
 
 from nemo_rod.config import Cluster, Config
@@ -33,6 +33,15 @@ from nemo_rod.run.stages import Stages
 
 RENDERED = GOLDEN / "launch"
 READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
+# of one process and of many, of one GPU and of nodes, with seeds, mixtures and arms of all kinds
+RECIPES = (
+    *READ,
+    "toy_paper",
+    "toy_mixture",
+    "toy_generated",
+    "german_qwen3_0_6b",
+    "legal_qwen3_5_9b",
+)
 RENDER = {"local": Local().render, "slurm": Slurm().render, "ray": RayOnSlurm().render}
 CLUSTER = [
     "cluster=b200_8", "cluster.account=science", "cluster.partition=batch",
@@ -46,11 +55,7 @@ CLUSTER = [
 FEW = ["base", "no_replay", "rod"]
 ON_RAY = {
     "toy": ["base", "no_replay", "fixed_32", "merge_0.6", "rod"],
-    **{
-        f"toy_{name}": FEW
-        for name in ("long_blocks", "paper", "generated", "sizes", "budgets", "scarce")
-    },
-    **{f"german_smollm2_135m{name}": FEW for name in ("", "_debian", "_laws")},
+    **{f"toy_{name}": FEW for name in ("paper", "generated")},
 }
 
 

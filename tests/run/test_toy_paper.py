@@ -15,7 +15,6 @@ from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
 from nemo_rod.lab.reproduce import elements
-from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum
 
@@ -109,22 +108,6 @@ def num_blocks(root: Path) -> dict[str, int]:
     return {f"num_{role}": count for role, count in counts.items()}
 
 
-# ---------------------------------------------------------------- the run as a whole
-
-
-def test_a_second_run_does_nothing_again(root):
-    """Every stage is done, and none is done again."""
-    made = sorted((root / folder("toy_paper")).rglob("*manifest.json"))
-    made += sorted(arms(root).glob("*/evaluation.json"))
-    before = [file.stat().st_mtime_ns for file in made]
-    lines = command(root, "run", "toy_paper").splitlines()
-    titles = [stage.title for stage in Stages(config()).all()]
-    number = len(titles)
-    for i, title in enumerate(titles[:-1], start=1):  # the report is always made anew
-        assert f"[{i}/{number}] {title}: done before" in lines
-    assert [file.stat().st_mtime_ns for file in made] == before
-
-
 def test_every_arm_is_in_the_results_with_finite_numbers(root):
     written = results(root)
     assert list(written["sources"]["replay"]) == ["chain_0", "chain_1", "chain_2"]
@@ -141,20 +124,6 @@ def test_every_arm_is_in_the_results_with_finite_numbers(root):
     assert base["val_forgetting"] == 0 < specialist["val_forgetting"]
     assert specialist["adapt_loss"] < base["adapt_loss"]
 
-
-def test_seeds_and_settings_stand_beside_the_run(root):
-    written = results(root)
-    (other,) = written["replicates"]
-    assert (written["seed"], other["seed"]) == (1, 2)
-    assert {*other["arms"]} == {*SECOND_SEED}
-    assert other["arms"]["rod"]["adapt_loss"] != written["arms"]["rod"]["adapt_loss"]
-    assert other["arms"]["base"]["adapt_loss"] == written["arms"]["base"]["adapt_loss"]
-    (setting,) = written["settings"]
-    assert {*setting["arms"]} == {*composed("recipe=toy_paper_small").arms}
-    assert [name for name, arm in written["arms"].items() if arm["capability_change"]] == ASKED
-
-
-# ---------------------------------------------------------------- what the page promises
 
 # Only settings of the paper have its numbers beside ours.
 PROMISED = sorted(
@@ -181,22 +150,6 @@ def test_every_promised_figure_and_table_is_there(root, file):
         head, rule, *rows = path.read_text().splitlines()
         assert rows and set(rule) <= set("|:- ")
         assert {line.count("|") for line in (rule, *rows)} == {head.count("|")}
-
-
-# ---------------------------------------------------------------- what makes an arm what it is
-
-
-def test_budgets_in_steps_and_in_compute(root):
-    steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
-    for name, settings in trained().items():
-        entry = facts(root, name)
-        share = 1 / 4 if name == "rod_quarter" else 1
-        scored = settings.selection.multiplier * share if settings.scores else 0
-        assert entry["compute"] == pytest.approx(entry["steps"] * (1 + scored / 3)), name
-        if not settings.variant.converge:
-            assert entry["steps"] == steps.get(name, STEPS), name
-            assert len(recorded(root, name)) == entry["steps"]
-    assert facts(root, "rod_compute_matched")["compute"] == pytest.approx(STEPS)
 
 
 def test_converged_arms_end_by_the_rule(root):
