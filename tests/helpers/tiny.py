@@ -145,12 +145,14 @@ class Setting:
     def _folder(self, name: str, scoring: dict[str, Any]) -> Path:
         return self.root / "_".join([name, *(f"{key}_{value}" for key, value in scoring.items())])
 
-    def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
-        """Writes the job of a RoD run, with the references that it needs."""
-        roles = reference_roles(self.arm("rod", **options.get("scoring", {})).needs)
-        references = self.references[-len(roles) :]
+    def rod_job(
+        self, out: Path, parallel: Parallel, *, arm: str = "rod", steps: int = STEPS, **options: Any
+    ) -> Path:
+        """Writes the job of a RoD run, or of another arm, with the references that it needs."""
+        roles = reference_roles(self.arm(arm, **options.get("scoring", {})).needs)
+        references = self.references[len(self.references) - len(roles) :]
         common = {"model": self.base, "steps": steps, "lr": 3e-3, "references": references}
-        return self._job("rod", out, parallel, **{**common, **options})
+        return self._job(arm, out, parallel, **{**common, **options})
 
     def rod_run(self, out: Path, parallel: Parallel, **options: Any) -> Path:
         """Trains the job of a RoD run in its layout."""

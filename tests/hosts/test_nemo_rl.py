@@ -17,6 +17,7 @@ from nemo_rl_runs import (
     CLI,
     CPU,
     DP2,
+    RUN_JOB,
     Runs,
     assert_same_choices_as_bridge,
     chosen_ids,
@@ -34,6 +35,7 @@ from nemo_rod.selection import References
 from nemo_rod.signals import Stopped
 
 pytestmark = pytest.mark.nemo_rl
+STOCK = WORKERS / "nemo_rl_cpu" / "stock.py"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,18 @@ def test_same_blocks_in_other_layouts(runs, trained, layout):
     parallel = Parallel(**{layout: 2}, distributed_optimizer=False)
     out = runs.train(f"nemo_rl_{layout}", parallel=parallel)
     assert chosen_ids(out) == chosen_ids(trained)
+
+
+def test_a_watched_job_is_the_stock_job(runs):
+    """One that chooses nothing, and NeMo-RL's own `Policy.train` on the same blocks."""
+    own = {"arm": "fixed_50", "parallel": Parallel(distributed_optimizer=False)}
+    watched = rows(runs.train("nemo_rl_watched", **own))
+    job, stock = runs.job(runs.tiny.root / "nemo_rl_stock", **own), str(STOCK)
+    output = runs.run(*job, program=[*RUN_JOB[:-1], stock])
+    steps = [json.loads(line) for line in output.splitlines() if line.startswith('{"loss')]
+    for key in ("loss", "grad_norm"):
+        assert [row[f"train/{key}"] for row in watched] == [step[key] for step in steps]
+    assert len(watched) == STEPS and "validation/forgetting" in watched[-1]
 
 
 def test_logger_gets_the_metrics(trained):

@@ -19,7 +19,9 @@ from places import ROOT
 from nemo_rod import cli
 from nemo_rod.commands.mistakes import OPEN, known_keys, understood
 from nemo_rod.config import Config
+from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.processes.pythons import sees_gpu
+from nemo_rod.run.stages import Stages
 from tests import lanes
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -221,18 +223,25 @@ def my(tmp_path_factory):
     blocks = BLOCK.findall((ROOT / "docs" / "running.md").read_text())
     own = next(block for block in blocks if block.startswith("# @package"))
     (folder / "recipe" / "next.yaml").write_text(own)
+    for text in (folder / "text", folder / "second"):
+        text.mkdir(exist_ok=True)
+        (text / "a.txt").write_text("some text of mine")
     return folder
 
 
 @pytest.mark.parametrize("call", whole_recipes())
-def test_recipes_compose(call, my):
+def test_recipes_compose(call, my, monkeypatch):
+    """And their stages lack nothing but what this machine or an earlier command has to bring."""
     words = [word for word in whole_recipes()[call] if word not in ("--cfg", "job")]
     overrides = [word for word in words if word not in ("-m", "--config-dir", "my")]
     if "-m" in words:  # the first job of a sweep
         overrides = [word if "[" in word else word.split(",")[0] for word in overrides]
     if "--config-dir" in words:
         overrides.append(f"hydra.searchpath=[file://{my}]")
-    composed(*overrides)
+    config = composed(*overrides)
+    monkeypatch.chdir(my.parent)
+    lacks = [why for why, everywhere in lacking(Stages(config).all(), config) if everywhere]
+    assert [why for why in lacks if not re.search(r"=runs/\S+ does not exist|YOUR_", why)] == []
 
 
 def test_a_second_domain_makes_replay_of_the_first(my):
@@ -270,6 +279,43 @@ def test_commands_of_the_readme_run(tmp_path):
             assert done.returncode == 2 and lacks[0] in done.stderr
         else:
             assert done.returncode == 0, (words, done.stderr)
+
+
+@cache
+def of_tests() -> tuple[str, str]:
+    """Words of the tests' calls and lists, a call in a line, and all that their files hold."""
+    texts = [file.read_text() for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
+    calls = []
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+        calls.append(" ".join(str(getattr(word, "value", "")) for word in words))
+    return "\n".join(calls), "\n".join(texts)
+
+
+def is_run(line: str) -> bool:
+    """Whether a test runs a command of a page: itself, its lane or rule of make, or its program."""
+    words, (starts, texts) = shlex.split(line, comments=True), of_tests()
+    if any(line.strip() in call for call in whole_recipes()):
+        return True
+    if words[0] == "make":
+        rules = (ROOT / "Makefile").read_text().replace("$(BIN)/", "").replace(" $(ARGS)", "")
+        rule = re.search(rf"^{words[1]}:.*\n((?:\t.*\n)+)", rules, re.MULTILINE)
+        steps = re.findall("^\t(nemo-rod .*)", rule[1], re.MULTILINE) if rule else []
+        return words[1] in {lane.target for lane in lanes.LANES} or any(map(is_run, steps))
+    if words[0] == "nemo-rod":
+        verbs = words[1:3] if re.fullmatch("[a-z]+", words[2]) else words[1:2]
+        return re.search(rf"^{' '.join(verbs)}\b", starts, re.MULTILINE) is not None
+    scripts = [Path(word).stem for word in words if word.endswith(".py")]
+    return any(re.search(rf"\b{script}\b", texts) for script in scripts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_are_run_by_a_test_or_need_what_a_machine_may_lack(page):
+    """A GPU, a queue, or a program of containers, which their lines name."""
+    blocks = re.findall("^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    needs = re.compile("docker|enroot|apptainer|gpu|^srun|^mkdir|launcher=")
+    assert [line for line in lines if not (needs.search(line) or is_run(line))] == []
 
 
 # What is made from the code, and what is quoted from it
