@@ -1,0 +1,141 @@
+"""One trunk with many ends; and a second domain after the first."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from command_line import nemo_rod
+from safetensors.numpy import load_file
+from tiny_recipe import ARMS, RECIPE
+
+from nemo_rod.corpus import BlockStore
+from nemo_rod.files import read_lines
+from nemo_rod.selection import Curriculum
+
+pytestmark = pytest.mark.layouts
+
+# of a trunk, from a step: how it goes on, the unbroken arm that it then is, and its last step
+ENDS = {
+    "end": ("rod", 2, "anneal: 3", "five", 5),
+    "longer": ("rod", 4, "steps: 8", "eight", 8),
+    # after the last step of a trunk whose rate never falls: it comes to an end, or goes on
+    "closed": ("open", 6, "anneal: 2", "eight", 8),
+    "on": ("open", 6, "steps: 8", "open_eight", 8),
+}
+UNBROKEN = {"five": (5, 3), "eight": (8, 2), "open_eight": (8, 0), "open": (6, 0)}  # steps, decay
+
+
+def run_here(command: str, where: Path, *options: str) -> None:
+    done = nemo_rod(command, *RECIPE, "report.max_controls=0", *options, cwd=where, trains=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def variants() -> list[str]:
+    whole = "{{of: rod, steps: {}, train: {{warmup_steps: 1, decay_steps: {}}}}}"
+    made = {name: whole.format(*lengths) for name, lengths in UNBROKEN.items()}
+    for name, (trunk, at, then, *_) in ENDS.items():
+        made[name] = f"{{of: {trunk}, at: {at}, {then}}}"
+    schedule = ["train.warmup_steps=1", "train.decay_steps=2"]
+    return [
+        *(f"+variants.{name}={variant}" for name, variant in made.items()),
+        *(*schedule, "checkpoint.every=2", "checkpoint.keep=4"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two trunks, their ends and the unbroken counterparts."""
+    root = tmp_path_factory.mktemp("ends")
+    run_here("run", root, *variants(), f"arms=[{','.join([*ARMS, *ENDS, *UNBROKEN])}]")
+    return root / "run"
+
+
+def records(arm: Path) -> Any:
+    with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
+        return curriculum.records()
+
+
+def metrics(arm: Path) -> list[dict[str, Any]]:
+    return read_lines(arm / "metrics.jsonl")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report" / "results.json").read_text())["arms"]
+
+
+def losses(arm: Path) -> dict[str, dict[str, float]]:
+    return json.loads((arm / "evaluation.json").read_text())["loss"]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_branch_is_the_unbroken_arm(run, name):
+    trunk, at, _, unbroken, steps = ENDS[name]
+    branch, whole = (run / "arms" / arm for arm in (name, unbroken))
+    assert records(branch).tobytes() == records(whole).tobytes()
+    timing = ("timing/", "throughput/", "memory/", "rod/overhead")
+    lasting = [
+        [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows]
+        for rows in map(metrics, (branch, whole))
+    ]
+    assert lasting[0] == lasting[1]
+    weights = [load_file(next((arm / "hf").glob("*.safetensors"))) for arm in (branch, whole)]
+    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0] | weights[1])
+    # its own steps alone were trained: those before are the trunk's, to the time that they took
+    own, before = metrics(branch), metrics(run / "arms" / trunk)
+    assert own[:at] == before[:at] and own[at:] != before[at : len(own)]
+    facts = json.loads((branch / "arm.json").read_text())
+    assert facts["steps"] == len(own) == steps
+
+
+def test_all_ends_stand_in_one_frontier_each_at_its_own_cost(run):
+    arms, page = results(run), (run / "report" / "index.html").read_text()
+    for name, (_, _, _, unbroken, steps) in ENDS.items():
+        for key in ("adapt_loss", "val_forgetting", "trained_tokens", "compute", "compute_in_all"):
+            assert arms[name][key] == arms[unbroken][key], key
+        assert arms[name]["compute"] == pytest.approx(steps * (1 + 2 / 3))
+        with_references = steps * (1 + 4 / 3) + arms["no_replay"]["compute"]  # the specialist
+        assert arms[name]["compute_in_all"] == pytest.approx(with_references)
+        assert name in page
+    falls_not, falls = (metrics(run / "arms" / arm)[-1]["train/lr"] for arm in ("on", "closed"))
+    assert falls_not > falls
+
+
+@pytest.fixture(scope="module")
+def second(run):
+    """A run from the trunk's model on another dialect; the first one is replay there."""
+    new = "{role: adaptation, kind: synthetic, files: ['dialect:1:0.5'], max_bytes: 5000}"
+    domain = ["domain.sources.dialect.role=replay", f"+domain.sources.second={new}"]
+    base = ["model.hf=run/arms/rod/hf", "model.architecture=null", "pretrain=null"]
+    run_here("run", run.parent, *base, *domain, "run_dir=next")
+    return run.parent / "next"
+
+
+def test_a_second_run_watches_the_first_domain_where_the_first_one_did(run, second):
+    """On the blocks that the first run held out, from where that run ended."""
+    held_out, trained = [], set()
+    for folder in (run, second):
+        for split, found in (("holdout", held_out.append), ("train", trained.update)):
+            store = BlockStore(folder / "blocks", split)
+            (dialect,) = (source for source in store.sources if source.name == "dialect")
+            ids = np.arange(dialect.start, dialect.start + dialect.count)
+            found({row.tobytes() for row in store.hashes(ids)})
+    assert held_out[0] == held_out[1] and not held_out[0] & trained
+    end, start = losses(run / "arms" / "rod"), losses(second / "arms" / "base")
+    first = {**end["replay"], "dialect": end["adaptation"]["dialect"]}
+    assert start["replay"] == pytest.approx(first, rel=1e-6) and {*start["adaptation"]} == {
+        "second"
+    }
+
+
+def test_what_was_there_and_the_first_domain_are_forgotten_by_source(second):
+    arms, start = results(second), losses(second / "arms" / "base")["replay"]
+    assert {*start} == {"dialect", "chain_0", "chain_1"}
+    for name in ("no_replay", "rod"):
+        end = losses(second / "arms" / name)["replay"]
+        rose = {source: end[source] - start[source] for source in start}
+        assert arms[name]["forgetting_by_source"] == pytest.approx(rose)
