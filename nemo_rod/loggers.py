@@ -45,8 +45,6 @@ _GROUPS = {
     },
 }
 
-PROJECT = "nemo-rod"  # W&B project and MLflow experiment, unless the environment names one
-
 
 def logger_names(value: Any) -> tuple[str, ...]:
     """Returns the loggers that a value of `logger=` names: none, one, or a list of them."""
@@ -249,7 +247,7 @@ def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 def project(variable: str) -> str:
     """Returns W&B's project, or MLflow's experiment, from its environment variable."""
-    return os.environ.get(variable) or PROJECT
+    return os.environ.get(variable) or "nemo-rod"
 
 
 def _has_account() -> bool:

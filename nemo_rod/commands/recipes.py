@@ -118,10 +118,7 @@ def obeying_dry_run(command: str, action: Callable[[Config], None]) -> Callable[
 
 
 def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
-    """Returns the reason that Hydra cannot compose a configuration, with the options it lists.
-
-    Configurations are in `folders`, the user's first.
-    """
+    """Returns why Hydra cannot compose a configuration of `folders`, the user's first."""
     key = blamed_key(error)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark, problem = error.problem_mark, str(error.problem)

@@ -199,8 +199,8 @@ class InputFile(Input):
                     for (start, sign), cure in _FOREIGN.items() if not number else ():
                         if chunk.startswith(sign, start) and not (packed and cure is _PACKED):
                             raise ValueError(cure)
-                    if len(chunk) == 1 << 20 and not chunk.strip(b"\0"):
-                        raise ValueError("a megabyte of it is empty, not text: fetch it again")
+                    if bytes(64) in chunk or not chunk.strip(b"\0"):
+                        raise ValueError("a part of it is zeros, not text: fetch it again")
                     self._bytes = handle.tell()
                     yield chunk
             except ValueError as error:

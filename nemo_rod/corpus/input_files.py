@@ -26,34 +26,52 @@ T = TypeVar("T")
 # what a file begins with that stands for another one, or is a server's answer -> what it is
 _ANSWERS = (  # of servers in place of a file
     rb"(error code: \d+|(error |http )?(\d{3}\b:? ?)?((repository|entry|page|file|object) )?"
-    rb"(not found|access( is)? denied|permission denied|forbidden|unauthorized|bad credentials|"
+    rb"(not found|access( is)? ?denied|permission denied|forbidden|unauthorized|bad credentials|"
     rb"bad request|bad gateway|moved permanently|invalid username or password|too many requests|"
     rb"(api )?rate limit exceeded[^\n]*|internal server error|service (temporarily )?unavailable|"
-    rb"gateway time-?out|no healthy upstream|upstream connect error[^\n]*|access to \w+ \S+ is "
-    rb"restricted[^\n]*|invalid credentials in authorization header|the specified (key|bucket|blob)"
-    rb" does not exist|(moved permanently|found)\. redirecting to \S+))"
+    rb"gateway time-?out|no healthy upstream|upstream (connect error|request timeout)[^\n]*|"
+    rb"access to \w+ \S+ is restricted[^\n]*|invalid credentials in authorization header|"
+    rb"(the specified )?(key|bucket|blob|file) does not exist|no ?such ?(key|bucket|file)|"
+    rb"the requested \w+[^\n]* not found[^\n]*|(moved permanently|found)\. redirecting to \S+|"
+    rb"cannot get /\S*|default backend - 404|quota exceeded|(request|link|url|token) has expired|"
+    rb"invalid rev id: \S+|(you need to|please) enable (javascript|cookies)( to [^\n]*)?))"
 )
-_OF_ERRORS = {"error", "errors", "message", "detail", "code", "status", "type", "documentation_url"}
-_SAID = rb"(?im)^([45]\d\d\b|" + _ANSWERS + rb"\.?$)"
+_OF_ERRORS = re.compile(
+    r"(?i)\S*(error|exception)\S*|message|detail|code|status(code)?|(__)?type|documentation_url|"
+    r"title|instance|path|timestamp|success|reason|(request|trace)_?id|host_?id"
+)
+_SAID = rb"(?im)^([45]\d\d\b|\w+exception$|" + _ANSWERS + rb"\.?$)"
+_XML = rb"(?i)(<\?xml[^>]*>\s*)?"
+# Of a name that may be any text: README.md may begin with <div>, and config.json be {}.
+_PLAIN = re.compile(r"(?i)(^[^.]*|\.te?xt)(\.(gz|bz2|xz|zst))?$")
+_PIECE = (rb"(?i)<((script|style|body|div|link|noscript|iframe|form)\b[^>]*>|!--)", "an HTML page")
 _PLACEHOLDERS = (
     (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/",
      "a pointer of Git LFS: run git lfs pull"),
     (rb"(\.\.[/\\])*(\.git)?[/\\]annex[/\\]objects[/\\]",
      "a pointer of git-annex: run git annex get on it"),
     (rb"# xet version \d", "a pointer of Xet: fetch the file again, with the installed hf_xet"),
-    (rb"(?i)(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype html|html|head|title|meta http-equiv)\b",
-     "an HTML page"),
-    (rb"(?i)<(body|center|h1|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\s*<", "an HTML page"),
-    (rb"(?i)(<\?xml[^>]*>\s*)?<(Error\b[^>]*>\s*<(Code|Message)|(ListBucket|Enumeration)Results?\b)",
+    (_XML + rb"(<!--((?!-->).)*-->\s*)*(<(!doctype html|html|head|title|meta http-equiv)\b|"
+     rb"<(body|center|h\d|p|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", "an HTML page"),
+    (_XML + rb"<((\w+:)?Error(Response)?\b[^>]*>\s*<(Error|\w+:exception|Code|Message)|"
+     rb"(List\w*|Enumeration)Results?\b|soap\w*:Envelope\b)",
      "a storage's answer in XML: fetch the file again"),
     (rb"((md5|frozen|desc|meta|wdir)\b[^\n]*\n|deps:\s*\n([- ] [^\n]*\n)+)*"
-     rb"outs:\s*\n- (md5|etag|hash|size)\b", "a pointer of DVC: run dvc pull"),
+     rb"outs:\s*\n- (md5|etag|hash|size|path)\b", "a pointer of DVC: run dvc pull"),
     (rb"(?i)" + _ANSWERS + rb"\.?\s*\Z|HTTP/[\d.]+ \d{3}\b",
      "a server's error: fetch the file again"),
-    (rb"\[InternetShortcut\]\s", "a link to it: fetch the file that it names"),
+    (rb"(\[\{[^\n]*\n[^\n]*\n)?\[InternetShortcut\]\s|\[Desktop Entry\]\s.*^Type=Link\b|"
+     rb'\{"":\s*"WARNING! DO NOT EDIT|\{"url":\s*"https://docs\.google|d8:announce|'
+     rb"(!<symlink>|XSym\n\d{4}\n)|\.\.?[/\\]\S+\s*\Z|(<\?xml[^>]*>\s*)?<metalink\b",
+     "a link to it: fetch the file that it names"),
+    (_XML + rb"(<!doctype plist[^>]*>\s*)?<plist\b.{0,99}<key>URL</key>|bplist\d\d",
+     "a property list, as Apple keeps links in: fetch the file that it stands for"),
+    (rb"(#\$# git-fat )?[0-9a-f]{32,128}( +\d+| [ *]\S+)?\s*\Z", "a digest of it: fetch the file"),
+    (rb"-----BEGIN (PGP MESSAGE|AGE ENCRYPTED|PKCS7|CMS)|age-encryption\.org/v|\$ANSIBLE_VAULT;|"
+     rb'\0GITCRYPT\0|\{.*"sops":\s*\{', "encrypted: decrypt it, or leave it out"),
 )  # fmt: skip
-_HTML = (".html", ".htm", ".xhtml")
-HEAD = 1024  # bytes of a file that show what it is
+_HTML = re.compile(r"(?i)\.(\w?html?|php\d?|jspx?|aspx?|ftl|erb|ejs|tmpl|vue)(\.\w+)?$")
+HEAD = 4096  # bytes of a file that show what it is
 
 
 class RemoteFile:
@@ -73,18 +91,23 @@ File = Path | RemoteFile
 
 def refuse_placeholder(file: File, head: bytes) -> None:
     """Refuses a file that stands for the data, by its first `HEAD` bytes."""
-    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    head, name = head.removeprefix(b"\xef\xbb\xbf").lstrip(), Path(str(file)).name
+    is_plain = _PLAIN.search(name)
     with suppress(ValueError, RecursionError):
         answer = json.loads(head)
-        if isinstance(answer, dict) and answer.keys() <= _OF_ERRORS:
-            said = b"\n".join(str(value).encode() for value in answer.values())
-            if {"error", "errors"} & answer.keys() or re.search(_SAID, said):
-                head = b"not found"  # a server's error, as those in plain words
-    for pattern, kind in _PLACEHOLDERS:
-        if not re.match(pattern, head, re.DOTALL):
+        while isinstance(answer, list) and len(answer) == 1:
+            answer = answer[0]
+        keys = answer if isinstance(answer, dict) else {}
+        said = b"\n".join(str(value).encode() for value in keys.values())
+        is_error = any("rror" in key for key in keys) or re.search(_SAID, said)
+        is_empty = is_plain and answer in ({}, [], None, "")
+        if is_empty or (is_error and all(map(_OF_ERRORS.fullmatch, keys))):
+            head = b"not found"  # a server's error, as those in plain words
+    for pattern, kind in (*_PLACEHOLDERS, *([_PIECE] if is_plain else ())):
+        if not re.match(pattern, head, re.DOTALL | re.MULTILINE):
             continue
         if kind == "an HTML page":
-            if any(end in _HTML for end in Path(str(file)).suffixes[-2:]):
+            if _HTML.search(name):
                 continue
             kind += ", as servers answer: fetch the file again, or name it .html if it is meant"
         raise ValueError(f"{file} is not the data, but {kind}")

@@ -34,7 +34,6 @@ SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
 _TEXTS = ("tokenizer", "source", "role", "split", "digest")
-_CHUNK_TOKENS = 1 << 20
 _MOST = 1 << 48  # bound of every count in a manifest
 _AGAIN = "remove its folder and prepare it again"
 
@@ -184,7 +183,7 @@ class BlockStore:
 
     def chunks(self) -> Iterator[NDArray[np.int64]]:
         """Yields all block ids in order, those of about a million tokens at a time."""
-        rows = max(1, _CHUNK_TOKENS // self.block_size)
+        rows = max(1, (1 << 20) // self.block_size)
         for first in range(0, len(self), rows):
             yield np.arange(first, min(first + rows, len(self)))
 

@@ -172,9 +172,8 @@ def _pretrain(
 def _write_checkpoints_in_this_process() -> None:
     """Writes checkpoints in threads of the rank, and collects their results there.
 
-    Megatron's queue of results connects processes, as `async_save` requires, and would start a
-    process that imports all of Megatron. Megatron-core 0.16 also forks its writers, and a fork of a
-    process with threads may wait for ever for a lock that one of them held.
+    Megatron's queue would start a process that imports all of Megatron, and core 0.16 forks its
+    writers: a fork of a process with threads may wait for ever for a lock that one of them held.
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:
         filesystem_async._results_queue = results = queue.Queue[object]()

@@ -22,7 +22,6 @@ from nemo_rod.signals import HeartbeatFile
 # Time without a report after which a process counts as gone. The reporting thread waits for calls
 # in C that keep Python's lock, such as pickling the plan of a large checkpoint.
 GONE_SECONDS = float(HeartbeatFile.patience)
-EXIT_STATUS = 1
 
 
 class Heartbeat:
@@ -137,10 +136,7 @@ class Watch(Heartbeat):
             self._check_stalled(moved, now, {rank: entry[2] for rank, entry in reports.items()})
 
     def _reports(self) -> dict[int, list[str]]:
-        """Returns time, beats and activity of the ranks that this one monitors and that have begun.
-
-        This takes two requests to the store, however many ranks there are, once all have begun.
-        """
+        """Returns time, beats and activity of the ranks monitored here that have begun."""
         ranks: Sequence[int] = range(self.world_size) if self.rank == 0 else range(1)
         if not self.store.check([f"alive/{rank}" for rank in ranks]):
             # torchrun monitors the start
@@ -150,10 +146,7 @@ class Watch(Heartbeat):
         return {rank: text.decode().split(" ", 2) for rank, text in texts}
 
     def _check_stalled(self, moved: dict, now: float, activity: dict[int, str]) -> None:
-        """Declares stalled the ranks with the fewest beats; all others wait for them.
-
-        A warning at half of that time leaves the other half to fix a slow disk.
-        """
+        """Declares stalled the ranks with the fewest beats, after a warning at half of the time."""
         still = {rank: now - since for rank, (beats, since) in moved.items() if beats != "0"}
         longest = max(still.values(), default=0.0)
         if not self.stall_seconds or longest <= self.stall_seconds / 2:
@@ -182,4 +175,4 @@ class Watch(Heartbeat):
         print(f"nemo-rod error on {rank}: {reason or fault}", flush=True)
         if self.file is not None:
             self.file.remove()
-        self.leave(EXIT_STATUS)
+        self.leave(1)

@@ -134,10 +134,7 @@ def _gpus(config: Config) -> Iterator[str]:
 
 
 def _packages(stages: Sequence[Stage], config: Config) -> Iterator[str]:
-    """Yields the packages that are not installed, with the stage that needs them.
-
-    NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
-    """
+    """Yields the packages that are missing here, with the stage that needs them."""
     missing: dict[str, str] = {}  # module -> extra
     names = []
     here = launcher_of(config).environment and python_with_megatron() == sys.executable

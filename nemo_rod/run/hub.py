@@ -114,10 +114,7 @@ def published(name: str, file: str) -> Path:
 
 @functools.cache  # one command asks once
 def _answer(repository: Repository) -> Exception | None:
-    """Returns why a repository cannot be read, after at most `_SECONDS`.
-
-    Libraries try for minutes where a network drops packets, and cannot be stopped.
-    """
+    """Returns why a repository cannot be read, soon: libraries may try for minutes."""
     seconds = f"{_SECONDS:.0f} seconds"
     answer: list[Exception | None] = [NotChecked(f"the hub does not answer within {seconds}")]
 

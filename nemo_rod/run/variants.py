@@ -262,11 +262,7 @@ def _check_keys(where: str, name: str, root: str, variant: Variant) -> None:
 
 
 def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
-    """Returns an arm's schedule, with the length of its budget.
-
-    Steps in the recipe's schedule `given` refer to its own length and are rescaled; those in the
-    arm's variant refer to the arm's length.
-    """
+    """Returns an arm's schedule; the recipe's, `given`, is rescaled to the length of its budget."""
     train, variant = settings.train, settings.variant
     steps = float(train.steps)
     if variant.steps is not None:

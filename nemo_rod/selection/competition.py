@@ -130,11 +130,7 @@ def _mean(values: npt.NDArray[np.generic]) -> float | None:
 def _spread(
     score_F: npt.NDArray[np.float64], group_F: npt.NDArray[np.generic], num_groups: int
 ) -> list[Metrics]:
-    """Returns the mean, the share above zero and quantiles of every group; None for an empty one.
-
-    Quantiles are interpolated as NumPy's. The scores, in nats, are finite and ascend within every
-    group; groups are in [0, G).
-    """
+    """Returns mean, share above zero and quantiles of every group of scores; None if empty."""
     empty: Metrics = dict.fromkeys(("mean", "above_zero", *QUANTILES))
     if not len(score_F):
         return [empty] * num_groups

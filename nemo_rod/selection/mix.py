@@ -247,10 +247,7 @@ class Mix(Policy):
         return np.array([is_new and self._target(s.name) == target for s, is_new in new])
 
     def _forecast(self, pool: Pool, source: int) -> float:
-        """Returns the loss that a source would come to if all steps had new text alone.
-
-        The curve is fitted by least squares: for every exponent, its other values have a formula.
-        """
+        """Returns the loss that a source would come to if all steps had new text alone."""
         if not pool.steps:
             raise ValueError(
                 "target='auto' forecasts the loss at the end of a run, whose length is not known: "

@@ -62,12 +62,9 @@ def make(root: Path) -> Path:
     [
         (["*.jsonl"], (), BESIDE),
         (["**/*.jsonl"], (), ALL),
-        (["**"], (), ALL),
-        (["**/*"], (), ALL),
         (["*/c.jsonl", "s*/**/?.jsonl", "[a]*"], (), ["a.jsonl", "sub/c.jsonl"]),
         # one file, one identity
         (["a.jsonl", "*a.jsonl", "../data/a.jsonl", "./a.jsonl"], (), ["a.jsonl"]),
-        (["**/*.jsonl"], [link("latest", ".")], ALL),
         (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ALL),
         (["**/*.jsonl"], [link("0", "sub")], ALL),
         (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")], BESIDE),
@@ -78,7 +75,6 @@ def make(root: Path) -> Path:
         (["a[1].jsonl"], [has("a[1].jsonl"), has("a1.jsonl")], ["a[1].jsonl"]),
         (["v[1]/*.jsonl"], [has("v[1]/a.jsonl"), has("v1/b.jsonl")], ["a.jsonl"]),
         (["what?.jsonl"], [has("what?.jsonl"), has("whats.jsonl")], ["what?.jsonl"]),
-        (["a[1].jsonl"], [has("a1.jsonl")], ["a1.jsonl"]),
     ],
 )  # fmt: skip
 def test_each_file_once(tmp_path, patterns, changes, expected):
@@ -92,18 +88,12 @@ def test_each_file_once(tmp_path, patterns, changes, expected):
     ("patterns", "change", "sentence"),
     [
         (["*.jsonl"], link("c.jsonl", "gone"), "c.jsonl is a link to 'gone', which cannot be"),
-        (["c.jsonl"], link("c.jsonl", "gone"), "c.jsonl is a link to 'gone', which cannot be"),
         (["*/c.jsonl"], link("more", "gone"), "more is a link to 'gone', which cannot be reached"),
-        (["**/*.jsonl"], link("more", "gone"), "more is a link to 'gone', which cannot be"),
         (["*.jsonl"], link("c.jsonl", "c.jsonl"), "c.jsonl is a link to 'c.jsonl', which"),
         (["*.jsonl"], lambda root: (root / "c.jsonl").mkdir(), "c.jsonl is a folder: name its"),
         (["*"], nothing, "sub is a folder: name its files, as in"),
-        (["sub"], nothing, "sub is a folder: name its files, as in"),
         (["*.jsonl"], lambda root: os.mkfifo(root / "c.jsonl"), "c.jsonl is no regular file"),
         (["*.txt"], nothing, "no file matches "),
-        (["**/*.txt"], nothing, "no file matches "),
-        (["a.jsonl/*"], nothing, "no file matches "),
-        (["nowhere/*"], nothing, "no file matches "),
         (["/"], nothing, "is a folder: name its files, as in"),
         (["x" * 256 + "/a.jsonl"], nothing, "File name too long"),  # nor may others be looked for
         (["**.jsonl"], nothing, "**.jsonl: ** stands for whole folders: write **/, as in **/*.t"),
@@ -191,8 +181,6 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
     ("name", "data", "sentence"),
     [
         ("a.jsonl", gzip.compress(ONE, mtime=0), "it is compressed: let its name end in .gz"),
-        ("a.jsonl", bz2.compress(ONE), "it is compressed: let its name end in .gz, .bz2, .xz or"),
-        ("a.jsonl", zst(ONE), "a.jsonl: it is compressed: let its name end in"),
         ("a.jsonl.zst", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE * 9),
          "Dictionary mismatch: it was compressed with a dictionary; decompress it"),
         ("a.jsonl", b'[\n{"text": "one"}\n]', "a.jsonl:1: not a line of JSON (Expecting value: "),
@@ -203,14 +191,18 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
         ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16 "),
         ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
         ("a.txt", b"%PDF-1.7\n1 0 obj", "a.txt: it is a document or database: extract"),
-        ("a.txt", b"{\\rtf1\\ansi Hello}", "a.txt: it is a document or database: extract"),
-        ("a.db", b"SQLite format 3\0\x10", "a.db: it is a document or database: extract"),
         ("a.json", b"PAR1\x15\4\x15", "a.json: it is parquet: set kind: parquet"),
+        ("a.txt", b"<script>x()</script>", "is not the data, but an HTML page, as servers answer"),
+        ("a.2.txt", b"<!--" + b" of a licence" * 400, "is not the data, but an HTML page"),
+        ("a", b"{ }", "is not the data, but a server's error"),
+        ("a.txt", bytes(9), "a.txt: a part of it is zeros, not text: fetch it again"),
+        ("a.txt", b"text" * 99 + bytes(99) + b"text", "a part of it is zeros, not text: fetch"),
     ],
 )  # fmt: skip
 def test_what_is_no_json_lines_file_says_what_to_do(tmp_path, name, data, sentence):
     (tmp_path / name).write_bytes(data)
-    refuse(web(tmp_path / name), f"source web: {tmp_path / name}", sentence)
+    kind = "jsonl" if ".json" in name else "text"
+    refuse(web(tmp_path / name, kind=kind), f"source web: {tmp_path / name}", sentence)
 
 
 PACKED = zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE)
@@ -238,47 +230,70 @@ def test_commands_that_refusals_name_cure(data, condition, command, expected, tm
     assert list(read_documents(web(cured))) == expected
 
 
-PLACEHOLDERS = {
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n": "pointer of Git LFS: r",
-    b"/annex/objects/MD5E-s5--5d41402abc4b2a76b9719d911017c592.txt\n": "pointer of git-annex: run",
-    b"<!DOCTYPE html>\n<html><body>404</body></html>": "an HTML page, as servers answer: fetch the",
-    b"\xef\xbb\xbf\r\n<html>\r\n<head><title>502 Bad Gateway</title>": "an HTML page, as servers",
-    b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">': "an HTML page, as servers",
-    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>': "answer in XML: fetch",
-    b"<Error>\n <Code>AccessDenied</Code></Error>": "a storage's answer in XML: fetch the file",
-    b'{"error": "Repository not found"}': "a server's error: fetch the",
-    b"outs:\n- md5: a1b2\n  size: 3\n": "a pointer of DVC: run dvc pull",
-    b"404: Not Found": "a server's error: fetch the",
-    b"Entry not found\n": "a server's error: fetch the",
-    b"version http://git-media.io/v/2\noid sha256:0\nsize 9\n": "a pointer of Git LFS: run git lf",
-    b"..\\.git\\annex\\objects\\x\\y": "a pointer of git-annex: run git annex get",
-    b"# xet version 0\nfilesize = 400\nhash = 'a'\n": "a pointer of Xet: fetch the file again",
-    b"md5: a1\nfrozen: true\ndeps:\n- path: a\nouts:\n- md5: b2\n": "a pointer of DVC: run",
-    b'<?xml version="1.0"?><EnumerationResults ServiceEndpoint="x">': "a storage's answer in XML",
-    b'<meta http-equiv="refresh" content="0; url=login">': "an HTML page, as servers answer",
-    b"<center>\n<h1>503 Service Temporarily Unavailable</h1></center>": "an HTML page, as servers",
-    b"<h1>Not Found</h1><p>It was not found on this server.</p>": "an HTML page, as servers",
-    b'{\n "message": "Not Found",\n "documentation_url": "https://x"\n}': "a server's error: fetch",
-    b'{"error": "We cannot find this page.", "code": 404}': "a server's error: fetch the",
-    b'{"message":"API rate limit exceeded for 1.2.3.4."}': "a server's error: fetch the",
-    b"upstream connect error or disconnect/reset before headers": "a server's error: fetch the",
-    b"Access to model a/b is restricted. You must log in.": "a server's error: fetch the",
-    b"error code: 1020": "a server's error: fetch the",
-    b'{"error": {"code": 403, "message": "No permission", "status": "X"}}': "a server's error: f",
-    b'{"message":"404 Project Not Found"}': "a server's error: fetch the",
-    b'{"status": 404, "message": "PID does not exist."}': "a server's error: fetch the",
-    b"Moved Permanently. Redirecting to https://x.org/y": "a server's error: fetch the",
-    b"HTTP/1.1 404 Not Found\r\nServer: x\r\n\r\nnot here": "a server's error: fetch the",
-    b'<?xml version="1.0"?><error xmlns="x"><code>NoSuchBucket</code>': "a storage's answer in XML",
-    b"[InternetShortcut]\r\nURL=https://x.org/a.txt": "a link to it: fetch the file that it",
-}
+PLACEHOLDERS = {  # by what the sentence says
+    "pointer of Git LFS: run git lfs pull": [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        b"\xef\xbb\xbfversion https://git-lfs.github.com/spec/v1\r\noid sha256:0\r\nsize 9\r\n",
+    ],
+    "pointer of git-annex: run git annex get": [
+        b"/annex/objects/MD5E-s5--5d41402abc4b2a76b9719d911017c592.txt\n",
+        b"..\\.git\\annex\\objects\\x\\y",
+    ],
+    "pointer of DVC: run dvc pull": [
+        b"outs:\n- md5: a1b2\n  size: 3\n", b"outs:\n- path: a.txt\n  hash: md5\n  md5: a1\n",
+        b"md5: a1\nfrozen: true\ndeps:\n- path: a\nouts:\n- md5: b2\n",
+    ],
+    "a pointer of Xet: fetch the file again": [b"# xet version 0\nfilesize = 400\nhash = 'a'\n"],
+    "an HTML page, as servers answer: fetch the": [
+        b"<!DOCTYPE html>\n<html><body>404</body></html>",
+        b"\xef\xbb\xbf\r\n<html>\r\n<head><title>502 Bad Gateway</title>",
+        b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">',
+        b"<center>\n<h1>503 Service Temporarily Unavailable</h1></center>",
+        b"<p>The requested URL was not found on this server.</p>",
+    ],
+    "a storage's answer in XML: fetch the file": [
+        b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>',
+        b'<?xml version="1.0"?><EnumerationResults ServiceEndpoint="x">',
+        b'<?xml version="1.0"?><error xmlns="x"><code>NoSuchBucket</code>',
+        b'<d:error xmlns:d="DAV:">\n  <s:exception>Sabre</s:exception>',
+        b'<ErrorResponse xmlns="x"><Error><Type>Sender</Type>',
+    ],
+    "a server's error: fetch the": [
+        b'{"error": "Repository not found"}', b"Entry not found\n",
+        b'{"error": "We cannot find this page.", "code": 404}',
+        b"upstream connect error or disconnect/reset before headers",
+        b"Access to model a/b is restricted. You must log in.", b"error code: 1020",
+        b"HTTP/1.1 404 Not Found\r\nServer: x\r\n\r\nnot here",
+        b'{"timestamp": "2024", "status": 404, "error": "Not Found", "path": "/x"}',
+        b'{"error": {"errors": [{"domain": "%s"}], "code": 403}}' % (b"x" * 1000),
+        b'{"odata.error":{"code":"ResourceNotFound","message":{"value":"x"}}}',
+        b'{"__type":"AccessDeniedException","Message":"User is not authorized"}',
+        b'[{"error": "not found"}]', b"You need to enable JavaScript to run this app.",
+    ],
+    "a link to it: fetch the file that it names": [
+        b"[InternetShortcut]\r\nURL=https://x.org/a.txt",
+        b"[Desktop Entry]\nName=a\nType=Link\nURL=https://x\n", b"../raw/a.txt",
+        b'{"":"WARNING! DO NOT EDIT THIS FILE!","doc_id":"1"}',
+    ],
+    "a property list, as Apple keeps links in": [
+        b'<!DOCTYPE plist PUBLIC "x" "y">\n<plist version="1.0">\n<dict>\n<key>URL</key>',
+        b"bplist00",
+    ],
+    "a digest of it: fetch": [b"d41d8cd98f00b204e9800998ecf8427e  a.txt\n"],
+    "encrypted: decrypt it": [
+        b"-----BEGIN PGP MESSAGE-----\nVersion: GnuPG v2\n",
+        b"$ANSIBLE_VAULT;1.1;AES256\n62313365396662343061393464336163\n",
+        b'{"data": "ENC[AES256_GCM,data:CwE4O1s=]", "sops": {"kms": []}}',
+    ],
+}  # fmt: skip
+ANSWERED = [(data, sentence) for sentence, files in PLACEHOLDERS.items() for data in files]
 
 
 @pytest.mark.parametrize(
     "kind", ["text", "jsonl", "jsonl.gz", "text.xz", "parquet", "megatron", "huggingface"]
 )
-@pytest.mark.parametrize("data", PLACEHOLDERS)
-def test_what_stands_for_the_data_is_refused(tmp_path, kind, data):
+@pytest.mark.parametrize(("data", "sentence"), ANSWERED)
+def test_what_stands_for_the_data_is_refused(tmp_path, kind, data, sentence):
     folder, (kind, *packed) = tmp_path / "data", kind.split(".")
     folder.mkdir()
     file = folder / ".".join(
@@ -290,7 +305,7 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data):
         pytest.importorskip("datasets")
     place = {"path": str(folder)} if kind == "huggingface" else {}
     files = [] if place else [folder / "a" if kind == "megatron" else file]
-    refuse(web(*files, kind=kind, **place), " is not the data, but ", PLACEHOLDERS[data])
+    refuse(web(*files, kind=kind, **place), " is not the data, but ", sentence)
 
 
 @pytest.mark.parametrize(
@@ -300,12 +315,15 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data):
         ("a.htm.gz", "<!DOCTYPE html>"),
         ("a.txt", "A text about <html> and version https://git-lfs.github.com/spec/v1"),
         ("a.xml", "<?xml version='1.0'?><Errors><Error>a log</Error></Errors>"),
-        ("a.txt", "Not found. Who would write this, and go on?"),
-        ("a.txt", "/annex is a folder"),
         ("a.txt", "2023"),
         ("a.json", '{"title": "Not found in the book", "message": "hello"}'),
-        ("README.md", "<h1>A library</h1>\n404 Not Found is what it never says."),
         ("a.json", '{"error": "of a parser", "text": "what it was"}'),
+        ("README.md", '<div align="center">A library</div>'),
+        ("a.vue", "<script setup>let a</script>"),
+        ("a.json", "{}"),
+        ("a.txt", "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nA text that is meant"),
+        ("a.txt", "../ is the folder above"),
+        ("a.txt", "<!doctor> 2 of <divine>\0" + "<!-- -->" * 400),
     ],
 )
 def test_texts_like_placeholders_are_read(tmp_path, name, data):

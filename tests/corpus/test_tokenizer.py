@@ -86,19 +86,6 @@ def test_fingerprints_tell_what_a_tokenizer_does_not_where_it_lies(exported, tra
     assert load_tokenizer(str(tmp_path / "saved")).fingerprint == bpe.fingerprint
 
 
-def test_a_fast_tokenizer_gives_what_the_library_gives(trained):
-    from transformers import AutoTokenizer
-
-    reference = AutoTokenizer.from_pretrained(str(trained))
-    tokenizer = load_tokenizer(str(trained))
-    texts = ["the cat's hat", "", SPECIAL, "ate <|end|> the"]
-    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-        assert ids.tolist() == reference(text, add_special_tokens=False).input_ids
-        assert tokenizer.decode(ids) == reference.decode(ids)
-    assert tokenizer.eod_id == reference.eos_token_id
-    assert tokenizer.vocab_size == len(reference)
-
-
 def test_a_tokenizer_in_the_home_folder(trained, monkeypatch):
     monkeypatch.setenv("HOME", str(trained.parent))
     assert load_tokenizer(f"~/{trained.name}").vocab_size == load_tokenizer(str(trained)).vocab_size
@@ -139,16 +126,6 @@ def test_an_unknown_tokenizer_is_one_sentence(name, what, monkeypatch):
     with pytest.raises(ValueError, match=f"tokenizer '{name}' {what}: give \"byte\"") as e:
         load_tokenizer(name)
     assert "\n" not in str(e.value)
-
-
-def test_a_tokenizer_without_an_end_is_refused(trained, tmp_path):
-    from transformers import PreTrainedTokenizerFast
-
-    endless = PreTrainedTokenizerFast(tokenizer_file=str(trained / "tokenizer.json"))
-    endless.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no EOS token .*: set domain\.eod to the id"):
-        load_tokenizer(str(tmp_path))
-    assert load_tokenizer(str(tmp_path), eod=3).eod_id == 3
 
 
 def test_the_end_of_a_document_can_be_another_token(trained):
@@ -299,9 +276,11 @@ def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"neither a tokenizer\.json nor tokenizer\.model"):
         HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
-    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # of tiktoken
-    with pytest.raises(ValueError, match=r"comes as tokenizer\.model alone, which"):
-        HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    for pieces in ("tokenizer.model", "spm.model"):  # of sentencepiece, or of tiktoken
+        (tmp_path / pieces).write_text("IQ== 0\nIg== 1\n")
+        with pytest.raises(ValueError, match=f"comes as {pieces} alone, which"):
+            HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+        (tmp_path / pieces).unlink()
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
@@ -310,18 +289,10 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
-        (
-            "tokenizer.json",
-            LFS,
-            "tokenizer.json is not the data, but a pointer of Git LFS: run git",
-        ),
+        ("tokenizer.json", LFS, "tokenizer.json is not the data, but a pointer of Git LFS: run"),
         ("tokenizer.json", b"<html>404</html>", "tokenizer.json is not the data, but an HTML page"),
         ("tokenizer.model", LFS, "tokenizer.model is not the data, but a pointer of Git LFS: run"),
-        (
-            "tokenizer_config.json",
-            b"Too Many Requests",
-            "but a server's error: fetch the file again",
-        ),
+        ("tokenizer_config.json", b"Too Many Requests", "but a server's error: fetch the file"),
     ],
 )
 def test_what_stands_for_a_file_of_a_tokenizer_is_refused(trained, name, data, sentence, tmp_path):
@@ -345,6 +316,27 @@ def test_an_end_that_no_file_gives_an_id_is_none(trained, tmp_path):
     config["added_tokens_decoder"] = {str(size): {"content": "<|new|>", "special": True}}
     file.write_text(json.dumps(config))
     assert load_tokenizer(str(folder)).eod_id == size
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "sentence"),
+    [
+        ("special_tokens_map.json", {"eos_token": {"content": "!"}}, "the EOS token of tokenizer "),
+        ("config.json", {"eos_token_id": 7}, "EOS is 0, that of config.json 7: set domain.eod to"),
+        ("config.json", {"text_config": {"eos_token_id": [7, 8]}}, "that of config.json [7, 8]: "),
+        ("generation_config.json", {"eos_token_id": [7, 0]}, ""),
+    ],
+)
+def test_files_that_name_other_ends_are_not_silent(trained, file, said, sentence, tmp_path, capsys):
+    folder = shutil.copytree(trained, tmp_path / "own")
+    (folder / file).write_text(json.dumps(said))
+    try:
+        load_tokenizer(str(folder)).check(["the cat"])
+    except ValueError as refusal:
+        print(refusal, file=sys.stderr)
+    load_tokenizer(str(folder), eod=5).check(["the cat"])
+    said = capsys.readouterr().err
+    assert sentence in said and said.count(": set domain.eod to the id") == bool(sentence)
 
 
 def test_first_documents_are_compared_with_the_file(trained, tmp_path):

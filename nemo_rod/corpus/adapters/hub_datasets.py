@@ -15,7 +15,6 @@ from nemo_rod.corpus.input_files import HEAD, folder_files, refuse_placeholder, 
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.files import interpreting, read_json
 
-ALL_SPLITS = "all"
 _BULKY = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv"}  # forms of data alone
 
 
@@ -106,7 +105,7 @@ class HuggingFaceDataset(Input):
                     raise ValueError(
                         f"{name} is not read, as {', '.join(sorted(read))} files are: move it out"
                     )
-            names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
+            names = sorted(all_files) if spec.split == "all" else [spec.split]
             unique: dict[str, str] = {}  # resolved path -> file: each is read once
             for file in [file for name in names for file in all_files.get(name, ())]:
                 unique.setdefault(file if "://" in file else os.path.realpath(file), file)

@@ -28,8 +28,8 @@ from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
 from nemo_rod.files import read_json
 from nemo_rod.trust import UntrustedCodeError, explain_own_code
 
-_FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_FILE, _CONFIG, _NAMES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+_PIECES = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 # Text in which tokenizers with one vocabulary differ, beside `PROBES`.
 _MADE = (
     " a  b   c\n\n\n\td\r\ne\u00a0f\u3000g ",
@@ -77,6 +77,7 @@ class HuggingFaceTokenizer:
             name, trust_remote_code
         )
         end = eos_id if eod is None else eod
+        self._other_end = _other_end(name, end) if eod is None else ""
         if end is None:
             raise ValueError(
                 f"tokenizer {name!r} has no EOS token in its files to end documents with: "
@@ -112,13 +113,13 @@ class HuggingFaceTokenizer:
         if self._source is not None:
             _compare(self._name, self._backend, self._source, texts)
         if self._replaced:
-            say = (
+            self._replaced = (
                 f"  Note: the ids are those of {self._source}; {self._replaced} of the installed "
                 "transformers puts rules of its own in their place, and so may other programs that "
-                "load this tokenizer with it."
+                "load this tokenizer with it.\n"
             )
-            print(say, file=sys.stderr, flush=True)
-            self._replaced = ""
+        print(self._other_end + self._replaced, end="", file=sys.stderr, flush=True)
+        self._other_end = self._replaced = ""
 
     def token(self, token_id: int) -> str | None:
         """Returns the name of an id in the vocabulary; None if there is no such id."""
@@ -160,6 +161,22 @@ def _json(name: str, file: str) -> dict[str, Any]:
     """Returns what a file of a tokenizer says; {} if there is none."""
     path = file_of(name, file, fetch=True)
     return read_json(path) if path else {}
+
+
+def _other_end(name: str, end: int | None) -> str:
+    """Returns a warning if the model's files end texts otherwise; refuses a tokenizer's that do."""
+    cure = "set domain.eod to the id of the token that ended documents when the base was trained"
+    tokens = {file: _json(name, file).get("eos_token") for file in (_CONFIG, _NAMES)}
+    said = {f: str(t.get("content") if isinstance(t, dict) else t) for f, t in tokens.items() if t}
+    if len({*said.values()}) > 1:
+        both = " and ".join(f"{eos!r} by {file}" for file, eos in said.items())
+        raise ValueError(f"the EOS token of tokenizer {name!r} is {both}: {cure}")
+    for file in ("config.json", "generation_config.json"):
+        stated = _json(name, file)
+        ids = stated.get("eos_token_id", (stated.get("text_config") or {}).get("eos_token_id"))
+        if ids is not None and end not in (ids if isinstance(ids, list) else [ids]):
+            return f"  Warning: the tokenizer's EOS is {end}, that of {file} {ids}: {cure}.\n"
+    return ""
 
 
 def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None, str]:
@@ -208,6 +225,12 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 f"{kind.__name__} reads: give one that has a {_FILE}"
             )
         if pieces is not None:
+            known = _sentencepiece(name, pieces).get_piece_size() + len(_stated(name))
+            if len(with_class) > known:
+                raise ValueError(
+                    f"tokenizer {name!r} has tokens of {kind.__name__} beside those of {pieces}, "
+                    f"which the base never met: give one that has a {_FILE}"
+                )
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
     tokenizer = _from(name, PreTrainedTokenizerFast)
@@ -250,13 +273,18 @@ def _of_file(name: str, file: Path, loaded: Any) -> Any:
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_file(str(file))
-    tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).items()
-    stated = {token["content"]: int(i) for i, token in tokens} | _json(name, "added_tokens.json")
+    stated = _stated(name)
     for i, token in sorted(loaded.get_added_tokens_decoder().items()):
         if own.token_to_id(token.content) is None and stated.get(token.content) == i:
             own.add_tokens([token])
     own.encode_special_tokens = loaded.encode_special_tokens
     return own
+
+
+def _stated(name: str) -> dict[str, int]:
+    """Returns the tokens that files beside the vocabulary add to it, with their ids."""
+    tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).items()
+    return {token["content"]: int(i) for i, token in tokens} | _json(name, "added_tokens.json")
 
 
 def _made_texts(tokenizer: Any) -> list[str]:
@@ -287,11 +315,8 @@ def _contradiction(name: str, file: Path) -> str:
 
 
 def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> None:
-    """Refuses a tokenizer that cuts a text otherwise than the file it comes from.
-
-    Texts with names of tokens that sentencepiece does not know as such are left out.
-    """
-    names: list[str] = []
+    """Refuses a tokenizer that cuts a text otherwise than the file it comes from."""
+    names: list[str] = []  # of tokens that sentencepiece does not know as such
     if source.suffix == ".json":
         own = _of_file(name, source, backend)
         _keep_whole(own)
@@ -305,10 +330,8 @@ def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> Non
             continue
         expected, found = cut(text), _tokens(backend, text)
         if expected != found:
-            same = itertools.takewhile(
-                lambda pair: pair[0] == pair[1], zip(expected, found, strict=False)
-            )
-            at = len([*same])
+            pairs = enumerate(itertools.zip_longest(expected, found))
+            at = next(i for i, (a, b) in pairs if a != b)
             raise ValueError(
                 f"tokenizer {name!r} cuts {text[:80]!r} into other tokens than {source} ("
                 f"{found[at : at + 3]} and {expected[at : at + 3]} from token {at} on): give a "
@@ -332,20 +355,14 @@ def _tokens(backend: Any, text: str) -> list[str]:
 def _sentencepiece(name: str, file: Path) -> Any:
     """Returns sentencepiece's own reader of a file."""
     try:
-        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2  # noqa: F401
-    except Exception as error:  # missing, or not for the installed protobuf
-        raise ValueError(
-            f"tokenizer {name!r} comes as {file.name} alone, which needs sentencepiece ("
-            f"{str(error).splitlines()[0][:200]}): pip install sentencepiece, in a version for the "
-            f"installed protobuf, or give a folder with a {_FILE}"
-        ) from None
-    try:
+        from sentencepiece import SentencePieceProcessor
+
         return SentencePieceProcessor(model_file=str(file))
-    except RuntimeError:
+    except Exception as error:  # missing, not for the installed protobuf, or a list of tiktoken's
         raise ValueError(
-            f"tokenizer {name!r} comes as {file.name} alone, which is none of sentencepiece's; a "
-            "list of tokens for tiktoken does not say how text is cut into words: give a folder "
-            f"with a {_FILE}"
+            f"tokenizer {name!r} comes as {file.name} alone, which sentencepiece does not read "
+            f"({str(error).splitlines()[0][:200]}): pip install sentencepiece, in a version for the"
+            f" installed protobuf, or give a folder with a {_FILE}"
         ) from None
 
 

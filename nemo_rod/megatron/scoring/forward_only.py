@@ -166,10 +166,7 @@ def _evaluation_mode(model: list) -> Iterator[None]:
 
 @contextmanager
 def _next_token_alone(model: list, config: Any) -> Iterator[None]:
-    """Skips multi-token prediction, as scores use none of its layers, logits or losses.
-
-    Its block passes on the decoder's output, and the models expect nothing more.
-    """
+    """Skips multi-token prediction, of which scores use no layers, logits or losses."""
     modules = [module for chunk in model for module in chunk.modules()]
     # up to core 0.16, GPT models need a number of predictors even if it is 0; hybrid ones reject 0
     bases = {base.__name__ for module in modules for base in type(module).__mro__}

@@ -26,8 +26,6 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from nemo_rod.config import MAX_LOGITS_BYTES
 from nemo_rod.megatron.scoring.forward_only import replaced
 
-_FP32_BYTES = 4
-
 
 @contextmanager
 def sliced_logits(model: list) -> Iterator[None]:
@@ -54,10 +52,7 @@ def sliced_logits(model: list) -> Iterator[None]:
 
 
 def _slice_head(module: Any) -> None:
-    """Shadows two methods of one module.
-
-    The output layer returns its input, and the loss applies the layer slice by slice.
-    """
+    """Makes the output layer return its input, which the loss runs through it slice by slice."""
     layer = module.output_layer
     logits_of, loss_of = layer.forward, module.compute_language_model_loss
     given: dict[str, Any] = {}
@@ -92,5 +87,5 @@ def slice_length(num_samples: int, vocabulary: int) -> int:
     It is a power of two that does not depend on the length of samples, so that whole blocks and
     their prefixes are cut in the same places; `vocabulary` are the logits per token on this rank.
     """
-    tokens = MAX_LOGITS_BYTES // (_FP32_BYTES * num_samples * vocabulary)
+    tokens = MAX_LOGITS_BYTES // (4 * num_samples * vocabulary)  # in fp32
     return 1 << max(0, tokens.bit_length() - 1)

@@ -26,7 +26,6 @@ from nemo_rod.run.stage_log import StageLog
 from nemo_rod.trust import REFERENCE
 
 STAGE = Path(__file__).parent / "stage.sh"
-SUBMIT = STAGE.with_name("submit.sh")
 # how a job waits for what it started, and goes back into the queue
 REQUEUE = (containers.WAIT, STAGE.with_name("requeue.sh"))
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
@@ -180,7 +179,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     `submit_one` is the shell command that submits `$name` after `$after` and prints its job number.
     """
     names = {stage.name for stage in stages}
-    head, cluster = SUBMIT.read_text(), config.cluster
+    head, cluster = STAGE.with_name("submit.sh").read_text(), config.cluster
     # of the environment, where the cluster's file leaves them open
     given = {
         "ACCOUNT": cluster.account,
