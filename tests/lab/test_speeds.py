@@ -1,4 +1,4 @@
-"""What a plan says of speed: against what one H100 did, and in the documents' table."""
+"""What a plan says of speed, against every run whose speed is known."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -9,20 +9,111 @@ from command_line import composed
 from omegaconf import OmegaConf
 from places import ROOT
 
-from nemo_rod.config import Config, Parallel
+from nemo_rod.config import PEAK_TFLOPS, Config, Parallel
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.memory import GIB, Load, memory_per_gpu
-from nemo_rod.lab.plan.shapes import Shape, forward_flops
-from nemo_rod.lab.plan.speed import processor
+from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
+from nemo_rod.lab.plan.speed import Measured, family, nearest, processor, speeds
 
 NEAR = 0.3  # what a plan may be off by
 
 
-def shipped(name: str) -> Any:
+def shipped(name: str, **others: Any) -> dict[str, Any]:
     model = OmegaConf.load(config_folder() / "model" / f"{name}.yaml")
-    return OmegaConf.to_container(model.shape)
+    shape: Any = OmegaConf.to_container(model.shape)
+    return {**shape, **others}
+
+
+def llama(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": hidden,
+        "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+    }  # fmt: skip
+
+
+def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    return {
+        "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": layers, "num_local_experts": experts,
+        "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "sliding_window": 128, "layer_types": kinds,
+    }  # fmt: skip
+
+
+# of their config.json, as Megatron-Bridge's providers repeat them
+NANO = shipped("nemotron_3_nano_30b_a3b")
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    "Qwen3-8B": shipped("qwen3_8b"),
+    "Llama-3-8B": llama(4096, 32, 32, 14336),
+    "Llama-3-70B": llama(8192, 80, 64, 28672),
+    "Nemotron-3-Nano-4B": shipped("nemotron_3_nano_4b"),
+    "Qwen3.8-27B": shipped(
+        "qwen3_5_9b", hidden_size=5120, intermediate_size=17408, num_hidden_layers=64,
+        num_attention_heads=24, linear_num_value_heads=48, layer_types=None,
+    ),
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "head_dim": 128,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    },
+    "gpt-oss-20b": gpt_oss(24, 32),
+    "gpt-oss-120b": gpt_oss(36, 128),
+    "Moonlight-16B-A3B": {
+        "model_type": "deepseek_v3", "vocab_size": 163840, "hidden_size": 2048,
+        "intermediate_size": 11264, "moe_intermediate_size": 1408, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "n_shared_experts": 2,
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+        "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "qk_nope_head_dim": 128, "n_group": 1, "topk_group": 1,
+    },
+    "Nemotron-3.5-Lightning": NANO,
+    "Nemotron-3-Nano-30B-A3B": NANO,
+    "Qwen3.6-35B-A3B": shipped("qwen3_5_35b_a3b"),
+}  # fmt: skip
+ROWS = speeds()
+
+
+def tokens_per_second(shape: Shape, row: Measured, rows: list[Measured]) -> float:
+    """What a plan says of a row's run, if these rows are known."""
+    chosen, _ = nearest(rows, shape, row.gpu, precision=row.precision, data=row.data)
+    share = processor(composed("recipe=toy_synthetic", "cluster=h100_1"), shape)  # of its floor
+    setup = Setup(
+        forward_flops=forward_flops(shape, row.block) + heads_for_further_tokens(row, shape),
+        flops_per_second=row.peak * 1e12 * mean_share(chosen), backward=2.0, parallel=Parallel(),
+        block_size=row.block, micro_batch_size=row.micro_batch, scoring_micro_batch_size=1,
+        launch_seconds=share.launch_seconds * len(shape.blocks),
+    )  # fmt: skip
+    work = Work(name="run", steps=1, batch_size=row.micro_batch)
+    return row.micro_batch * row.block / cost(work, setup, shape).update_seconds
+
+
+def mean_share(rows: list[Measured]) -> float:
+    product = 1.0
+    for row in rows:
+        product *= row.share
+    return float(product ** (1 / len(rows)))
+
+
+def heads_for_further_tokens(row: Measured, shape: Shape) -> float:
+    """Lightning trains two, each of attention, experts and an output layer."""
+    if row.model != "Nemotron-3.5-Lightning":
+        return 0.0
+    kinds = {block.kind: block for block in shape.blocks}
+    parts: list[Block] = [kinds["attention"], kinds["experts"]]
+    return 2 * (2.0 * shape.embedding + sum(2.0 * part.matrix_parameters for part in parts))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model}-{r.gpu}-{r.precision}-{r.data}")
+def test_a_plan_is_near_every_published_run(row):
+    shape = read_shape(CONFIGS[row.model])
+    assert (family(shape), shape.kind) == (row.family, row.kind)
+    assert row.peak == PEAK_TFLOPS.get(row.gpu, {"bf16": 2500})["bf16"]
+    planned = tokens_per_second(shape, row, ROWS)
+    assert planned == pytest.approx(row.tokens_per_second, rel=NEAR)
 
 
 @pytest.mark.parametrize(
