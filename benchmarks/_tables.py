@@ -97,10 +97,13 @@ def mix() -> list[Row]:
     runs = [read(f"mix/seed_{seed}")["arms"] for seed in (42, 43, 44)]
     return over_seeds(runs, {
         "fixed_20": "`fixed_20`", "fixed_32": "`fixed_32`", "fixed_43": "`fixed_43`",
-        "rod": "`rod`", "rod_averages": "`rod_averages`",
+        "fixed_65": "`fixed_65`", "rod": "`rod`", "rod_averages": "`rod_averages`",
         "mix_specialist": "`rod_mix`, target `specialist`", "rod_mix": "`rod_mix`",
-        "mix_m15": "`rod_mix`, target 1.43", "mix_p00": "`rod_mix`, target 1.58",
-        "mix_p15": "`rod_mix`, target 1.73", "parts_4": "sources split into 4 by the base's loss",
+        "mix_m30": "`rod_mix`, target 1.28", "mix_m15": "`rod_mix`, target 1.43",
+        "mix_p00": "`rod_mix`, target 1.58", "mix_p15": "`rod_mix`, target 1.73",
+        "mix_p30": "`rod_mix`, target 1.88", "bound_15": "`rod_mix`, forgetting 0.15",
+        "bound_08": "`rod_mix`, forgetting 0.08",
+        "parts_4": "sources split into 4 by the base's loss",
     }, of_rod=True)  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def runs(tiny, environment):
 
 @pytest.fixture(scope="module")
 def trained(runs):
-    return runs.train("nemo_rl")
+    return runs.train("nemo_rl", logger=["tensorboard"])
 
 
 def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path):
