@@ -1,6 +1,7 @@
-"""One trunk with many ends; and a second domain after the first."""
+"""One trunk with many ends, also in other layouts; and a second domain after the first."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ENDS = {
     "on": ("open", 6, "steps: 8", "open_eight", 8),
 }
 UNBROKEN = {"five": (5, 3), "eight": (8, 2), "open_eight": (8, 0), "open": (6, 0)}  # steps, decay
+LAYOUTS = [("dp2", "tp2"), ("tp2", "pp2"), ("pp2", "dp2")]
 
 
 def run_here(command: str, where: Path, *options: str) -> None:
@@ -45,6 +47,26 @@ def variants() -> list[str]:
         *(f"+variants.{name}={variant}" for name, variant in made.items()),
         *(*schedule, "checkpoint.every=2", "checkpoint.keep=4"),
     ]
+
+
+@pytest.mark.parametrize(("before", "after"), LAYOUTS)
+def test_a_branch_in_another_layout_chooses_as_the_unbroken_arm(run, tmp_path, before, after):
+    """Of a trunk in the layout before; like an arm that is resumed in another one."""
+    for made in ("blocks", "base", "references", "arms/no_replay"):
+        shutil.copytree(run / made, tmp_path / "run" / made)
+    for arm, layout in (("rod", before), ("longer", after)):
+        options = [f"arm={arm}", f"parallel={layout}", "pretrain.micro_batch_size=4"]
+        run_here("train", tmp_path, *variants(), *options, "train.micro_batch_size=2")
+    branch, whole, at = tmp_path / "run" / "arms" / "longer", run / "arms" / "eight", 4
+    rows, trunk, other = map(metrics, (branch, branch.with_name("rod"), whole))
+    assert rows[:at] == trunk[:at]
+    one, two = records(branch), records(whole)
+    for field in ("step", "block_ids", "chosen"):
+        assert (one[field] == two[field]).all(), field
+    np.testing.assert_allclose(one["score"], two["score"], rtol=0, atol=1e-5)
+    for key, close in (("train/lr", 0), ("train/loss", 1e-5)):
+        values = ([row[key] for row in steps] for steps in (rows, other))
+        np.testing.assert_allclose(*values, rtol=close, err_msg=key)
 
 
 @pytest.fixture(scope="module")
