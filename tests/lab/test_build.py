@@ -395,6 +395,15 @@ def test_budgets_and_costs_in_plain_steps(results: dict[str, Any]) -> None:
     assert costs["specialist"] == 23 and costs["reference_losses"] == pytest.approx(120 / 4 / 3)
 
 
+def test_a_specialist_that_was_not_evaluated_costs_what_it_cost(tmp_path: Path) -> None:
+    """Only the reference of an arm, it is in no list of arms."""
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    edit(run.file("rod", "arm.json"), references=["specialist", "base"])
+    whole = results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"]
+    run.file("no_replay").unlink()
+    assert results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"] == whole > 0
+
+
 def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_path: Path) -> None:
     arms = ("base", "fixed_10", "fixed_50", "rod")
     results = judged(read_run(subset(fake, tmp_path / "run", arms)))

@@ -30,17 +30,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.lab.report.chord import (
-    Chord,
-    chord_at,
-    chord_through,
-    linear_fit,
-    outlier,
-    pearson,
-)
+from nemo_rod.lab.report.chord import Chord, chord_at, chord_through, linear_fit, outlier, pearson
 from nemo_rod.lab.report.intervals import draws_of, intervals_of
-from nemo_rod.lab.report.run_files import Arm, Run
+from nemo_rod.lab.report.run_files import Arm, Run, facts_of
 from nemo_rod.roles import ROLES
+from nemo_rod.run.variants import SPECIALIST
 from nemo_rod.selection.arms import SWEPT
 from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.forgetting import forgetting_by_source
@@ -88,7 +82,8 @@ def results_of(run: Run) -> dict[str, Any]:
             notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
     # costs of scoring arms besides their updates, in plain steps of the arm
     num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
-    specialist = run.arms["no_replay"].facts.get("compute") if "no_replay" in run.arms else None
+    file = run.folder / "arms" / SPECIALIST / "arm.json"  # it may be trained and not evaluated
+    specialist = facts_of(file).get("compute") if file.is_file() else None
     costs = {}
     for name, arm in run.arms.items():
         keys = ("scored_tokens", "batch_size", "block_size", "steps")

@@ -208,10 +208,8 @@ def _read_arm(
             )
     arm_file, tasks_file, start = (folder / file for file in ("arm.json", "tasks.json", START_FILE))
     name = parse_arm(folder.name)
-    facts: dict[str, Any] = FREE if name.kind == "base" else {}
-    if name.kind != "base" or arm_file.is_file():
-        facts = {**facts, **read_json(arm_file, "kind", "steps")}
-    _check_facts(arm_file, facts, cure="train the arm again")
+    is_given = name.kind == "base" and not arm_file.is_file()
+    facts = FREE if is_given else facts_of(arm_file, FREE if name.kind == "base" else {})
     curriculum_file, metrics_file = folder / "curriculum.rod", folder / "metrics.jsonl"
     for file in (curriculum_file, metrics_file) if facts.get("kind") == "trained" else ():
         if not file.is_file():
@@ -267,6 +265,13 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
                     f"evaluation.json has {evaluation['loss'][role][source]}"
                 )
     return losses
+
+
+def facts_of(file: Path, others: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """Returns the content of an `arm.json`, and what others it lacks."""
+    facts = {**others, **read_json(file, "kind", "steps")}
+    _check_facts(file, facts, cure="train the arm again")
+    return facts
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
