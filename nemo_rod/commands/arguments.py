@@ -43,7 +43,7 @@ class Key:
             return value
         except ValueError:
             expected = self.expected or f"a{' whole' * (self.read is int)} number {self.bound}"
-            if self.choices:
+            if self.choices and not self.expected:
                 expected = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
             raise ValueError(f"{self.name}={text} is not valid: expected {expected}.") from None
 

@@ -204,14 +204,12 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
         with each.open("rb") as head:
             refuse_placeholder(each, head.read(HEAD))
     if pieces is not None:
-        _sentencepiece(name, pieces)  # refuses more clearly than transformers
+        processor = _sentencepiece(name, pieces)  # refuses more clearly than transformers
     with_class: Any = None
     try:
         with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code)
-    except UntrustedCodeError:
-        raise
-    except ValueError:
-        if file is None:
+    except ValueError as error:
+        if file is None or isinstance(error, UntrustedCodeError):
             raise
     kind = type(with_class)
     if not getattr(with_class, "is_fast", file is not None):
@@ -225,8 +223,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 f"{kind.__name__} reads: give one that has a {_FILE}"
             )
         if pieces is not None:
-            known = _sentencepiece(name, pieces).get_piece_size() + len(_stated(name))
-            if len(with_class) > known:
+            if len(with_class) > processor.get_piece_size() + len(_stated(name)):
                 raise ValueError(
                     f"tokenizer {name!r} has tokens of {kind.__name__} beside those of {pieces}, "
                     f"which the base never met: give one that has a {_FILE}"
