@@ -286,8 +286,7 @@ class TextFile(InputFile):
                     "split it"
                 )
         halves = data[:64:2], data[1:64:2]  # one is only NUL in UTF-16, the other never
-        is_wide = len(data) > 3 and any(map(all, halves)) and not all(map(any, halves))
-        if is_wide:
+        if len(data) > 3 and any(map(all, halves)) and not all(map(any, halves)):
             raise ValueError(f"{self.path}: {_WIDE}")
         try:
             text = [data.decode("utf-8-sig")]

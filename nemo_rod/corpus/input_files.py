@@ -44,7 +44,14 @@ _SAID = rb"(?im)^([45]\d\d\b|\w+exception$|" + _ANSWERS + rb"\.?$)"
 _XML = rb"(?i)(<\?xml[^>]*>\s*)?"
 # Of a name that may be any text: README.md may begin with <div>, and config.json be {}.
 _PLAIN = re.compile(r"(?i)(^[^.]*|\.te?xt)(\.(gz|bz2|xz|zst))?$")
-_PIECE = (rb"(?i)<((script|style|body|div|link|noscript|iframe|form)\b[^>]*>|!--)", "an HTML page")
+_PIECE = re.compile(rb"(?i)<((script|style|body|div|link|noscript|iframe|form)\b[^>]*>|!--)")
+_UNSEEN = re.compile(rb"(?is)<!--.*?(-->|\Z)|<(script|style)\b.*?(</\2>|\Z)|</?[a-z][^>]*(>|\Z)")
+# what a server says in place of a file, in a few words
+_EXCUSES = re.compile(
+    rb"(?i)\b([45]\d\d|error|oops|sorry|not|(does|could)n.t|denied|forbidden|expired|blocked|wait|"
+    rb"moment|loading|unavailable|exceeded|javascript|cookies|(log|sign) ?in|redirect\w*)\b"
+)
+_PAGE = "an HTML page, as servers answer: fetch the file again, or name it .html if it is meant"
 _PLACEHOLDERS = (
     (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/",
      "a pointer of Git LFS: run git lfs pull"),
@@ -52,7 +59,7 @@ _PLACEHOLDERS = (
      "a pointer of git-annex: run git annex get on it"),
     (rb"# xet version \d", "a pointer of Xet: fetch the file again, with the installed hf_xet"),
     (_XML + rb"(<!--((?!-->).)*-->\s*)*(<(!doctype html|html|head|title|meta http-equiv)\b|"
-     rb"<(body|center|h\d|p|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", "an HTML page"),
+     rb"<(body|center|h\d|p|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", _PAGE),
     (_XML + rb"<((\w+:)?Error(Response)?\b[^>]*>\s*<(Error|\w+:exception|Code|Message)|"
      rb"(List\w*|Enumeration)Results?\b|soap\w*:Envelope\b)",
      "a storage's answer in XML: fetch the file again"),
@@ -103,14 +110,15 @@ def refuse_placeholder(file: File, head: bytes) -> None:
         is_empty = is_plain and answer in ({}, [], None, "")
         if is_empty or (is_error and all(map(_OF_ERRORS.fullmatch, keys))):
             head = b"not found"  # a server's error, as those in plain words
-    for pattern, kind in (*_PLACEHOLDERS, *([_PIECE] if is_plain else ())):
-        if not re.match(pattern, head, re.DOTALL | re.MULTILINE):
+    if is_plain and _PIECE.match(head):
+        shown = _UNSEEN.sub(b" ", head).split()
+        if not shown or (len(shown) < 40 and _EXCUSES.search(b" ".join(shown))):
+            head = b"<html>"
+    for pattern, kind in _PLACEHOLDERS:
+        if kind is _PAGE and _HTML.search(name):
             continue
-        if kind == "an HTML page":
-            if _HTML.search(name):
-                continue
-            kind += ", as servers answer: fetch the file again, or name it .html if it is meant"
-        raise ValueError(f"{file} is not the data, but {kind}")
+        if re.match(pattern, head, re.DOTALL | re.MULTILINE):
+            raise ValueError(f"{file} is not the data, but {kind}")
 
 
 def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
@@ -147,9 +155,7 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
                 found[str(file)] = file, name
                 paths_of.setdefault(identity, []).append(str(file))
     chosen = [
-        paths[0]
-        if len(paths) == 1
-        else min(paths, key=lambda path: (os.path.realpath(path) != os.path.abspath(path), path))
+        min(paths, key=lambda path: (os.path.realpath(path) != os.path.abspath(path), path))
         for paths in paths_of.values()
     ]
     return [found[path] for path in spread(sorted(chosen), spec.max_files)]

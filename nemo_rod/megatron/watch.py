@@ -125,7 +125,14 @@ class Watch(Heartbeat):
 
     def _check(self, alive: dict, moved: dict) -> None:
         """Declares ranks whose process is gone and, on rank 0, those that are stalled."""
-        now, reports = time.monotonic(), self._reports()
+        ranks: Sequence[int] = range(self.world_size) if self.rank == 0 else range(1)
+        if not self.store.check([f"alive/{rank}" for rank in ranks]):
+            # torchrun monitors the start
+            ranks = [rank for rank in ranks if self.store.check([f"alive/{rank}"])]
+        texts = self.store.multi_get([f"alive/{rank}" for rank in ranks]) if ranks else []
+        # time, beats and activity
+        reports = {r: text.decode().split(" ", 2) for r, text in zip(ranks, texts, strict=True)}
+        now = time.monotonic()
         for rank, (report, beats, _) in reports.items():
             for last, value in ((alive, report), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
@@ -134,16 +141,6 @@ class Watch(Heartbeat):
                 self._declare(f"rank {rank}: its process is gone")
         if self.rank == 0:
             self._check_stalled(moved, now, {rank: entry[2] for rank, entry in reports.items()})
-
-    def _reports(self) -> dict[int, list[str]]:
-        """Returns time, beats and activity of the ranks monitored here that have begun."""
-        ranks: Sequence[int] = range(self.world_size) if self.rank == 0 else range(1)
-        if not self.store.check([f"alive/{rank}" for rank in ranks]):
-            # torchrun monitors the start
-            ranks = [rank for rank in ranks if self.store.check([f"alive/{rank}"])]
-        reports = self.store.multi_get([f"alive/{rank}" for rank in ranks]) if ranks else []
-        texts = zip(ranks, reports, strict=True)
-        return {rank: text.decode().split(" ", 2) for rank, text in texts}
 
     def _check_stalled(self, moved: dict, now: float, activity: dict[int, str]) -> None:
         """Declares stalled the ranks with the fewest beats, after a warning at half of the time."""

@@ -185,9 +185,8 @@ class Candidates:
     def _stream(self, start: int, count: int) -> Ids:
         """Returns the candidates of a shuffle of both roles, or of replay alone.
 
-        Replay slots of the shuffle index a fixed subsample: the first elements of a keyed
-        permutation. Only if there are more slots than replay blocks do the slots continue across
-        epochs, each pass with a new permutation, so that no block is favored.
+        Replay slots of the shuffle index a fixed subsample, the first of a keyed permutation; if
+        there are more slots than replay blocks, they go on through passes with new permutations.
         """
         num_slots = self.num_adaptation if self.balance == "expected" else self.num_kept_replay
         permuted = self._permuted("stream", self.epoch_size)
