@@ -281,16 +281,16 @@ class Checkpoint:
                 files = [folder / name for name in names]
         else:
             files = sorted(folder.glob("*.safetensors"))
-        missing = [file.name for file in files if not file.is_file()]
+        missing = next((file.name for file in files if not file.is_file()), "")
         if not files or missing:
-            problem = f"lacks {missing[0]}, one of its shards" if missing else "holds none"
+            problem = f"lacks {missing}, one of its shards" if missing else "holds none"
             raise ValueError(
                 f"{folder} {problem}, expected a checkpoint in safetensors files; "
                 f"export the model in Hugging Face format first"
             )
         published = published_names(folder)
         with ExitStack() as stack:
-            stored = {}
+            stored = dict[str, tuple[Any, str]]()
             for file in files:
                 held = file.stat()
                 if held.st_size > 1 << 30 and held.st_blocks * 512 < held.st_size // 2:
@@ -302,14 +302,11 @@ class Checkpoint:
                         f"{file} is not a complete safetensors file ({error}): restore it from a "
                         "copy"
                     ) from None
-                names = handle.keys()
-                stored.update(
-                    {
-                        published.get(name, name): (handle, name)
-                        for name in names
-                        if not name.endswith("rotary_emb.inv_freq")  # no longer read
-                    }
-                )
+                stored |= {
+                    published.get(name, name): (handle, name)
+                    for name in handle.keys()  # noqa: SIM118
+                    if not name.endswith("rotary_emb.inv_freq")  # no longer read
+                }
             yield cls(folder, stored)
 
     def tensor(self, name: str) -> torch.Tensor:

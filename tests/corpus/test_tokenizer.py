@@ -1,5 +1,6 @@
 """Bytes, a real fast tokenizer, and what tells tokenizers apart."""
 
+import io
 import json
 import pickle
 import re
@@ -351,3 +352,51 @@ def test_first_documents_are_compared_with_the_file(trained, tmp_path):
     with pytest.raises(ValueError, match=r"cuts 'queue' into other tokens than .*tokenizer\.json"):
         prepare(tmp_path / "blocks", [source], tokenizer=tokenizer, block_size=16)
     assert not (tmp_path / "blocks" / "replay").exists()
+
+
+LLAMA, OTHERS = {"tokenizer_class": "LlamaTokenizer"}, "into other tokens than"
+LIKE_LLAMA = {
+    "vocab_size": 400, "bos_id": 1, "eos_id": 2, "unk_id": 0, "pad_id": -1, "minloglevel": 2,
+    "hard_vocab_limit": False, "model_type": "bpe", "byte_fallback": True, "split_digits": True,
+    "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+}  # fmt: skip
+LIKE_GEMMA = {
+    "add_dummy_prefix": False, "pad_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>",
+    "user_defined_symbols": ["<mask>"],
+}  # fmt: skip
+
+
+@pytest.mark.examples  # the lane whose environment has sentencepiece
+@pytest.mark.parametrize(
+    ("trained", "config", "refusal"),
+    [
+        (LIKE_GEMMA, {"tokenizer_class": "GemmaTokenizer"}, ""),
+        ({"add_dummy_prefix": False}, LLAMA | {"add_prefix_space": False}, ""),
+        ({"add_dummy_prefix": False}, {}, ""),
+        ({}, LLAMA, OTHERS), ({}, {}, OTHERS), ({"model_type": "unigram"}, LLAMA, OTHERS),
+        ({}, LLAMA | {"legacy": False}, OTHERS), ({}, LLAMA | {"add_prefix_space": False}, OTHERS),
+        ({"normalization_rule_name": "nmt_nfkc"}, LLAMA, OTHERS),
+        ({"treat_whitespace_as_suffix": True}, LLAMA, OTHERS),
+        ({}, {"tokenizer_class": "T5Tokenizer"}, "cannot be loaded from that folder"),
+        ({"eos_piece": "<|end|>"}, LLAMA, "which the base never met"),
+        ({}, LLAMA | {"pad_token": "<pad>"}, "which the base never met"),
+    ],
+)  # fmt: skip
+def test_a_file_of_sentencepiece_alone_is_read_as_it_reads_it(trained, config, refusal, tmp_path):
+    sentencepiece, out = pytest.importorskip("sentencepiece"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS[:-2] * 9), model_writer=out, **LIKE_LLAMA | trained
+    )
+    (tmp_path / "tokenizer.model").write_bytes(out.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    load = partial(HuggingFaceTokenizer, str(tmp_path), trust_remote_code=True)  # in this process
+    if refusal:
+        with pytest.raises(ValueError, match=re.escape(refusal)):
+            load().check(TEXTS)
+        return
+    (ours := load()).check(TEXTS)
+    own = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
+    assert [ids.tolist() for ids in ours.encode_batch(TEXTS[:-2])] == own.encode(TEXTS[:-2])
+    assert (ours.eod_id, ours.vocab_size) == (own.eos_id(), len(own))

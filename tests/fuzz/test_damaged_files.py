@@ -70,19 +70,12 @@ BETWEEN_LOOKS = 20  # cases of a reader that writes nothing, between two looks f
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader and its files.
+    """What reads files of a folder, of which these are damaged, so many times."""
 
-    Attributes:
-        files: patterns of the files that are damaged, below the folder.
-        read: reads them; the folder is its argument.
-        cases: number of damaged files that it is given.
-        writes: whether it also writes, such as one that resumes.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # patterns
     read: Callable[[Path], object]
     cases: int
-    writes: bool = False
+    writes: bool = False  # such as one that resumes
 
 
 def read_store(root: Path) -> None:

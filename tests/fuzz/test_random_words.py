@@ -49,10 +49,8 @@ OWN_KEYS = tuple(
 )
 OTHERS = (
     *("model", "domain", "parallel", "cluster", "tasks", "variants", "recipe", "hydra.callbacks"),
-    *(
-        "variants.x", "variants.rod", "domain.sources.x", "domain.sources.dialect.files", "x",
-        "lambda",
-    ),
+    *("variants.x", "variants.rod", "domain.sources.x", "domain.sources.dialect.files"),
+    *("x", "lambda"),
 )  # fmt: skip
 WORDS = st.builds(
     lambda sign, key, value: f"{sign}{key}={value}",
@@ -108,13 +106,7 @@ def test_random_paths_and_keys(verb: str, sandbox: Sandbox) -> None:
 
 
 def run(words: list[str], sandbox: Sandbox, *, renders: bool) -> None:
-    """Runs a command line in this process.
-
-    Args:
-        words: the command line.
-        sandbox: the folder of the run.
-        renders: whether the command may write files that were not there, or a launch's.
-    """
+    """Runs a command line in this process, which writes new files or a launch's if it `renders`."""
     output, before, status = io.StringIO(), sys.argv, 0
     sys.argv = ["nemo-rod", *words]
     try:

@@ -47,13 +47,7 @@ def drawn(seed: str) -> Damage:
 
 
 def damaged(damage: Damage, content: bytes, others: Sequence[bytes]) -> bytes | None:
-    """Returns what is left of a file; None if it is gone.
-
-    Args:
-        damage: what happens to it.
-        content: its bytes.
-        others: the bytes of all files, one of which may take its place.
-    """
+    """Returns what is left of a file; None if it is gone. One of the others may take its place."""
     return _KINDS[damage.kind](content, damage.place, damage.value, others)
 
 

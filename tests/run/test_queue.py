@@ -193,13 +193,21 @@ def test_what_reaches_a_shell_is_a_word():
     assert slurm.comment("report, in a\ntouch made/report") == "# report, in a touch made/report"
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "a: [", "hydra: {}", "{defaults: 1, hydra: 1, x: 1}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[1]", "a: [", "hydra: {}", "{defaults: 1, hydra: 1, x: 1}", "a: " + "[" * 20_000),
+        *("a: &a [x]\nb: [*a]", "defaults: []\nrecipe: a", "hydra: a\nlogger: {a: b}"),
+    ],
+    ids=range(9),
+)
 def test_damaged_configuration_of_a_launch_is_named(cluster, text):
     folder = Path("run/launch/local")
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \("):
-        show_status()
+    for read in (show_status, lambda: launches.in_place_of_recipe(folder / "config.yaml", ["run"])):
+        with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \(.*\):"):
+            read()
 
 
 def test_filters_in_the_environment_hide_no_job(monkeypatch):

@@ -74,16 +74,18 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
     with suppress(ImportError):
         from huggingface_hub import ModelCardData
 
-        base, specs, sources = config.model.hf, config.domain.specs, []
+        base, specs, sources = config.model.hf or _NOTHING, config.domain.specs, []
+        is_local = Path(base).expanduser().is_dir()
+        datasets = {s.name: s.path for s in specs if s.path and not Path(s.path).exists()}
         for spec in specs:
             manifest = run.blocks / spec.role / spec.name / "manifest.json"
             count = read_json(manifest).get("count") if manifest.exists() else None
-            origin = spec.path or f"{spec.kind}, files of the owner"
+            origin = datasets.get(spec.name, f"{spec.kind}, files of the owner")
             cells = (spec.name, spec.role, number(count, ","), markdown(origin))
             sources.append(f"| {' | '.join(cells)} |")
         data = ModelCardData(
-            base_model=[name_and_revision(base)[0]] if base and not Path(base).is_dir() else None,
-            datasets=sorted({str(spec.path) for spec in specs if spec.path}) or None,
+            base_model=[name_and_revision(base)[0]] if config.model.hf and not is_local else None,
+            datasets=sorted({*datasets.values()}) or None,
             library_name="transformers",
             pipeline_tag="text-generation",
             tags=["continued-pretraining", "replay-on-demand", "nemo_rod"],
@@ -102,7 +104,7 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
                 mark=_MARK,
                 recipe=config.recipe,
                 label=parse_arm(name).label,
-                made=f"Made of {markdown(base or _NOTHING)} by nemo_rod "
+                made=f"Made of {markdown(Path(base).name if is_local else base)} by nemo_rod "
                 f"{sys.modules['nemo_rod'].__version__}: recipe `{config.recipe}`, arm `{name}`.",
                 adapt_loss=number(arm["adapt_loss"], ".4f"),
                 forgetting=number(arm["val_forgetting"], ".4f"),
