@@ -5,10 +5,14 @@ docs/examples, and with branches of its arm beside their unbroken counterparts.
 """
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 from places import ROOT
+
+from nemo_rod.files import read_lines
+from nemo_rod.selection import Curriculum
 
 STEPS, BATCH = 6, 8
 ARMS = ("base", "no_replay", "rod")
@@ -56,3 +60,21 @@ def write_rows(path: Path) -> None:
         for number, row in enumerate(words):
             text = "\n".join("".join(map(chr, word)) for word in row)
             table.writerow(["en" if number % 3 == 0 else "de", text])
+
+
+def assert_is_the_unbroken_arm(branch: Path, whole: Path, trunk: Path, at: int, steps: int) -> None:
+    """To the bit, with steps of its own after those of the trunk alone."""
+    records = [Curriculum.open(arm / "curriculum.rod", read_only=True) for arm in (branch, whole)]
+    assert records[0].records().tobytes() == records[1].records().tobytes()
+    own, other, before = (read_lines(arm / "metrics.jsonl") for arm in (branch, whole, trunk))
+    timing = ("timing/", "throughput/", "memory/", "rod/overhead")
+    lasting = [
+        [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows]
+        for rows in (own, other)
+    ]
+    assert lasting[0] == lasting[1]
+    weights = "hf/model.safetensors"
+    assert (branch / weights).read_bytes() == (whole / weights).read_bytes()
+    # those before are the trunk's, to the time that they took
+    assert own[:at] == before[:at] and own[at:] != before[at : len(own)]
+    assert json.loads((branch / "arm.json").read_text())["steps"] == len(own) == steps

@@ -81,23 +81,30 @@ JOINT = install_lines("references=['refs_new', 'refs_old']")
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory, torchrun):
-    """A base of the old corpus, a specialist of the new one, both references, and the job."""
+def stock(tmp_path_factory, torchrun):
+    """A base of the old corpus, and the job."""
     jobs = ScriptJobs(tmp_path_factory.mktemp("megatron_lm"), torchrun)
     jobs.make_data()
     jobs.run("base", OLD, "", on_path=False)
-    jobs.run("specialist", NEW)
-    jobs.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
-    jobs.run("x", lines=score_lines("replay", "base", "refs_old"))
     jobs.run("stock")
-    jobs.run("rod", lines=JOINT)
     return jobs
 
 
-def test_a_watched_job_is_the_stock_job(jobs):
-    jobs.run("watch", lines=WATCH)
-    jobs.assert_same_steps("watch", "stock")
-    assert jobs.steps("stock", "step") == list(range(STEPS))
+@pytest.fixture(scope="module")
+def jobs(stock):
+    """And a specialist of the new corpus, both references, and the job with RoD."""
+    stock.run("specialist", NEW)
+    stock.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
+    stock.run("x", lines=score_lines("replay", "base", "refs_old"))
+    stock.run("rod", lines=JOINT)
+    return stock
+
+
+def test_a_watched_job_is_the_stock_job(stock):
+    stock.run("watch", lines=WATCH)
+    stock.assert_same_steps("watch", "stock")
+    assert stock.steps("stock", "step") == list(range(STEPS))
+    stock.assert_watched("watch", every=4)
 
 
 def test_the_job_trains_on_the_top_of_its_pools(jobs):

@@ -1,48 +1,21 @@
 """Branches of an arm are the unbroken arms with their schedules."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("torch")
 
 from command_line import composed
-from safetensors.numpy import load_file
-from tiny_recipe import RECIPE, SCHEDULED, SCHEDULES
+from tiny_recipe import RECIPE, SCHEDULED, assert_is_the_unbroken_arm
 
-from nemo_rod.files import read_lines
 from nemo_rod.run import branches
 from nemo_rod.run.checks import check
 from nemo_rod.selection import Curriculum
 
-TIMING = ("timing/", "throughput/", "memory/", "rod/overhead")
 
-
-def rows(arm: Path) -> list[dict[str, Any]]:
-    """The metrics of every step that do not depend on the time of day."""
-    return [
-        {key: value for key, value in row.items() if not key.startswith(TIMING)}
-        for row in read_lines(arm / "metrics.jsonl")
-    ]
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_branch_is_the_unbroken_arm(small_run, name):
-    branch, whole = (small_run / "arms" / arm for arm in (name, f"{name}_unbroken"))
-    records = [Curriculum.open(arm / "curriculum.rod", read_only=True) for arm in (branch, whole)]
-    assert records[0].records().tobytes() == records[1].records().tobytes()
-    assert rows(branch) == rows(whole)
-    weights = [load_file(next((arm / "hf").glob("*.safetensors"))) for arm in (branch, whole)]
-    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0] | weights[1])
-    # its own steps alone were trained: those before are the trunk's, to the time that they took
-    at = {"end": 2, "longer": 4}[name]
-    trunk = read_lines(small_run / "arms/rod/metrics.jsonl")
-    own = read_lines(branch / "metrics.jsonl")
-    assert own[:at] == trunk[:at] and own[at] != trunk[at]
-    facts = json.loads((branch / "arm.json").read_text())
-    assert facts["steps"] == len(own) == {"end": 5, "longer": 8}[name]
+@pytest.mark.parametrize(("name", "at", "steps"), [("end", 2, 5), ("longer", 4, 8)])
+def test_a_branch_is_the_unbroken_arm(small_run, name, at, steps):
+    arms = [small_run / "arms" / arm for arm in (name, f"{name}_unbroken", "rod")]
+    assert_is_the_unbroken_arm(*arms, at, steps)
 
 
 def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):

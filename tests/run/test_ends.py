@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from command_line import nemo_rod
-from safetensors.numpy import load_file
-from tiny_recipe import ARMS, RECIPE
+from tiny_recipe import ARMS, RECIPE, assert_is_the_unbroken_arm
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_lines
@@ -97,21 +96,8 @@ def losses(arm: Path) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("name", ENDS)
 def test_a_branch_is_the_unbroken_arm(run, name):
     trunk, at, _, unbroken, steps = ENDS[name]
-    branch, whole = (run / "arms" / arm for arm in (name, unbroken))
-    assert records(branch).tobytes() == records(whole).tobytes()
-    timing = ("timing/", "throughput/", "memory/", "rod/overhead")
-    lasting = [
-        [{k: v for k, v in row.items() if not k.startswith(timing)} for row in rows]
-        for rows in map(metrics, (branch, whole))
-    ]
-    assert lasting[0] == lasting[1]
-    weights = [load_file(next((arm / "hf").glob("*.safetensors"))) for arm in (branch, whole)]
-    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0] | weights[1])
-    # its own steps alone were trained: those before are the trunk's, to the time that they took
-    own, before = metrics(branch), metrics(run / "arms" / trunk)
-    assert own[:at] == before[:at] and own[at:] != before[at : len(own)]
-    facts = json.loads((branch / "arm.json").read_text())
-    assert facts["steps"] == len(own) == steps
+    arms = [run / "arms" / arm for arm in (name, unbroken, trunk)]
+    assert_is_the_unbroken_arm(*arms, at, steps)
 
 
 def test_all_ends_stand_in_one_frontier_each_at_its_own_cost(run):
