@@ -40,6 +40,7 @@ def main() -> None:
     """Entry point of the console script."""
     from nemo_rod.commands.errors import errors_in_one_sentence
     from nemo_rod.commands.text import Lines
+    from nemo_rod.signals import leave_ray
 
     os.environ["PYTHONSAFEPATH"] = "1"  # inherited: no process imports from the working folder
     if isinstance(sys.stdout, io.TextIOWrapper):  # some terminals lack the bars of `status`
@@ -50,9 +51,9 @@ def main() -> None:
             _run_command()
     except SystemExit as end:
         if isinstance(end.code, int):
-            _leave_ray(end.code)
+            leave_ray(end.code)
         raise
-    _leave_ray(0)
+    leave_ray(0)
 
 
 def _run_command() -> None:
@@ -160,13 +161,6 @@ def recipe_parser(command: str) -> Arguments:
     parser.add_table("forms", forms)
     parser.add_table("keys", _KEYS)
     return parser
-
-
-def _leave_ray(status: int) -> None:
-    if "ray" in sys.modules:
-        from nemo_rod.signals import leave_ray
-
-        leave_ray(status)
 
 
 if __name__ == "__main__":

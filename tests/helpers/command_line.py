@@ -50,7 +50,7 @@ def nemo_rod(
     """
     words = [str(argument) for argument in arguments]
     if env is not None:
-        command = [sys.executable, "-m", "nemo_rod.cli", *words]
+        command = [sys.executable, "-m", "nemo_rod", *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]

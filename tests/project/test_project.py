@@ -26,7 +26,7 @@ HOUSE = (
     *("files", "installation", "parts", "progress", "roles", "signals", "trust"),
     *("checkpoints", "upstream"),
     *("bounds", "corpus", "selection", "loggers", "ranks"),
-    *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
+    *("config", "layout", "jobs", "megatron", "run", "commands", "cli", "__main__"),
 )
 # They import the house; nothing in it imports them.
 NEIGHBOURS = ("alternatives", "cpu", "hosts", "lab")
