@@ -35,18 +35,15 @@ EXTENDED = (
     *("selection.score=relative", "logger=[lines,modules]", "launcher.kind=timed"),
     *("example.parameters=true", "example.shares=2"),
 )
-SCHEDULES = {  # of a branch, and of the arm that it is equal to
-    "end": ("{of: rod, at: 2, anneal: 3}", "{of: rod, steps: 5, train: {decay_steps: 3}}"),
-    "longer": ("{of: rod, at: 4, steps: 8}", "{of: rod, steps: 8, train: {decay_steps: 2}}"),
+BRANCHES = {  # and the arms that they are equal to
+    "end": "{of: rod, at: 2, anneal: 3}",
+    "end_unbroken": "{of: rod, steps: 5, train: {warmup_steps: 1, decay_steps: 3}}",
+    "longer": "{of: rod, at: 4, steps: 8}",
+    "longer_unbroken": "{of: rod, steps: 8, train: {warmup_steps: 1, decay_steps: 2}}",
 }
-BRANCHES = [name for arm in SCHEDULES for name in (arm, f"{arm}_unbroken")]
 SCHEDULED = (
     *("checkpoint.every=2", "checkpoint.keep=4", "train.warmup_steps=1", "train.decay_steps=2"),
-    *(f"+variants.{name}={branch}" for name, (branch, _) in SCHEDULES.items()),
-    *(
-        f"+variants.{name}_unbroken={arm.replace('{decay', '{warmup_steps: 1, decay')}"
-        for name, (_, arm) in SCHEDULES.items()
-    ),
+    *(f"+variants.{name}={variant}" for name, variant in BRANCHES.items()),
 )
 WHOLE = (*EXTENDED, *SCHEDULED, f"arms=[{','.join([*ARMS, *BRANCHES])}]")
 

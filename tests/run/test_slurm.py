@@ -17,7 +17,7 @@ from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
 from slurm_cluster import Cluster, slurm_cluster, wait_for
 from tiny_recipe import RECIPE as TINY
-from tiny_recipe import assert_is_the_unbroken_arm
+from tiny_recipe import SCHEDULED, assert_is_the_unbroken_arm
 
 from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.stages import Stages
@@ -194,18 +194,15 @@ def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) 
 
 def test_a_branch_is_a_job_after_its_trunk(cluster: Cluster, tmp_path: Path) -> None:
     """To the bit, it is the unbroken arm, which is a job of its own."""
-    unbroken = "{of: rod, steps: 5, train: {warmup_steps: 1, decay_steps: 3}}"
-    arms = ["+variants.end={of: rod, at: 2, anneal: 3}", f"+variants.five={unbroken}"]
-    schedule = ["train.warmup_steps=1", "train.decay_steps=2", "checkpoint.every=2"]
-    recipe = [*TINY, *arms, "arms=[rod,end,five]", *schedule, "checkpoint.keep=4"]
+    recipe = [*TINY, *SCHEDULED, "arms=[rod,end,end_unbroken]"]
     chain = Chain(cluster, tmp_path / "run", {})
     run = [f"run_dir={chain.run_dir}", "report.max_controls=0"]
     nemo_rod("run", *recipe, *ON_SLURM, *run, cluster=cluster)
     cluster.wait(1500)
     assert {chain.job(stage)["JobState"] for stage in chain.numbers} == {"COMPLETED"}
     assert chain.events("rod")[-1]["time"] <= chain.events("end")[0]["time"]
-    end, five, rod = (chain.run_dir / "arms" / arm for arm in ("end", "five", "rod"))
-    assert_is_the_unbroken_arm(end, five, rod, 2, 5)
+    arms = [chain.run_dir / "arms" / arm for arm in ("end", "end_unbroken", "rod")]
+    assert_is_the_unbroken_arm(*arms, at=2, steps=5)
 
 
 def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
