@@ -5,6 +5,7 @@ reproduce.yaml is the one list of them; a test holds that every recipe, arm and 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ def show(label: str | None) -> None:
     element = by_label[label]
     print(f"{element.label}: {element.content}\narms: {element.arms}")
     folder = f"runs/{element.recipes[-1]}"
-    print(
-        "files:", " ".join(f"{folder}/{f}" if f.startswith("report/") else f for f in element.files)
-    )
+    files = [f"{folder}/{f}" if f.startswith("report/") else f for f in element.files]
+    print("files:", *files)
     for words in element.commands():
-        print(" ".join(["nemo-rod", *words]))
+        print(shlex.join(["nemo-rod", *words]))
