@@ -62,7 +62,7 @@ def errors_in_one_sentence() -> Iterator[None]:
 
 
 def _installation(module: str) -> str:
-    """Returns the command that installs a missing module: with its extra, if it has one."""
+    """Returns the command that installs a missing module: with its smallest extra, if any."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from nemo_rod.installation import pip_install
@@ -70,12 +70,12 @@ def _installation(module: str) -> str:
     if module.startswith("nemo_rod"):
         return "nemo-rod was changed while it ran, or is not whole: run it or install it again."
     module = module.replace("_", "-").replace(".", "-")
-    try:
+    requirements: list[str] = []
+    with suppress(PackageNotFoundError):  # run from a checkout
         requirements = requires("nemo-rod") or []
-    except PackageNotFoundError:  # run from a checkout
-        requirements = []
+    found = re.findall(r"^([\w-]+).*extra == [\"']([\w-]+)", "\n".join(requirements), re.MULTILINE)
+    sizes = [extra for _, extra in found]
     for name in (module, module.partition("-")[0]):
-        for requirement in requirements:
-            if match := re.match(rf"{name}\b.*extra == [\"']([\w-]+)", requirement):
-                return f"{pip_install(match[1])} brings it."
+        if extras := [extra for package, extra in found if package == name]:
+            return f"{pip_install(min(extras, key=sizes.count))} brings it."
     return "install it into the environment of this command."

@@ -100,7 +100,7 @@ def merge_checkpoints(
         copy_beside(base_dir, partial, code=code)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        expected = isinstance(error, ValueError | OSError | MemoryError)
+        expected = isinstance(error, ValueError | OSError | MemoryError | ModuleNotFoundError)
         if expected or not isinstance(error, Exception):
             raise
         reason = " ".join(str(error).split())[:300]  # readers raise many kinds on damaged files

@@ -36,9 +36,8 @@ class Element:
     def commands(self) -> list[list[str]]:
         """Returns the command lines that make it from nothing, without the program's name."""
         tasks = ["tasks=paper"] if self.tasks else []
-        lines = [
-            ["run", f"recipe={first}", *more, *tasks] for first, *more in map(str.split, self.runs)
-        ]
+        runs = map(str.split, self.runs)
+        lines = [["run", f"recipe={first}", *more, *tasks] for first, *more in runs]
         *others, last = self.recipes
         if others:
             folders = ",".join(f"runs/{name}" for name in others)

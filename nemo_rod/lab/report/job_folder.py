@@ -73,8 +73,10 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         ValueError: the folder has no record, or a file is damaged.
     """
     file, files = folder / "curriculum.rod", Files(folder / "report")
-    if not file.exists():
+    is_arm = (folder / "arm.json").exists()
+    if is_arm or not file.exists():
         found = "has no curriculum.rod" if folder.is_dir() else "does not exist"
+        found = "is an arm of a run" if is_arm else found
         raise ValueError(
             f"{folder} {found}: expected a run folder, or the one that nemo_rod.install(..., out=) "
             "or RoDBatches(..., out=) writes, by default rod/ beside the job's checkpoints."
