@@ -64,3 +64,9 @@ def test_a_stop_and_a_failed_job_have_a_status_of_their_own(error, status, capsy
         raise error("rank 1:\nfailed")
     said = "stopped by Ctrl-C" if error is KeyboardInterrupt else "rank 1: failed"
     assert (left.value.code, capsys.readouterr().err) == (status, f"nemo-rod: {said}\n")
+
+
+def test_a_missing_package_is_named_with_its_smallest_extra(capsys):
+    with pytest.raises(SystemExit), errors_in_one_sentence():
+        raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    assert "[data]" in capsys.readouterr().err
