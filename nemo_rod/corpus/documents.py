@@ -59,7 +59,6 @@ class Documents:
 
     Attributes:
         inputs: the files to read, in order.
-        duplicates: as given.
     """
 
     def __init__(

@@ -39,6 +39,7 @@ _FOREIGN = {  # (offset, bytes) of files that are not text in UTF-8 -> remedy
     (4, b"1AY&SY"): _PACKED, (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
     (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
     (0, b"%PDF-"): _OTHER, (0, b"{\\rtf"): _OTHER, (0, b"SQLite format 3\0"): _OTHER,
+    (0, b"\xd0\xcf\x11\xe0"): _OTHER, (0, b"Rar!\x1a"): _ARCHIVE, (0, b"7z\xbc\xaf"): _ARCHIVE,
     (0, b"PAR1\x15"): "it is parquet: set kind: parquet",
     (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",
 }  # fmt: skip
@@ -282,8 +283,7 @@ class TextFile(InputFile):
             data += chunk
             if len(data) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
-                    f"{self.path}: one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB: "
-                    "split it"
+                    f"{self.path}: a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
                 )
         halves = data[:64:2], data[1:64:2]  # one is only NUL in UTF-16, the other never
         if len(data) > 3 and any(map(all, halves)) and not all(map(any, halves)):
@@ -386,8 +386,7 @@ class JsonLines(InputFile):
             size += len(rest)
             if size > MAX_LINE_BYTES:
                 raise ValueError(
-                    f"{self.path}: a line of more than {MAX_LINE_BYTES >> 20} MiB: split the "
-                    "document"
+                    f"{self.path}: a line of more than {MAX_LINE_BYTES >> 20} MiB: split its text"
                 )
         if size:
             yield b"".join(pieces)

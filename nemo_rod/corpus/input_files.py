@@ -25,22 +25,24 @@ from nemo_rod.corpus.sources import SourceSpec
 T = TypeVar("T")
 # what a file begins with that stands for another one, or is a server's answer -> what it is
 _ANSWERS = (  # of servers in place of a file
-    rb"(error code: \d+|(error |http )?(\d{3}\b:? ?)?((repository|entry|page|file|object) )?"
-    rb"(not found|access( is)? ?denied|permission denied|forbidden|unauthorized|bad credentials|"
-    rb"bad request|bad gateway|moved permanently|invalid username or password|too many requests|"
-    rb"(api )?rate limit exceeded[^\n]*|internal server error|service (temporarily )?unavailable|"
+    rb"(error( code:)? \d+|302 found|<response \[\d+\]>|(curl|wget|fatal|remote): [^\n]*|"
+    rb"(redirecting|loading)\W*|((error|http):? )?(\d{3}\b:? ?)?(\w+ ){0,3}"
+    rb"(not found|(access)?denied( \(publickey\))?|forbidden|unauthorized|does not exist|expired|"
+    rb"bad (credentials|request|gateway)|moved (permanently|temporarily)|request blocked|see other|"
+    rb"(login|auth\w+) required|username or password|too many requests\b[^\n]*|rate limited|"
+    rb"limit exceeded\b[^\n]*|quota exceeded|(server|proxy) error|(temporary|permanent) redirect|"
+    rb"service (temporarily )?unavailable[^\n]*|please log in|invalid rev id: \S+|cannot get /\S*|"
     rb"gateway time-?out|no healthy upstream|upstream (connect error|request timeout)[^\n]*|"
     rb"access to \w+ \S+ is restricted[^\n]*|invalid credentials in authorization header|"
-    rb"(the specified )?(key|bucket|blob|file) does not exist|no ?such ?(key|bucket|file)|"
-    rb"the requested \w+[^\n]* not found[^\n]*|(moved permanently|found)\. redirecting to \S+|"
-    rb"cannot get /\S*|default backend - 404|quota exceeded|(request|link|url|token) has expired|"
-    rb"invalid rev id: \S+|(you need to|please) enable (javascript|cookies)( to [^\n]*)?))"
+    rb"no ?such ?(key|bucket|file)\b[^\n]*|the requested \w+[^\n]* not found[^\n]*|"
+    rb"(moved permanently|found)\. redirecting to \S+|(sorry, )?the \w+ you are looking for [^\n]*|"
+    rb"default backend - 404|(you need to|please) enable (javascript|cookies)( to [^\n]*)?))"
 )
+_SAID = rb"(?im)^([45]\d\d\b|\w+exception$|" + _ANSWERS + rb"\.?$)"
 _OF_ERRORS = re.compile(
     r"(?i)\S*(error|exception)\S*|message|detail|code|status(code)?|(__)?type|documentation_url|"
     r"title|instance|path|timestamp|success|reason|(request|trace)_?id|host_?id"
 )
-_SAID = rb"(?im)^([45]\d\d\b|\w+exception$|" + _ANSWERS + rb"\.?$)"
 _XML = rb"(?i)(<\?xml[^>]*>\s*)?"
 # Of a name that may be any text: README.md may begin with <div>, and config.json be {}.
 _PLAIN = re.compile(r"(?i)(^[^.]*|\.te?xt)(\.(gz|bz2|xz|zst))?$")
@@ -53,13 +55,13 @@ _EXCUSES = re.compile(
 )
 _PAGE = "an HTML page, as servers answer: fetch the file again, or name it .html if it is meant"
 _PLACEHOLDERS = (
-    (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/",
+    (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/|oid sha256:\w+\s+size ",
      "a pointer of Git LFS: run git lfs pull"),
     (rb"(\.\.[/\\])*(\.git)?[/\\]annex[/\\]objects[/\\]",
      "a pointer of git-annex: run git annex get on it"),
     (rb"# xet version \d", "a pointer of Xet: fetch the file again, with the installed hf_xet"),
     (_XML + rb"(<!--((?!-->).)*-->\s*)*(<(!doctype html|html|head|title|meta http-equiv)\b|"
-     rb"<(body|center|h\d|p|pre)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", _PAGE),
+     rb"<(body|center|h\d|p|pre|a)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", _PAGE),
     (_XML + rb"<((\w+:)?Error(Response)?\b[^>]*>\s*<(Error|\w+:exception|Code|Message)|"
      rb"(List\w*|Enumeration)Results?\b|soap\w*:Envelope\b)",
      "a storage's answer in XML: fetch the file again"),

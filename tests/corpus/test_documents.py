@@ -249,7 +249,7 @@ def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(tmp_path, monkey
     for limit in ("MAX_DOCUMENT_BYTES", "MAX_LINE_BYTES"):
         monkeypatch.setattr(f"nemo_rod.corpus.formats.{limit}", 64 << 20)
     refuse(web(tmp_path / "a.jsonl.zst"), "zst: a line of more than 64 MiB: split")
-    refuse(texts, "zst: one document of more than 64 MiB: split")
+    refuse(texts, "zst: a document of more than 64 MiB: split")
 
 
 def test_rows_of_parquet_unpack_a_few_at_a_time(tmp_path, monkeypatch):
