@@ -30,7 +30,7 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
-_ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
+_ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE), or repair it"
 _PACKED = "it is compressed: let its name end in .gz, .bz2, .xz or .zst"
 _ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
 _OTHER = "it is a document or database: extract its text"
