@@ -83,8 +83,7 @@ def leave_ray(status: int) -> None:
     a finished job would hold its nodes until its time limit. Python's own exit handlers run, Ray's
     among them.
     """
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if (ray := sys.modules.get("ray")) is None or not ray.is_initialized():
         return
     atexit._run_exitfuncs()
     for output in (sys.stdout, sys.stderr):

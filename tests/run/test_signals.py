@@ -42,7 +42,7 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_stop(tmp_path):
     assert "(Ctrl-C again: at once)" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=60)
-    assert "it was asked to stop, and ended" in out
+    assert "it was asked to stop, and ended (by the second Ctrl-C)" in out
 
 
 def ended(how: str) -> list[str]:

@@ -127,7 +127,7 @@ def run_process(
         heartbeat = HeartbeatFile(Path(folder) / "rank-0")
         env[HeartbeatFile.variable] = str(heartbeat.path)
         process = start(command, env)
-        with _forwarded_signals(process) as signals:
+        with _forwarded_signals(process, ending) as signals:
             # a thread, since a process that outlives the job may keep the pipe open
             reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
             reader.start()
@@ -255,13 +255,14 @@ def _follow(process: Running, log: TextIO, ending: Ending) -> None:
 
 
 @contextmanager
-def _forwarded_signals(process: Running) -> Iterator[list[int]]:
+def _forwarded_signals(process: Running, ending: Ending) -> Iterator[list[int]]:
     """Forwards stop signals to the job, which saves, or dies of a second Ctrl-C; yields them."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
         received.append(number)
         if number == signal.SIGINT and received.count(number) > 1:
+            ending["killed"] = "by the second Ctrl-C"
             return kill_tree(process.pid)
         if number == signal.SIGINT:
             print("Saving after this step, then stopping (Ctrl-C again: at once).", file=sys.stderr)
