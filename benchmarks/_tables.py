@@ -93,18 +93,26 @@ def controls_arms() -> list[Row]:
     return over_seeds(controls(), {name: f"`{name}`" for name in names})
 
 
+MIX = {
+    "fixed_20": "`fixed_20`", "fixed_32": "`fixed_32`", "fixed_43": "`fixed_43`",
+    "fixed_65": "`fixed_65`", "rod": "`rod`", "rod_averages": "`rod_averages`",
+    "mix_specialist": "`rod_mix`, target `specialist`", "rod_mix": "`rod_mix`",
+    "mix_m30": "`rod_mix`, target 1.28", "mix_m15": "`rod_mix`, target 1.43",
+    "mix_p00": "`rod_mix`, target 1.58", "mix_p15": "`rod_mix`, target 1.73",
+    "mix_p30": "`rod_mix`, target 1.88", "bound_15": "`rod_mix`, forgetting 0.15",
+    "bound_08": "`rod_mix`, forgetting 0.08",
+    "parts_4": "sources split into 4 by the base's loss",
+}  # fmt: skip
+
+
 def mix() -> list[Row]:
     runs = [read(f"mix/seed_{seed}")["arms"] for seed in (42, 43, 44)]
-    return over_seeds(runs, {
-        "fixed_20": "`fixed_20`", "fixed_32": "`fixed_32`", "fixed_43": "`fixed_43`",
-        "fixed_65": "`fixed_65`", "rod": "`rod`", "rod_averages": "`rod_averages`",
-        "mix_specialist": "`rod_mix`, target `specialist`", "rod_mix": "`rod_mix`",
-        "mix_m30": "`rod_mix`, target 1.28", "mix_m15": "`rod_mix`, target 1.43",
-        "mix_p00": "`rod_mix`, target 1.58", "mix_p15": "`rod_mix`, target 1.73",
-        "mix_p30": "`rod_mix`, target 1.88", "bound_15": "`rod_mix`, forgetting 0.15",
-        "bound_08": "`rod_mix`, forgetting 0.08",
-        "parts_4": "sources split into 4 by the base's loss",
-    }, of_rod=True)  # fmt: skip
+    return over_seeds(runs, MIX, of_rod=True)
+
+
+def mix_base() -> list[Row]:
+    arms = read("mix/base_43")["arms"]
+    return over_seeds([arms], {name: MIX[name] for name in MIX if name in arms}, of_rod=True)
 
 
 def sizes() -> list[Row]:
@@ -286,6 +294,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "budgets": budgets, "ideas": ideas, "known_texts": known_texts,
     **{name: partial(transfers, name) for name in _TRANSFERS},
     "real_english": real_english, "scarce": scarce, "smollm2": smollm2, "mix": mix,
+    "mix_base": mix_base,
 }  # fmt: skip
 
 
