@@ -130,7 +130,7 @@ LANES = (
         marker="fast",
     ),
     Lane("main_layouts", "layouts on main of Megatron-LM and Megatron-Bridge", 900, MAIN,
-         only=("tests/megatron/test_layouts.py",), marker="layouts"),
+         only=("tests/megatron/test_layouts.py", "tests/run/test_ends.py"), marker="layouts"),
     Lane("architectures", "every job of Qwen3.5 and Nemotron-H in many layouts", 3600),
     Lane("swap_in", "the selector in a job of Megatron-Bridge, in several layouts", 1800),
     Lane("rehearsal", "every setting of the paper in small, with all arms", 3600, everything=True),

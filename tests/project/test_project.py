@@ -266,14 +266,8 @@ def plain(wheel, tmp_path_factory):
     """What `pip install nemo-rod` makes of an empty environment: the wheel and what it requires."""
     folder = tmp_path_factory.mktemp("plain")
     zipfile.ZipFile(wheel).extractall(folder)
-    for name in (
-        "numpy",
-        "hydra-core",
-        "omegaconf",
-        "antlr4-python3-runtime",
-        "pyyaml",
-        "packaging",
-    ):
+    required = ("numpy", "hydra-core", "omegaconf", "antlr4-python3-runtime", "pyyaml", "packaging")
+    for name in required:
         distribution = importlib.metadata.distribution(name)
         for top in {Path(file).parts[0] for file in distribution.files or ()} - {"..", "."}:
             if (source := Path(str(distribution.locate_file(top)))).exists():

@@ -35,12 +35,8 @@ RENDERED = GOLDEN / "launch"
 READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
 # of one process and of many, of one GPU and of nodes, with seeds, mixtures and arms of all kinds
 RECIPES = (
-    *READ,
-    "toy_paper",
-    "toy_mixture",
-    "toy_generated",
-    "german_qwen3_0_6b",
-    "legal_qwen3_5_9b",
+    *(*READ, "toy_paper", "toy_mixture", "toy_generated"),
+    *("german_qwen3_0_6b", "legal_qwen3_5_9b"),
 )
 RENDER = {"local": Local().render, "slurm": Slurm().render, "ray": RayOnSlurm().render}
 CLUSTER = [
