@@ -351,9 +351,9 @@ def _tokens(backend: Any, text: str) -> list[str]:
 def _sentencepiece(name: str, file: Path) -> Any:
     """Returns sentencepiece's own reader of a file."""
     try:
-        from sentencepiece import SentencePieceProcessor
+        import sentencepiece.sentencepiece_model_pb2  # with which transformers reads the file
 
-        return SentencePieceProcessor(model_file=str(file))
+        return sentencepiece.SentencePieceProcessor(model_file=str(file))
     except Exception as error:  # missing, not for the installed protobuf, or a list of tiktoken's
         raise ValueError(
             f"tokenizer {name!r} comes as {file.name} alone, which sentencepiece does not read "
