@@ -36,8 +36,7 @@ class Element:
     def commands(self) -> list[list[str]]:
         """Returns the command lines that make it from nothing, without the program's name."""
         tasks = ["tasks=paper"] if self.tasks else []
-        runs = map(str.split, self.runs)
-        lines = [["run", f"recipe={first}", *more, *tasks] for first, *more in runs]
+        lines = [["run", *f"recipe={run}".split(), *tasks] for run in self.runs]
         *others, last = self.recipes
         if others:
             folders = ",".join(f"runs/{name}" for name in others)

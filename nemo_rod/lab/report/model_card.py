@@ -12,6 +12,7 @@ from nemo_rod.files import read_bytes, read_json, write_whole
 from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.table import markdown
 from nemo_rod.lab.report.verdict import sentences
+from nemo_rod.run.hub import is_here
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -75,8 +76,8 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
         from huggingface_hub import ModelCardData
 
         base, specs, sources = config.model.hf or _NOTHING, config.domain.specs, []
-        is_local = Path(base).expanduser().is_dir()
-        datasets = {s.name: s.path for s in specs if s.path and not Path(s.path).exists()}
+        is_local = is_here(base)
+        datasets = {spec.name: spec.path for spec in specs if spec.path and not is_here(spec.path)}
         for spec in specs:
             manifest = run.blocks / spec.role / spec.name / "manifest.json"
             count = read_json(manifest).get("count") if manifest.exists() else None
