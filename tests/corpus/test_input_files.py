@@ -251,7 +251,8 @@ PLACEHOLDERS = {  # by what the sentence says
         b"<!DOCTYPE html>\n<html><body>404</body></html>",
         b"\xef\xbb\xbf\r\n<html>\r\n<head><title>502 Bad Gateway</title>",
         b'<?xml version="1.0"?>\n<!-- x -->\n<!doctype HTML PUBLIC "">',
-        b"<center>\n<h1>503 Service Temporarily Unavailable</h1></center>", b"<p>Not found</p>",
+        b"<center>\n<h1>503 Service Temporarily Unavailable</h1></center>",
+        b"<p>The requested URL was not found on this server.</p>", b"<p>Not found</p>",
     ],
     "a storage's answer in XML: fetch the file": [
         b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>',
@@ -315,7 +316,8 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data, sentence):
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.html.gz", "<html>a page that is meant</html>"),
+        ("a.html", "<html>a page that is meant</html>"),
+        ("a.htm.gz", "<!DOCTYPE html>"),
         ("a.txt", "A text about <html> and version https://git-lfs.github.com/spec/v1"),
         ("a.xml", "<?xml version='1.0'?><Errors><Error>a log</Error></Errors>"),
         ("a.txt", "2023"),

@@ -118,13 +118,7 @@ class Setting:
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def rod(
-        self,
-        layout: str,
-        parallel: Parallel,
-        *options: str,
-        **scoring: Any,
-    ) -> list[Any]:
+    def rod(self, layout: str, parallel: Parallel, *options: str, **scoring: Any) -> list[Any]:
         """Trains RoD in a layout; returns its records. Layout and scoring name the folder."""
         folder = self._folder(layout, scoring)
         job = self.rod_job(folder, parallel, scoring=scoring)

@@ -1,7 +1,7 @@
 """A recipe of seconds: `toy_synthetic` on a few blocks, with a whole RoD arm.
 
 `small_run` of conftest.py runs it with a part of each kind of the example package in
-docs/examples, and with a branch of its arm.
+docs/examples, and with branches of its arm beside their unbroken counterparts.
 """
 
 import csv
@@ -35,13 +35,17 @@ EXTENDED = (
     *("selection.score=relative", "logger=[lines,modules]", "launcher.kind=timed"),
     *("example.parameters=true", "example.shares=2"),
 )
-# A branch of RoD that is RoD: it comes to an end as that does.
-BRANCH, AT = "end", 4
+BRANCHES = {  # and the arms that they are equal to
+    "end": "{of: rod, at: 2, anneal: 3}",
+    "end_unbroken": "{of: rod, steps: 5, train: {warmup_steps: 1, decay_steps: 3}}",
+    "longer": "{of: rod, at: 4, steps: 8}",
+    "longer_unbroken": "{of: rod, steps: 8, train: {warmup_steps: 1, decay_steps: 2}}",
+}
 SCHEDULED = (
     *("checkpoint.every=2", "checkpoint.keep=4", "train.warmup_steps=1", "train.decay_steps=2"),
-    f"+variants.{BRANCH}={{of: rod, at: {AT}, anneal: {STEPS - AT}}}",
+    *(f"+variants.{name}={variant}" for name, variant in BRANCHES.items()),
 )
-WHOLE = (*EXTENDED, *SCHEDULED, f"arms=[{','.join([*ARMS, BRANCH])}]")
+WHOLE = (*EXTENDED, *SCHEDULED, f"arms=[{','.join([*ARMS, *BRANCHES])}]")
 
 
 def write_rows(path: Path) -> None:
@@ -66,7 +70,8 @@ def assert_is_the_unbroken_arm(branch: Path, whole: Path, trunk: Path, at: int, 
         for rows in (own, other)
     ]
     assert lasting[0] == lasting[1]
-    assert len({(arm / "hf/model.safetensors").read_bytes() for arm in (branch, whole)}) == 1
+    weights = "hf/model.safetensors"
+    assert (branch / weights).read_bytes() == (whole / weights).read_bytes()
     # those before are the trunk's, to the time that they took
     assert own[:at] == before[:at] and own[at:] != before[at : len(own)]
     assert json.loads((branch / "arm.json").read_text())["steps"] == len(own) == steps

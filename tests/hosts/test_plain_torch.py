@@ -307,10 +307,7 @@ NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns
         (lambda: model("gpt2", **GPT2), "has 16 positions, but 24 tokens of the blocks in made_up"),
         (lambda: model("llama").to("meta"), "weights of LlamaForCausalLM are on the device 'meta'"),
         (lambda: torch.nn.DataParallel(model("llama")), "DataParallel has no config or no get_out"),
-        (
-            lambda: with_config(SimpleNamespace(vocab_size=64)),
-            "Wrapped has no config",
-        ),
+        (lambda: with_config(SimpleNamespace(vocab_size=64)), "Wrapped has no config"),
     ],
 )
 def test_models_that_it_cannot_score_are_refused(build: Callable[[], Any], sentence: str) -> None:

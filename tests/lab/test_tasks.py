@@ -15,11 +15,7 @@ import pytest
 from command_line import composed, nemo_rod
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.lab.tasks.held_out_questions import (
-    NUM_CHOICES,
-    questions,
-    write_held_out_tasks,
-)
+from nemo_rod.lab.tasks.held_out_questions import NUM_CHOICES, questions, write_held_out_tasks
 from nemo_rod.lab.tasks.lm_eval_job import (
     TaskJob,
     capability_accuracy,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
-from tiny_recipe import ARMS, BATCH, BRANCH, EXAMPLE, EXTENDED, SHARE, STEPS, WHOLE, write_rows
+from tiny_recipe import ARMS, BATCH, BRANCHES, EXAMPLE, EXTENDED, SHARE, STEPS, WHOLE, write_rows
 
 from nemo_rod import parts
 from nemo_rod.corpus import BlockStore
@@ -79,7 +79,7 @@ def test_logger_and_launcher(small_run):
         ]
         assert {line["run"] for line in shown} == {f"toy_synthetic/{name}"}
     rows = [line.split("\t") for line in (small_run / "seconds.tsv").read_text().splitlines()]
-    jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", BRANCH]
+    jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", *BRANCHES]
     assert [name for name, _ in rows] == [*jobs, "evaluate"]
     assert all(float(seconds) > 0 for _, seconds in rows)
 
@@ -146,7 +146,7 @@ def test_a_second_run_has_nothing_to_do(small_run, installed):
     done = nemo_rod("run", *WHOLE, "dry_run=true", cwd=small_run.parent, packages=installed)
     assert done.returncode == 0, done.stderr
     # all but the report, which is made again
-    assert done.stderr.count(": done  (") == 9
+    assert done.stderr.count(": done  (") == 8 + len(BRANCHES)
 
 
 FILE, ANY = "FILE.py:NAME", "or a name that a package registers."

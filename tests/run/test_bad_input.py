@@ -61,7 +61,7 @@ def by_command(*words: str) -> str:
     done = nemo_rod(*words, cwd=Path.cwd())
     *titles, sentence = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "") and sentence.startswith("nemo-rod: "), done
-    assert all(line.startswith(("[", "  ")) for line in titles), titles
+    assert all(line.startswith(("[", "  adaptation/")) for line in titles), titles
     return sentence
 
 

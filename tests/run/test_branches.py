@@ -5,16 +5,17 @@ import pytest
 pytest.importorskip("torch")
 
 from command_line import composed
-from tiny_recipe import AT, BRANCH, RECIPE, SCHEDULED, STEPS, assert_is_the_unbroken_arm
+from tiny_recipe import RECIPE, SCHEDULED, assert_is_the_unbroken_arm
 
 from nemo_rod.run import branches
 from nemo_rod.run.checks import check
 from nemo_rod.selection import Curriculum
 
 
-def test_a_branch_that_ends_like_its_trunk_is_its_trunk(small_run):
-    branch, trunk = (small_run / "arms" / name for name in (BRANCH, "rod"))
-    assert_is_the_unbroken_arm(branch, trunk, trunk, AT, STEPS)
+@pytest.mark.parametrize(("name", "at", "steps"), [("end", 2, 5), ("longer", 4, 8)])
+def test_a_branch_is_the_unbroken_arm(small_run, name, at, steps):
+    arms = [small_run / "arms" / arm for arm in (name, f"{name}_unbroken", "rod")]
+    assert_is_the_unbroken_arm(*arms, at, steps)
 
 
 def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):

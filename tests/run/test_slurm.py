@@ -16,8 +16,8 @@ from command_line import composed
 from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
 from slurm_cluster import Cluster, slurm_cluster, wait_for
-from tiny_recipe import AT, BRANCH, SCHEDULED, STEPS, assert_is_the_unbroken_arm
 from tiny_recipe import RECIPE as TINY
+from tiny_recipe import SCHEDULED, assert_is_the_unbroken_arm
 
 from nemo_rod.hosts.nemo_rl.on_slurm import RayOnSlurm
 from nemo_rod.run.stages import Stages
@@ -193,16 +193,16 @@ def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) 
 
 
 def test_a_branch_is_a_job_after_its_trunk(cluster: Cluster, tmp_path: Path) -> None:
-    """To the bit, it is its trunk, as which it comes to an end."""
-    recipe = [*TINY, *SCHEDULED, f"arms=[rod,{BRANCH}]"]
+    """To the bit, it is the unbroken arm, which is a job of its own."""
+    recipe = [*TINY, *SCHEDULED, "arms=[rod,end,end_unbroken]"]
     chain = Chain(cluster, tmp_path / "run", {})
     run = [f"run_dir={chain.run_dir}", "report.max_controls=0"]
     nemo_rod("run", *recipe, *ON_SLURM, *run, cluster=cluster)
     cluster.wait(1500)
     assert {chain.job(stage)["JobState"] for stage in chain.numbers} == {"COMPLETED"}
-    assert chain.events("rod")[-1]["time"] <= chain.events(BRANCH)[0]["time"]
-    arms = [chain.run_dir / "arms" / arm for arm in (BRANCH, "rod", "rod")]
-    assert_is_the_unbroken_arm(*arms, AT, STEPS)
+    assert chain.events("rod")[-1]["time"] <= chain.events("end")[0]["time"]
+    arms = [chain.run_dir / "arms" / arm for arm in ("end", "end_unbroken", "rod")]
+    assert_is_the_unbroken_arm(*arms, at=2, steps=5)
 
 
 def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
