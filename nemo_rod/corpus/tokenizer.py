@@ -1,10 +1,8 @@
-"""What a tokenizer is, and by what it is recognised, and how one is loaded.
+"""What a tokenizer is, and by what it is recognised.
 
 A tokenizer is identified by its behaviour. Its *fingerprint* hashes the token ids of fixed probe
 texts and of samples of its own vocabulary, wherever its files are and whatever library wrote them.
 """
-
-from __future__ import annotations
 
 import hashlib
 import os
@@ -17,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from nemo_rod.files import read_json, write_json
 
-BYTE = "byte"  # the name of the tokenizer whose ids are bytes
 PROBES = (
     "The quick brown fox jumps over the lazy dog. It's 12,345.67 miles; isn't it?",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich, § 433 Abs. 1 BGB.",
@@ -67,31 +64,6 @@ def whole_characters(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> NDArray[np
         if not tokenizer.decode(ids[max(0, end - 8) : end]).endswith("\ufffd"):
             return ids[:end]
     return ids  # unchanged
-
-
-def load_tokenizer(
-    name: str, *, eod: int | None = None, trust_remote_code: bool = False
-) -> Tokenizer:
-    """Loads a tokenizer by name.
-
-    Args:
-        name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
-        eod: the id that ends a document; None for the tokenizer's own EOS token. The EOS token of
-            a model with a chat template may end the turns of a conversation, and be unknown to its
-            base.
-        trust_remote_code: whether code that comes with the tokenizer may run.
-
-    Raises:
-        ValueError: the tokenizer does not exist, is not a fast one, has no token that ends a
-            document, or comes with code that may not run.
-    """
-    if name == BYTE:
-        from nemo_rod.corpus.adapters.byte_tokenizer import ByteTokenizer
-
-        return ByteTokenizer(eod)
-    from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-
-    return HuggingFaceTokenizer(name, eod=eod, trust_remote_code=trust_remote_code)
 
 
 def fingerprint_of(tokenizer: Tokenizer) -> str:

@@ -1,14 +1,13 @@
 """Blocks of a store as text, by the tokenizer that made it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
+from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import read_json
 
 _SHOWN_TOKENS = 512  # tokens of a block that the report shows

@@ -3,6 +3,16 @@
 import os
 
 import pytest
+from corpus_cases import make_corpus, run
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A corpus that no test changes, and its store."""
+    folder = tmp_path_factory.mktemp("shared")
+    corpus = make_corpus(folder / "data")
+    run(folder / "blocks", corpus)
+    return corpus, folder / "blocks"
 
 
 @pytest.fixture(autouse=True)

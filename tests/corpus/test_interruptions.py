@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus_cases import make_corpus, run, source, texts, tree, write
+from corpus_cases import run, source, texts, tree, write
 from mishaps import largest_file
 
 from nemo_rod.corpus import SourceSpec, encode
@@ -117,7 +117,6 @@ while True:
     shutil.rmtree(root)
 print("kills", kills)
 """
-Whole = tuple[list[SourceSpec], dict[str, str]]
 TURNS = ("thinned", "again", "raised", "otherwise")
 
 
@@ -141,15 +140,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The corpus, and the files that a run makes of it in a single go."""
-    folder = tmp_path_factory.mktemp("whole")
-    corpus = make_corpus(folder / "data")
-    run(folder / "blocks", corpus)
-    return corpus, tree(folder / "blocks")
-
-
 WITH_WORKERS = """
 import sys
 from pathlib import Path
@@ -164,7 +154,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_leave_with_a_parent_that_is_killed(tmp_path, whole):
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path, shared):
     program = tmp_path / "program.py"
     program.write_text(WITH_WORKERS)
     process = subprocess.Popen(
@@ -180,13 +170,13 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path, whole):
     while is_alive(process.pid):
         assert time.monotonic() < deadline, "workers outlive the process that started them"
         time.sleep(0.05)
-    check_resumed(tmp_path / "killed", whole)
+    check_resumed(tmp_path / "killed", shared)
 
 
-def check_resumed(unfinished: Path, whole: Whole) -> None:
+def check_resumed(unfinished: Path, shared: tuple[list[SourceSpec], Path]) -> None:
     """Resumes an unfinished run, and compares it with one in a single go."""
-    run(unfinished, whole[0])
-    assert tree(unfinished) == whole[1]
+    run(unfinished, shared[0])
+    assert tree(unfinished) == tree(shared[1])
 
 
 def is_alive(session: int) -> bool:
@@ -201,7 +191,7 @@ def is_alive(session: int) -> bool:
     return False
 
 
-def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(tmp_path, whole, monkeypatch):
+def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(tmp_path, shared, monkeypatch):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
     calls = 0
 
@@ -214,19 +204,19 @@ def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(tmp_path, whole, mo
             os.kill(next(c for c in command if b"spawn_main" in command[c]), signal.SIGKILL)
 
     with pytest.raises(ValueError, match="a tokenising process was ended from outside"):
-        run(tmp_path / "killed", whole[0], workers=2, progress=kill_a_worker, checkpoint_seconds=0)
-    check_resumed(tmp_path / "killed", whole)
+        run(tmp_path / "killed", shared[0], workers=2, progress=kill_a_worker, checkpoint_seconds=0)
+    check_resumed(tmp_path / "killed", shared)
 
 
 @pytest.mark.parametrize("limit", [700, 5_000, 60_000])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, whole, monkeypatch, limit):
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, shared, monkeypatch, limit):
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 4000)
     with (
         pytest.raises(ValueError, match=rf"^no room left for the blocks in {tmp_path}/full \(.*$"),
         largest_file(limit),
     ):
-        run(tmp_path / "full", whole[0], checkpoint_seconds=0)
-    check_resumed(tmp_path / "full", whole)
+        run(tmp_path / "full", shared[0], checkpoint_seconds=0)
+    check_resumed(tmp_path / "full", shared)
 
 
 def test_a_file_that_changes_in_the_middle_is_read_anew(tmp_path, monkeypatch):

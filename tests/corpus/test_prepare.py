@@ -13,7 +13,6 @@ from corpus_cases import (
     BYTE,
     S,
     interrupted,
-    make_corpus,
     manifest,
     run,
     stop_at,
@@ -26,15 +25,6 @@ from corpus_cases import (
 
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.corpus.pack import pack
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A corpus that no test changes, and its store."""
-    folder = tmp_path_factory.mktemp("shared")
-    corpus = make_corpus(folder / "data")
-    run(folder / "blocks", corpus)
-    return corpus, folder / "blocks"
 
 
 @pytest.fixture

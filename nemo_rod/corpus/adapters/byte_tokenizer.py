@@ -1,7 +1,5 @@
 """The tokenizer of the toys: raw bytes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -28,13 +28,10 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, ove
 
 from nemo_rod import parts
 from nemo_rod.hosts.job_policy import Watch
-from nemo_rod.selection.candidates import Candidates
 
 if TYPE_CHECKING:
     from nemo_rod.hosts.swap_in.job import Installed
     from nemo_rod.selection import OnNonfinite, Policy
-
-MULTIPLIER = Candidates.multiplier
 
 
 class _Data(TypedDict, total=False):
@@ -82,7 +79,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             on_nonfinite: treatment of a score that is not finite: "refuse", by default, or
                 "exclude" the sample.
             multiplier: candidates per trained sample (m), any number >= 1; by default
-                `MULTIPLIER`, and 1 for a policy that takes them all.
+                that of `Candidates`, and 1 for a policy that takes them all.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
                 checkpoint folder, and none if the job saves no checkpoints.
             validation_every: steps between two measurements of held-out losses by source, which are

@@ -23,7 +23,6 @@ from nemo_rod.bounds import check_value
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
 from nemo_rod.hosts.job_record import JobRecord, job_header
 from nemo_rod.hosts.save_helpers import end_with_rank
-from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
     JobData,
@@ -133,7 +132,11 @@ class Job:
     around: Callable[[Callable, Any, int, Any, int], Callable]
 
     def __init__(
-        self, *, roles: Roles, multiplier: float = MULTIPLIER, out: str | Path | None = None
+        self,
+        *,
+        roles: Roles,
+        multiplier: float = Candidates.multiplier,
+        out: str | Path | None = None,
     ) -> None:
         check_value(Candidates, "multiplier", multiplier)
         self.roles, self.multiplier = roles, multiplier

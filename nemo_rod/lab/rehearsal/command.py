@@ -196,16 +196,16 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         notes.append("model.provider needs GPUs, and is rehearsed without")
     folder.mkdir(parents=True, exist_ok=True)
     if config.model.hf is not None:
-        from nemo_rod.corpus.tokenizer import BYTE, load_tokenizer
+        from nemo_rod.corpus.adapters.tokenizers import BYTE, load_tokenizer
         from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
 
         stages = parallel.pipeline * parallel.virtual_pipeline
         model = small_model(config, stages, keeps_vocabulary=not is_made)
         write_checkpoint(model, places.checkpoint, precision=config.model.precision)
         own = config.domain.tokenizer if "model.hf" in silent else config.model.hf
-        load_tokenizer(
-            BYTE if is_made else own, trust_remote_code=config.model.trust_remote_code
-        ).save_pretrained(places.checkpoint)
+        trusts = config.model.trust_remote_code
+        tokenizer = load_tokenizer(BYTE if is_made else own, trust_remote_code=trusts)
+        tokenizer.save_pretrained(places.checkpoint)
     check(small)
     if capabilities := section(config, Tasks).capabilities:
         _write_tasks(sorted({name for names in capabilities.values() for name in names}), places)
