@@ -83,7 +83,7 @@ class Optimisation:
     warmup_fraction: float = key(0.05, "in [0, 1)")  # share of the steps spent on linear warm-up
     warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
     decay_fraction: float = key(0.3, "in [0, 1]")  # share of the steps spent on final cosine decay
-    decay_steps: int | None = key(None, ">= 0")  # in steps, 0: none; null: by decay_fraction
+    decay_steps: int | None = key(None, ">= 0")  # 0: no decay; null: decay_fraction says
     adam_beta1: float = key(0.9, "in [0, 1)")  # decay rate of the first moment
     adam_beta2: float = key(0.95, "in [0, 1)")  # decay rate of the second moment
     adam_eps: float = key(1e-8, "> 0")  # added to the root of the second moment

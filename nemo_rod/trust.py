@@ -11,7 +11,7 @@ from typing import Any
 
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_TAKEN = re.compile(r"oc\.env:\s*([^},\s]*)")  # in any text, which would become a part of it
+_TAKEN = re.compile(r"oc\.env:\s*([^},\s]*)")  # wherever a text would take in a variable
 # Names of values that open accounts. A "token" alone may be one of text, but not in a variable.
 _SECRET = (
     r"(password|passwd|passphrase|secret|credential)s?"

@@ -166,7 +166,7 @@ class _Build:
             state["in_place"] = [i.in_place for i in inputs if i.in_place]
         state["modified"] = self._modified
         self._state: dict[str, Any] = state
-        self.documents: dict[str, Any] | None = state["documents"]  # to resume from
+        self.documents: dict[str, Any] | None = state["documents"]  # where reading resumes
         self.commit: str | None = state.get("commit")  # revision of the source
         self.description |= {k: v for k in ("commit", "in_place") if (v := state.get(k))}
         size, eod = settings.block_size, settings.tokenizer.eod_id

@@ -24,7 +24,7 @@ from nemo_rod.corpus.sources import SourceSpec
 
 T = TypeVar("T")
 # what a file begins with that stands for another one, or is a server's answer -> what it is
-_ANSWERS = (  # of servers in place of a file
+_ANSWERS = (  # what servers send in place of a file
     rb"(error( code:)? \d+|302 found|<response \[\d+\]>|(curl|wget|fatal|remote): [^\n]*|"
     rb"(redirecting|loading)\W*|((error|http):? )?(\d{3}\b:? ?)?(\w+ ){0,3}"
     rb"(not found|(access)?denied( \(publickey\))?|forbidden|unauthorized|does not exist|expired|"

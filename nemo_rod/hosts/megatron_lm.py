@@ -90,7 +90,7 @@ def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
     build, signature = training.build_train_valid_test_datasets, inspect.signature(Builder.__init__)
 
     def build_on_every_rank(*args: Any, **kwargs: Any) -> tuple:
-        reads_here: list[bool] = []  # by builder: whether the job itself builds its data here
+        reads_here: list[bool] = []  # per builder: whether the job itself builds its data here
         make = Builder.__init__
 
         def make_on_every_rank(*args: Any, **kwargs: Any) -> None:

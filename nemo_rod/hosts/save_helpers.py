@@ -20,7 +20,7 @@ def end_with_rank() -> None:
     from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 
     for name in ("get_write_results_queue", "_get_write_results_queue"):  # until core 0.16
-        if theirs := getattr(filesystem_async, name, None):  # whose signature is checked again
+        if theirs := getattr(filesystem_async, name, None):  # its signature is checked again
             ours = functools.wraps(theirs)(lambda mp_mode="spawn": _results_queue(mp_mode))
             setattr(filesystem_async, name, ours)
     writer = getattr(async_utils, "PersistentAsyncCaller", None)

@@ -18,7 +18,7 @@ from nemo_rod.trust import UntrustedCodeError, is_secret
 _OF_JOBS = re.compile(r"cluster\.(setup|python|env|image|mounts|(cpu_)?sbatch)|launcher\.nemo_rl")
 # code by another name: definitions and options of lm-eval's, keys of NeMo-RL's, kernels of the hub
 _CODE = re.compile(r"tasks\.(include|arguments)|nemo_rl|model\..*implementation\w*")
-_MOST_EVENTS = 200_000  # of YAML: two a value
+_MOST_EVENTS = 200_000  # YAML has about two a value
 _DEEPEST = 64
 _RESOLVED = re.compile(r"(?<!\\)(\\\\)*\$\{")  # a reference that OmegaConf would replace
 # keys that name parts -> their kind, and what is left of their section for any that is not ours

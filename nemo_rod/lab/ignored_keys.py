@@ -54,7 +54,7 @@ def check_positions(config: Config, stages: Sequence[Stage]) -> str:
         described = read_json(file)
     if all(stage.name != "base" for stage in stages):
         return ""
-    inner = described.get("text_config")  # of a multimodal model
+    inner = described.get("text_config")  # a multimodal model has one
     text = inner if inner and isinstance(inner, dict) else described
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     rope = rope if isinstance(rope, dict) else {}

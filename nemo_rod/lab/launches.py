@@ -37,7 +37,7 @@ def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Con
             f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
         )
     composed, _, left = _as_data(file, trusted=bool(trusted))
-    composed.run_dir = str(run_dir.absolute())  # which may have been moved since
+    composed.run_dir = str(run_dir.absolute())  # the folder may have been moved since
     composed.model.trust_remote_code = bool(trusted)
     if file.lstat().st_uid != os.geteuid():  # another user may read the page of these results
         composed.report.seeds, composed.report.settings = [], []

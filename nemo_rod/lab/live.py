@@ -62,10 +62,10 @@ class Screen:
     """
 
     config: Config
-    names: Sequence[str]  # of the stages
+    names: Sequence[str]  # all stages
     bars: Progress
     terminal: TextIO
-    number: int = field(default=0, init=False)  # of the stage in progress, from 1
+    number: int = field(default=0, init=False)  # stage in progress, from 1
     hours: dict[str, float] = field(default_factory=dict, init=False)  # left as this stage began
 
     def __post_init__(self) -> None:

@@ -180,7 +180,7 @@ class _Megatron(_Parquet):
                     yield table.drop_columns("input_ids")
 
             super().write(out, others(), first_row)
-        sync(binary)  # before the part that promises these blocks
+        sync(binary)  # the next part promises these blocks
 
     def finish(self) -> None:
         n, rest = divmod((self.out / "__megatron__/blocks.bin").stat().st_size, 4 * self.block_size)

@@ -19,7 +19,7 @@ corpus and its planned time instead, in half a minute: of one stage after the ot
 GPUs together. `nemo-rod plan recipe=NAME` has the details."""
 _HEADER = ("recipe", "model", ">new tokens", ">replay", "runs on", ">wall", ">GPU-hours")
 _TOYS = ("toy_synthetic", "toy_paper")  # other toys are of one experiment each
-_SHORTEST, _WIDTH = 40, 96  # of a description, and of its lines
+_SHORTEST, _WIDTH = 40, 96  # characters of a description, and of a line
 
 
 def declare(parser: Arguments) -> None:

@@ -228,7 +228,7 @@ def place(events: Sequence[Mapping[str, Any]]) -> str:
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
-    from nemo_rod.lab.metrics import read_metrics  # which needs NumPy
+    from nemo_rod.lab.metrics import read_metrics  # needs NumPy
 
     job, metrics = folder / "job.json", folder / "metrics.jsonl"
     with interpreting(job):

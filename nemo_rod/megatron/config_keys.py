@@ -98,7 +98,7 @@ def _settings(config: Any) -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
                         yield (*place, key), name, each, _other(each)
             elif value != default and not isinstance(value, dict):
                 others = {name: each for name, each in inner.to_dict().items() if name != key}
-                with suppress(Exception):  # of a class that needs the key
+                with suppress(Exception):  # the class may need the key
                     if getattr(type(inner).from_dict(others), key, value) == value:
                         continue  # the others say as much, or the class does not read it
                 if isinstance(value, list) and isinstance(default, list):

@@ -106,7 +106,7 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"  # may list other tensors than its files
         if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
             write_json(index, {**listed, "weight_map": written})
-        code = bool(bridge.hf_pretrained.trust_remote_code)  # as a merge copies it: with consent
+        code = bool(bridge.hf_pretrained.trust_remote_code)  # its code is copied by consent alone
         base = str(bridge.hf_pretrained.model_name_or_path)
         base = base if Path(base).is_dir() else snapshot_download(base, local_files_only=True)
         copy_beside(Path(base), folder, code=code)

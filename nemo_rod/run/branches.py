@@ -25,7 +25,7 @@ from nemo_rod.files import remove, write_whole
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.held_out import START_FILE
 
-_CONFIG = "run_config.yaml"  # in a checkpoint; it has the identity of the run's data
+_CONFIG = "run_config.yaml"  # a checkpoint's file; it identifies the run's data
 
 
 def find_checkpoint(trained: Path, step: int) -> Path:

@@ -129,7 +129,7 @@ class HandOver:
     def run(self) -> None:
         """Makes the folder and renames it into place."""
         inputs, unfinished = _plain(self.inputs()), partial(self.folder)
-        if self.name != "base":  # of which our own link may lead to the checkpoint
+        if self.name != "base":  # a link of ours may lead to its checkpoint
             refuse_links(unfinished)
         write_json(unfinished / "inputs.json", {"inputs": inputs}, below=unfinished.parent)
         try:

@@ -33,7 +33,7 @@ _WHOLE: dict[str, tuple[Kind, str]] = {
 class ArmName:
     """A parsed name of an arm."""
 
-    name: str  # as files spell it
+    name: str  # the spelling of files
     kind: Kind
     value: float  # replay share in percent (`fixed`), lambda (`merge`), else 0
     label: str  # readable name

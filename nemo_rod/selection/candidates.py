@@ -52,7 +52,7 @@ class Pool:
     step: int  # optimizer step, from 0
     block_ids: Ids  # int64 [C]
     is_replay_C: Mask  # bool [C]
-    source_C: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # in `sources`, [C]
+    source_C: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # rows of `sources`, [C]
     sources: Sequence[Any] = ()  # each with `name` and `role`
     seed: int = 0  # the arm's, for policies that draw at random
     steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown

@@ -18,7 +18,7 @@ import numpy as np
 from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
 from nemo_rod.selection.selector import BlockScorer
 
-START_FILE = "validation_start.json"  # in a run's folder: losses before its first step
+START_FILE = "validation_start.json"  # losses before a run's first step
 HELD_OUT = 64  # samples or blocks of every source that the losses of a job are measured on
 
 

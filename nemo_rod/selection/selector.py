@@ -62,7 +62,7 @@ class Selector:
     references: References | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
     score: Score = reducible_loss
-    seed: int = 0  # for policies that draw at random
+    seed: int = 0  # policies that draw at random use it
     steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:

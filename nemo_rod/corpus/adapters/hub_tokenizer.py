@@ -312,7 +312,7 @@ def _contradiction(name: str, file: Path) -> str:
 
 def _compare(name: str, backend: Any, source: Path, texts: Sequence[str]) -> None:
     """Refuses a tokenizer that cuts a text otherwise than the file it comes from."""
-    names: list[str] = []  # of tokens that sentencepiece does not know as such
+    names: list[str] = []  # tokens that are none of sentencepiece's own
     if source.suffix == ".json":
         own = _of_file(name, source, backend)
         _keep_whole(own)
@@ -351,7 +351,7 @@ def _tokens(backend: Any, text: str) -> list[str]:
 def _sentencepiece(name: str, file: Path) -> Any:
     """Returns sentencepiece's own reader of a file."""
     try:
-        import sentencepiece.sentencepiece_model_pb2  # with which transformers reads the file
+        import sentencepiece.sentencepiece_model_pb2  # transformers reads the file with it
 
         return sentencepiece.SentencePieceProcessor(model_file=str(file))
     except Exception as error:  # missing, not for the installed protobuf, or a list of tiktoken's

@@ -62,7 +62,7 @@ def run(job: TrainJob | ReferenceJob, config: dict[str, Any]) -> None:
             train(job, config)
         else:
             write_reference(job, config)
-    except RayError as error:  # from one of NeMo-RL's own calls
+    except RayError as error:  # NeMo-RL's own calls raise it
         raise WorkerFailed(sentence(error)) from error
 
 

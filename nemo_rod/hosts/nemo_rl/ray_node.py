@@ -36,9 +36,9 @@ NODE_PORTS = {
 WORKER_PORTS = (20, 199)
 # Below the ports that Linux hands out, and apart from those on which the nodes of other jobs meet.
 FIRST_PORT, PORTS_PER_JOB, JOBS = 10_000, 200, 50
-OBJECT_STORE_BYTES = 8 << 30  # at most; ids and losses need little
+OBJECT_STORE_BYTES = 8 << 30  # ids and losses need little
 OBJECT_STORE = "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"
-_MAX_CPUS = 32  # of a node; each may get a process, and each process takes two ports
+_MAX_CPUS = 32  # each may get a process, and a process takes two ports
 _JOIN_SECONDS = 600.0
 _STARTS = 3  # Ray gives up after 30 s; ray.sub starts it as often
 

@@ -124,7 +124,7 @@ def of_job(job: TrainJob | ReferenceJob) -> dict[str, Any]:
         **{key: getattr(o, key) for key in ("adam_beta1", "adam_beta2", "adam_eps")},
         "use_precision_aware_optimizer": o.precision_aware_optimizer,
         "optimizer_cpu_offload": o.optimizer_offload,
-        "optimizer_offload_fraction": float(o.optimizer_offload),  # of its state
+        "optimizer_offload_fraction": float(o.optimizer_offload),  # the share of its state
     }
     megatron["scheduler"] = {
         "lr_warmup_iters": o.warmup,

@@ -76,7 +76,7 @@ class TorchScorer:
         self.replicas = dist.get_world_size(group) if several else 1
         self.rank = dist.get_rank(group) if several else 0
         self.precision = ""
-        self._in_slices, self._dtype = True, torch.float32  # that of the logits
+        self._in_slices, self._dtype = True, torch.float32  # the logits' type
         self._head: Any = getattr(self.model, "get_output_embeddings", lambda: None)()
         self._refuse_unfit()
         accepted = inspect.signature(self.model.forward).parameters
@@ -129,7 +129,7 @@ class TorchScorer:
     def device(self) -> torch.device:
         """The device of the model."""
         weight: Any = next(self.model.parameters())
-        if isinstance(weight, DTensor):  # on the CPU between passes, if FSDP2 offloads it
+        if isinstance(weight, DTensor):  # FSDP2 may keep it on the CPU between passes
             return torch.device(weight.device_mesh.device_type)
         return torch.device(weight.device)
 
@@ -243,7 +243,7 @@ class TorchScorer:
         own, forward = vars(head).get("forward"), head.forward
 
         def losses(hidden_BSH: torch.Tensor) -> torch.Tensor:
-            if hidden_BSH.shape[:-1] != tokens_BS.shape:  # of a model that flattens them
+            if hidden_BSH.shape[:-1] != tokens_BS.shape:  # the model flattens them
                 return forward(hidden_BSH)
             loss_BT = self.token_losses(hidden_BSH[:, :-1], targets_BT, forward)
             return torch.nn.functional.pad(loss_BT, (0, 1), value=_MARK)[..., None]
@@ -276,5 +276,5 @@ class TorchScorer:
                 logits_BsV.float().flatten(0, 1), targets_Bs.flatten(), reduction="none"
             )
             parts.append(flat.view(targets_Bs.shape))
-            del logits_BsV  # before the next slice is made
+            del logits_BsV  # two slices would not fit
         return torch.cat(parts, dim=1)

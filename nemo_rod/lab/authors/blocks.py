@@ -34,8 +34,8 @@ from nemo_rod.roles import ROLES
 from nemo_rod.selection.references.folder import hash_heads
 
 HASHES = "content_hash.npy"
-_ROWS = 256  # at a time, 8 MB of their int64
-_MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # of a block on average; bytes of a column of texts
+_ROWS = 256  # read at once: 8 MB of int64
+_MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # a block's tokens, on average; a text column's bytes
 
 
 def content_hash(origin: str, tokens: NDArray[np.int32]) -> bytes:
@@ -97,7 +97,7 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
                 _refuse_long_texts(given, name)
                 try:
                     columns[name] = given.cast(kind)
-                except pa.ArrowException:  # of one value, which becomes null
+                except pa.ArrowException:  # one bad value becomes null
                     columns[name] = pa.concat_arrays(_each(given, kind))
                 is_wrong = columns[name].is_null().to_numpy(zero_copy_only=False)
                 if name == "content_hash":
@@ -192,7 +192,7 @@ def import_blocks(
     sources: dict[tuple[str, str], _Source] = {}
     done = seen = 0
     num_replay = _survey(folder, parts, may_repeat=repeated == "keep")
-    is_drawn = np.zeros(num_replay, dtype=bool)  # of replay, both splits, in order, by their run
+    is_drawn = np.zeros(num_replay, dtype=bool)  # replay of both splits, in their run's order
     is_drawn[random.Random(42).sample(range(num_replay), round(num_replay * pool_share))] = True
     try:
         for rows in (rows for part in parts for rows in _read(part)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo_rod.checkpoints.published import load_quietly
 
-_SCORED_TOKENS = 2048  # whose logits are held at once
+_SCORED_TOKENS = 2048  # tokens whose logits are held at once
 
 Sampled = tuple[list[list[int]], list[list[float]]]
 

@@ -45,16 +45,16 @@ from nemo_rod.lab.text import user_cache
 from nemo_rod.progress import Progress
 
 SHORTEST = 16
-_CACHE_BYTES = 8 * 2**30  # beside the weights of a small model, on a GPU of 24 GB
+_CACHE_BYTES = 8 * 2**30  # leaves room for a small model on a GPU of 24 GB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """The `options` of a source of kind ``generated``."""
 
-    seed: int = key(42, "in [0, 2**31)")  # of the sampling, with the number of the batch
+    seed: int = key(42, "in [0, 2**31)")  # sampling is seeded by it and the batch's number
     temperature: float = key(1.0, "> 0")  # 1: the model's own distribution
-    tokens: int | None = key(None, ">= 2")  # of a sequence; null: the model's context length
+    tokens: int | None = key(None, ">= 2")  # a sequence has; null: the model's context length
     batch: int | None = key(None, ">= 1")  # sequences sampled at once; null: see `batch_size`
     first: int = key(16, ">= 1")  # tokens of every text of `files` that the model continues
     eod: int | None = key(None, ">= 0")  # ends documents; null: the EOS of the model's tokenizer

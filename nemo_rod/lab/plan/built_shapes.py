@@ -198,7 +198,7 @@ def _mixer(layer: torch.nn.Module, config: Any, index: int, parameters: dict[str
         rotated = int(config.qk_rope_head_dim)
         head = int(config.qk_nope_head_dim) + rotated
         latent = int(config.kv_lora_rank) + int(getattr(config, "q_lora_rank", None) or 0)
-        saved_hidden += 2 * latent + rotated  # before and after their norms
+        saved_hidden += 2 * latent + rotated  # each is kept before and after its norm
         saved_tables = 4 * rotated
         saved["saved_split"] = 2 * heads * (head + int(config.v_head_dim))
     elif any("attn" in name and "linear" not in name for name in shapes):

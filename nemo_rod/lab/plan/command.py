@@ -476,7 +476,7 @@ def _notes_on_cost(
             f"specialist and the arm that it follows: {', '.join(in_all)}."
         )
     else:
-        setup = planned[-1][1]  # that of the recipe
+        setup = planned[-1][1]  # the recipe's own
         pool = stages.jobs.arm("rod", blocks).num_candidates
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
         seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)

@@ -18,6 +18,6 @@ class Plan:
     replay_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps
     peak_tflops: float | None = key(None, "> 0")  # dense peak TFLOP/s of a GPU in model.precision
     utilisation: float | None = key(None, "> 0")  # share of the peak that training reaches
-    startup_seconds: float | None = key(None, ">= 0")  # of a stage, before its first pass
+    startup_seconds: float | None = key(None, ">= 0")  # a stage takes before its first pass
     expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
     memory_reserve: float = key(0.1, "in [0, 1)")  # share kept for CUDA, NCCL and fragmentation

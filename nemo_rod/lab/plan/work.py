@@ -136,7 +136,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )
             )
-    if has_controls(config):  # at most so much
+    if has_controls(config):  # an upper bound
         most, train = section(config, Report).max_controls, config.train
         works.append(
             Work(

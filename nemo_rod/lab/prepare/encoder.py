@@ -26,7 +26,7 @@ class JoiningEncoder(Encoder):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if self._made_below is not None and error == (None, None, None):  # the blocks are there
-            for tokens in list(self._made_below.rglob("tokens.bin")):  # before folders go
+            for tokens in list(self._made_below.rglob("tokens.bin")):  # files first
                 with suppress(ValueError, OSError):  # behind a link, which is not followed
                     remove(tokens.parent, below=self._made_below.parent)
 

@@ -154,7 +154,7 @@ class FileTokens:
             last = int(np.searchsorted(self._ends_D, start + _TOKENS, side="right"))
             # a batch ends behind a document that is cut
             last = int(min([last - 1, *self._cut[self._cut >= first][:1]])) + 1
-            goes_on = last == first  # in a document of more tokens
+            goes_on = last == first  # the document has more tokens
             ends = np.array([start + _TOKENS]) if goes_on else self._ends_D[first:last]
             lengths = np.diff(ends, prepend=start)
             kept = ~dropped_D[first : first + len(ends)]

@@ -251,7 +251,7 @@ def _run(small: Config) -> list[Row]:
         starts = [event["time"] for event in events if event["event"] == "began"]
         seconds = max(0.0, last["time"] - starts[-1]) if starts else None  # clocks are set back
         rows.append(Row(name=stage.name, state=state, note=note, seconds=seconds))
-    if reason:  # before the first stage
+    if reason:  # no stage has begun
         rows.insert(0, Row(name="stages", state=FAILED, note=reason))
     if all(row.state == DONE for row in rows) and small.model.hf is not None:
         rows.append(_checked("losses", lambda: _compared(small)))

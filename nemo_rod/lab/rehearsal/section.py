@@ -14,7 +14,7 @@ class Rehearsal:
     run_dir: str | None = None  # folder of the rehearsal; null: run_dir with "_rehearsal"
     steps: int = key(8, ">= 2")  # updates of an arm with train.steps; the others in proportion
     model: str = one_of("small", "own")  # a small one of the same type, or the recipe's own
-    processes: int | None = key(None, ">= 1")  # at most; null: the GPUs here; no limit on CPU
+    processes: int | None = key(None, ">= 1")  # the most; null: the GPUs here; no limit on CPU
 
 
 @dataclass
@@ -23,4 +23,4 @@ class Probe:
 
     run_dir: str | None = None  # folder of the probe; null: run_dir with "_probe"
     steps: int = key(50, ">= 10")  # updates of each arm
-    price: float | None = key(None, ">= 0")  # of an hour of one process, for the cost of the run
+    price: float | None = key(None, ">= 0")  # an hour of one process; adds the cost of the run

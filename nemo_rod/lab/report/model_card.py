@@ -55,7 +55,7 @@ The licence of the model is that of its base and of these sources: state it here
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = "..."  # that of this file
+folder = "..."  # where the card lies
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 ```

@@ -88,7 +88,7 @@ def results_of(run: Run) -> dict[str, Any]:
     for name, arm in run.arms.items():
         keys = ("scored_tokens", "batch_size", "block_size", "steps")
         scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
-        has_terms = (arm.facts.get("train") or {}).get("terms")  # which read blocks, too
+        has_terms = (arm.facts.get("train") or {}).get("terms")  # terms read blocks, too
         if scored and batch_size and block_size and steps and not has_terms:
             costs[name] = {
                 "updates": steps,

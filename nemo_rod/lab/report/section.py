@@ -22,7 +22,7 @@ class Report:
     # fixed shares tried at most until two near ones enclose RoD's forgetting; 0: neither these nor
     # fixed_like_rod and schedule_like_rod
     max_controls: int = key(3, ">= 0")
-    gpu_hour_price: float | None = key(None, ">= 0")  # in any currency, for the page's costs
+    gpu_hour_price: float | None = key(None, ">= 0")  # any currency; adds money to the page's costs
     # continued on the page by base, no_replay, fixed and rod; null is the first tokens of held-out
     # blocks, for models below 200 MB; [] is none
     prompts: list[str] | None = None

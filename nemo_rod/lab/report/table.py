@@ -161,7 +161,7 @@ def arms_table(results: Results) -> Table:
     for column in (c for c in columns if any(row.get(c.key) is not None for row in rows)):
         other = [column.cell({column.key: row.get(alike.get(column.key, ""))}) for row in rows]
         is_repeated = other == [column.cell(row) for row in rows]
-        if column.key in ("scored", "budget"):  # as that of every other arm
+        if column.key in ("scored", "budget"):  # the same for every other arm
             is_repeated = {row[column.key] for row in rows} <= {None, 1.0}
         used.append(replace(column, is_detail=column.is_detail or is_repeated))
     return Table("arms", tuple(used), tuple(rows))

@@ -170,7 +170,7 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
     modules = [module for chunk in model for module in chunk.modules()]
     # up to core 0.16, GPT models need a number of predictors even if it is 0; hybrid ones reject 0
     bases = {base.__name__ for module in modules for base in type(module).__mro__}
-    none = 0 if "GPTModel" in bases else None  # by name: NVIDIA is about to delete the class
+    none = 0 if "GPTModel" in bases else None  # a name, as NVIDIA is about to delete the class
     blocks = [module.mtp for module in modules if "mtp" in module._modules]
     # a language model inside another model has its own configuration
     configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}

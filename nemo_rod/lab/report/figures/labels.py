@@ -102,7 +102,7 @@ def _placed(
         for distance, direction in itertools.product(_DISTANCES, _DIRECTIONS):
             cost = distance + 3 * (1 - direction[0])
             if cost >= cheapest:
-                continue  # before the slow part
+                continue  # spares the slow part
             offset = direction * (distance + half)
             box = np.concatenate([offset + mark - half, offset + mark + half])
             over = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])

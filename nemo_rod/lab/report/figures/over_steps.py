@@ -32,9 +32,9 @@ from nemo_rod.lab.report.style import NUM_SOURCES, light
 
 _MAX_BINS, _MIN_BINS = 80, 20
 _BLOCKS_PER_BIN = 256  # enough for a stable share
-_MAX_PASSES = 8  # that are marked
+_MAX_PASSES = 8  # more are not marked
 _STEP = "training step"
-_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # of m = 1.5, 2, 4, ...
+_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # m = 1.5, 2, 4, ...
 
 
 def replay_share(shown: Sequence[RunResults]) -> Picture | None:

@@ -39,7 +39,7 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
     base = [part for part in trained if part.name == "base"]
     known = list(dict.fromkeys([*names, *(part.name for part in trained)]))
     looks = _looks(trained, known)
-    columns = dict.fromkeys(key for part in arms for key in part.metrics.columns)  # of packages too
+    columns = dict.fromkeys(key for part in arms for key in part.metrics.columns)  # others', too
     alike = {role: [*_held_out(arms, role, by_source=False)] for role in ROLES}
     times, unit = _over_time(arms)
     made: list[tuple[str, str, Spec | None]] = [
