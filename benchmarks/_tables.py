@@ -4,6 +4,15 @@
 
 A line `<!-- table NAME: made by make docs -->` stands above a table whose body is written here; its
 head is the page's. `make docs` writes them all; with --check, a page that would change is named.
+
+With --check, so is a number in prose, of two decimals or more, that nothing stands behind. It is in
+a table of its page, or a comment of the page explains it, wherever it stands there:
+
+    <!-- prose: 0.109 = 1.730 - 1.621; 0.016 = smollm2/laws_42:arms.rod.forgetting_by_source.own -->
+    <!-- prose, set or said before: 0.15 0.08 -->
+    <!-- prose, no raw numbers were kept: 0.994 -->
+
+The operands are numbers in tables of the page, whole numbers, and values in files of raw numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESEARCH = ROOT / "docs" / "research"
+# pages that tell of research elsewhere
+TELLING = (ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("should-i", "cheaper", "mix")))
 MARK = re.compile(r"<!-- table (\w+): made by make docs -->\n\n((?:\|.*\n)+)")
 Arms = dict[str, dict[str, Any]]
 Row = Sequence[str]
@@ -310,15 +321,58 @@ def made(text: str) -> str:
     return MARK.sub(table, text)
 
 
+NUMBER = re.compile(r"(?<![\w.])\d*\.\d\d+(?!\w|\.\d)")  # no version, and no power of ten
+SAID = re.compile(r"<!-- prose(.*?):\s+(.*?)-->", re.DOTALL)
+ROW = re.compile(r"^\|.*$", re.MULTILINE)
+NO_PROSE = re.compile(r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+
+
+def wrong_in_prose(text: str, told: str) -> list[str]:
+    """Returns the numbers of a page's prose that are in no table of `told` and not explained."""
+    tables = {*NUMBER.findall("\n".join(ROW.findall(told)))}
+    in_prose, known, wrong = NUMBER.findall(NO_PROSE.sub("", text)), set(tables), list[str]()
+    for cell in tables:  # a number may have fewer decimals than its cell
+        known |= {f"{float(cell):.{digits}f}" for digits in range(2, len(cell.partition(".")[2]))}
+    for kind, said in SAID.findall(text):
+        for part in said.split(";") if not kind else said.split():
+            number, _, made = (word.strip() for word in part.partition("="))
+            if made and not is_made_of(float(number), len(number.partition(".")[2]), made, tables):
+                wrong.append(f"{number} = {made}")
+            if number not in in_prose:
+                wrong.append(f"{number}, explained and not there")
+            known.add(number)
+    return wrong + [n for n in in_prose if n not in known and f"0{n}" not in known]
+
+
+def is_made_of(number: float, digits: int, made: str, tables: set[str]) -> bool:
+    """Returns whether a formula gives a number but for its sign, to a unit of its last digit."""
+
+    def value(match: re.Match[str]) -> str:
+        found = read(match[1])
+        for key in match[2].split("."):
+            found = found[int(key) if isinstance(found, list) else key]
+        return repr(float(found))
+
+    formula = re.sub(r"([\w/]+):([\w.]+)", value, made)
+    typed = NUMBER.findall(re.sub(r"([\w/]+):([\w.]+)", "", made))
+    assert re.fullmatch(r"[\d.e+*/() -]+", formula), f"{made} is no formula"
+    unit = 10.0**-digits * (1 if typed else 0.5)
+    return tables.issuperset(typed) and abs(abs(eval(formula)) - number) < unit * 1.001
+
+
 def main() -> None:
-    """Writes the pages, or names those that would change."""
-    changed = []
-    for page in (ROOT / "README.md", *sorted(RESEARCH.glob("*.md"))):
+    """Writes the pages, or names those that would change, and their numbers that are typed."""
+    changed, everywhere = [], "".join(page.read_text() for page in RESEARCH.glob("*.md"))
+    for page in (*TELLING, *sorted(RESEARCH.glob("*.md"))):
         text = page.read_text()
         if (new := made(text)) != text:
             changed.append(page.relative_to(ROOT).as_posix())
             if "--check" not in sys.argv:
                 page.write_text(new)
+        told = everywhere if page in TELLING else text
+        prose = text if page in TELLING[1:] else ROW.sub("", text)  # their rows are typed, too
+        for number in wrong_in_prose(prose, told) if "--check" in sys.argv else ():
+            changed.append(f"{page.relative_to(ROOT).as_posix()} ({number})")
     print("changed:" if changed else "every table is that of its raw numbers", *changed)
     if changed and "--check" in sys.argv:
         sys.exit(1)
