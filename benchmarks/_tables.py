@@ -122,8 +122,8 @@ def mix() -> list[Row]:
 
 
 def mix_base() -> list[Row]:
-    arms = read("mix/base_43")["arms"]
-    return over_seeds([arms], {name: MIX[name] for name in MIX if name in arms}, of_rod=True)
+    runs = [read(f"mix/base_{seed}")["arms"] for seed in (43, 44)]
+    return over_seeds(runs, {name: MIX[name] for name in MIX if name in runs[1]}, of_rod=True)
 
 
 def sizes() -> list[Row]:
