@@ -10,15 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
 
 from nemo_rod.cli import path_parser
 from nemo_rod.hosts.job_record import JobRecord
@@ -88,19 +81,19 @@ GROWN = (  # more steps or other batches; other samples
 )
 
 
-class Recording(RuleBasedStateMachine):
+class Recording(stateful.RuleBasedStateMachine):
     """Jobs that begin, go on, are killed and begin again in one folder, beside what is left."""
 
     folder: Path
 
-    @initialize()
+    @stateful.initialize()
     def begin(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.first, self.count, self.changed = -1, 0, dict[str, Any]()  # of the curriculum
         self.rows, self.aside = list[int](), list[list[int]]()
         self.start, self.held_out = None, ""
 
-    @rule(
+    @stateful.rule(
         step=st.integers(0, 7), count=st.integers(0, 3), changed=st.sampled_from(GROWN),
         held_out=st.sampled_from(["h", "h", "other", ""]), loss=st.sampled_from([1.0, 2.0]),
         killed=st.booleans(),
@@ -145,14 +138,14 @@ class Recording(RuleBasedStateMachine):
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write('{"st')
 
-    @rule(left=st.integers(0, 9))
+    @stateful.rule(left=st.integers(0, 9))
     def lose_metrics(self, left: int) -> None:
         file = self.folder / "metrics.jsonl"
         if file.exists():
             self.rows = self.rows[:left]
             file.write_text("".join(file.read_text().splitlines(keepends=True)[: len(self.rows)]))
 
-    @rule(step=st.integers(0, 7))
+    @stateful.rule(step=st.integers(0, 7))
     def run_another_policy(self, step: int) -> None:
         if self.first >= 0:
             before = {file.name: file.read_bytes() for file in self.folder.iterdir()}
@@ -160,7 +153,7 @@ class Recording(RuleBasedStateMachine):
                 run(self.folder, step, header=replace(HEADER, config="another policy"))
             assert {file.name: file.read_bytes() for file in self.folder.iterdir()} == before
 
-    @invariant()
+    @stateful.invariant()
     def nothing_is_lost(self) -> None:
         if self.first >= 0:
             files = [*self.folder.glob("curriculum.rod.*")]
@@ -174,7 +167,9 @@ class Recording(RuleBasedStateMachine):
 def test_whatever_befalls_a_job_its_record_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # nobody takes the power off
     machine = type("Machine", (Recording,), {"folder": tmp_path / "job"})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=12))
+    stateful.run_state_machine_as_test(
+        machine, settings=settings(max_examples=60, stateful_step_count=12)
+    )
 
 
 def test_what_is_moved_aside_is_said(tmp_path, capsys):

@@ -6,16 +6,8 @@ from contextlib import nullcontext
 from itertools import product
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from nemo_rod.files import flat
 from nemo_rod.run import handover
@@ -32,20 +24,20 @@ def write_result(folder):
     return {"weights": "abc"}
 
 
-class Handing(RuleBasedStateMachine):
+class Handing(stateful.RuleBasedStateMachine):
     """A stage that is made, cut short, asked for with other inputs, and moved aside."""
 
     home = None  # of the test
 
-    @initialize()
+    @stateful.initialize()
     def begin(self):
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir()
         self.made = self.begun = None  # inputs of the folder, and of the partial one
         self.foreign, self.aside = False, 0
 
-    @precondition(lambda self: self.made is None and not self.foreign)
-    @rule(
+    @stateful.precondition(lambda self: self.made is None and not self.foreign)
+    @stateful.rule(
         lr=st.sampled_from([0.1, 0.2]), end=st.sampled_from([None, KeyboardInterrupt, ValueError])
     )
     def make(self, lr, end):
@@ -64,21 +56,21 @@ class Handing(RuleBasedStateMachine):
         if end is not ValueError:
             self.made, self.begun = (None, lr) if end else (lr, None)
 
-    @precondition(lambda self: not self.foreign)
-    @rule(name=st.sampled_from(["photo", "."]))
+    @stateful.precondition(lambda self: not self.foreign)
+    @stateful.rule(name=st.sampled_from(["photo", "."]))
     def put_something_there(self, name):
         (self.home / "rod").mkdir(exist_ok=True)  # an empty folder is in nobody's way
         (self.home / "rod" / name).touch()
         self.foreign = name == "photo"
 
-    @precondition(lambda self: self.made or self.begun or self.foreign)
-    @rule()
+    @stateful.precondition(lambda self: self.made or self.begun or self.foreign)
+    @stateful.rule()
     def move_aside(self):
         self.aside += sum((self.home / name).exists() for name in ("rod", "rod.partial"))
         stage(self.home, write_result).move_aside()
         self.made, self.begun, self.foreign = None, None, False
 
-    @invariant()
+    @stateful.invariant()
     def the_folders_are_what_they_should_be(self):
         for name, lr in (("rod/manifest.json", self.made), ("rod.partial/inputs.json", self.begun)):
             file = self.home / name
@@ -91,7 +83,7 @@ class Handing(RuleBasedStateMachine):
             assert handover.outputs(self.home / "rod", made_by="train") == {"weights": self.made}
         assert len([*self.home.glob("rod*.replaced-*")]) == self.aside
 
-    @invariant()
+    @stateful.invariant()
     def every_question_has_its_answer(self):
         """A note may change; inputs may not, unless a stage looks after its partial files."""
         for lr, itself in product((0.1, 0.2), (False, True)):
@@ -111,7 +103,9 @@ class Handing(RuleBasedStateMachine):
 
 def test_a_stage_is_handed_over_whole_whatever_befalls_it(tmp_path):
     machine = type("Machine", (Handing,), {"home": tmp_path / "run"})
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=10))
+    stateful.run_state_machine_as_test(
+        machine, settings=settings(max_examples=30, stateful_step_count=10)
+    )
 
 
 def test_a_folder_is_finished_with_all_its_proof(tmp_path):

@@ -9,15 +9,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
 from mishaps import killed, largest_file
 
 from nemo_rod.lab import curriculum_tools
@@ -117,12 +110,12 @@ FOREIGN = [
 STEPS = st.integers(-2, 9)  # from the first one on
 
 
-class Recording(RuleBasedStateMachine):
+class Recording(stateful.RuleBasedStateMachine):
     """A run that records, is killed, resumes and is read, beside the bytes that the file has."""
 
     folder = None  # of the test
 
-    @initialize(first=st.sampled_from([0, 1000]))
+    @stateful.initialize(first=st.sampled_from([0, 1000]))
     def begin(self, first):
         self.path, self.first, self.seeds = self.folder / "c.rod", first, []
         self.path.unlink(missing_ok=True)
@@ -133,7 +126,7 @@ class Recording(RuleBasedStateMachine):
     def teardown(self):
         self.curriculum.close()
 
-    @invariant()
+    @stateful.invariant()
     def the_file_is_what_it_should_be(self):
         rows = [row_of(self.first + i, seed) for i, seed in enumerate(self.seeds)]
         assert self.path.read_bytes() == self.head + b"".join(rows)
@@ -143,20 +136,20 @@ class Recording(RuleBasedStateMachine):
             with pytest.raises(IndexError):
                 reader[len(rows)]
 
-    @rule(seeds=st.lists(st.integers(0, 3), max_size=4))
+    @stateful.rule(seeds=st.lists(st.integers(0, 3), max_size=4))
     def append(self, seeds):
         for seed in seeds:
             self.curriculum.append(step_of(self.curriculum.next_step, seed))
         self.seeds += seeds
 
-    @rule(step=STEPS)
+    @stateful.rule(step=STEPS)
     def append_out_of_order(self, step):
         assume(step not in (-1, -2) and step != len(self.seeds))
         sentence = f"expects step {self.curriculum.next_step} next, found step {self.first + step}:"
         with refused(sentence):
             self.curriculum.append(step_of(self.first + step))
 
-    @rule(step=STEPS, opens=st.booleans())
+    @stateful.rule(step=STEPS, opens=st.booleans())
     def go_on_at(self, step, opens):
         at = self.first + step
 
@@ -176,7 +169,9 @@ class Recording(RuleBasedStateMachine):
                 go_on()
             self.curriculum = Curriculum.open(self.path)
 
-    @rule(size=st.integers(0, 3 * SIZE), end=st.sampled_from([b"", b"\0", b"\xff", b"torn"]))
+    @stateful.rule(
+        size=st.integers(0, 3 * SIZE), end=st.sampled_from([b"", b"\0", b"\xff", b"torn"])
+    )
     def die(self, size, end):
         """At any byte of the last records; what a crash leaves behind them is dropped."""
         self.curriculum.close()
@@ -193,7 +188,7 @@ class Recording(RuleBasedStateMachine):
         assert self.path.read_bytes() == before
         self.curriculum = Curriculum.open(self.path)
 
-    @rule(place=st.integers(0, 9 * SIZE), bit=st.integers(0, 7))
+    @stateful.rule(place=st.integers(0, 9 * SIZE), bit=st.integers(0, 7))
     def rot(self, place, bit):
         """What is no crash of a writer is refused, and dropped only by who asks for it."""
         step = place // SIZE
@@ -210,7 +205,7 @@ class Recording(RuleBasedStateMachine):
         self.curriculum = Curriculum.open(self.path, resume_at=self.first + step)
         del self.seeds[step:]
 
-    @rule(change=st.sampled_from([*FOREIGN, ("first_step", 7)]))
+    @stateful.rule(change=st.sampled_from([*FOREIGN, ("first_step", 7)]))
     def resume_with_other_settings(self, change):
         name, value = change
         with refused(rf"c.rod was recorded with {name} .* \(this run: ") as error:
@@ -218,7 +213,7 @@ class Recording(RuleBasedStateMachine):
         others = {field for field, _ in FOREIGN} - {name}
         assert not any(f" {other} " in str(error.value) for other in others)
 
-    @rule(seed=st.integers(0, 3))
+    @stateful.rule(seed=st.integers(0, 3))
     def run_beside_another(self, seed):
         with Curriculum.open(self.path) as other:
             other.append(step_of(other.next_step, seed))
@@ -228,7 +223,7 @@ class Recording(RuleBasedStateMachine):
         self.curriculum.close()
         self.curriculum = Curriculum.open(self.path)
 
-    @rule(room=st.integers(0, SIZE - 1))
+    @stateful.rule(room=st.integers(0, SIZE - 1))
     def fill_the_disk(self, room):
         with (
             pytest.raises(OSError, match="make room"),
@@ -240,7 +235,9 @@ class Recording(RuleBasedStateMachine):
 def test_a_run_records_whatever_befalls_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # nobody takes the power off
     machine = type("Machine", (Recording,), {"folder": tmp_path})
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=20))
+    stateful.run_state_machine_as_test(
+        machine, settings=settings(max_examples=25, stateful_step_count=20)
+    )
 
 
 def test_damage_to_the_header_is_noticed(path):

@@ -3,21 +3,25 @@
 import hashlib
 import json
 import re
-from contextlib import AbstractContextManager
+import shutil
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from mishaps import killed
+from mishaps import killed, largest_file
 
 from nemo_rod.selection.references import ReferenceManifest, References, ReferenceWriter
 from nemo_rod.selection.references import folder as folders
-from nemo_rod.selection.references.folder import holds, role_manifest
+from nemo_rod.selection.references.folder import Folder, holds, role_manifest
 
 S = 64
 LENGTHS = (64, 32, 16)
+OTHERS = ({"model": "x"}, {"tokenizer": "x"}, {"store": "x"}, {"lengths": (64, 8)}, {"stop": 9})
 
 
 def refused(sentence: str) -> AbstractContextManager[object]:
@@ -117,49 +121,78 @@ def test_parts_are_a_hundredth_of_a_folder(monkeypatch):
         assert (parts - 1) * size + last == count
 
 
-@settings(max_examples=12)
-@given(st.lists(st.integers(0, 9), max_size=12))
-def test_interrupted_anywhere_it_ends_in_the_same_files(tmp_path_factory, steps):
-    m = manifest(3, 30)
-    whole, broken = (tmp_path_factory.mktemp(name) for name in ("whole", "broken"))
-    write(whole, m)
-    for most in steps:
-        write(broken, m, most)
-        assert (len(writer_of(broken, m).missing) == 0) == (broken / "manifest.json").exists()
-    write(broken, m)
-    assert files(broken) == files(whole)
-    assert sorted(files(whole)) == ["manifest.json", *(f"part-0000{n}.npy" for n in range(7))]
+class Filling(stateful.RuleBasedStateMachine):
+    """A folder that is written, cut short at any byte, and filled in with other blocks."""
+
+    path, m = Path(), manifest(0, 40)  # of ten parts
+
+    @stateful.initialize()
+    def begin(self):
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.there, self.manifest = np.zeros(40, dtype=bool), self.path / "manifest.json"
+
+    @stateful.rule(
+        parts=st.integers(0, 2**10 - 1), shift=st.integers(0, 3),
+        most=st.none() | st.integers(0, 20), room=st.none() | st.integers(1, 600),
+    )  # fmt: skip
+    def score(self, parts, shift, most, room):
+        """Blocks of some parts, or the first `most` of them, in files of at most `room` bytes."""
+        required = np.roll(np.repeat([parts >> n & 1 for n in range(10)], 4).astype(bool), shift)
+        before, complete = self.there, holds(self.path, self.m, required)
+        with suppress(OSError) if room else nullcontext(), largest_file(room or 1 << 20):
+            write(self.path, self.m, most, required)
+        if room and not any(self.path.glob("*.json")):
+            return
+        self.there = Folder.open(self.path, unfinished=True).present()
+        new = self.there & ~before
+        assert (before <= self.there).all() and (new <= required).all()
+        assert all(
+            (self.there >= required)[n : n + 4].all() for n in 4 * (np.flatnonzero(new) // 4)
+        )
+        missing = writer_of(self.path, self.m, required).missing
+        assert missing.tolist() == np.flatnonzero(required & ~self.there).tolist()
+        held = holds(self.path, self.m, required)
+        assert held >= complete and (held or most is not None or room)
+
+    @stateful.precondition(lambda self: self.manifest.exists())
+    @stateful.rule()
+    def read(self):
+        references, ids = References.open([self.path], ArrayStore(40)), np.arange(40)
+        scored, lost = ids[self.there], ids[~self.there]
+        assert np.array_equal(references[scored], losses_of(scored)[:, 0])
+        sentence = ""
+        if len(lost):
+            sentence = rf"block {lost[0]} has no reference \({len(lost)} of those looked up\); "
+            sentence += rf"references found: {len(scored)} blocks in \[0, 40\)"
+        for use in (references.__getitem__, lambda _: references.refuse_missing(~self.there)):
+            with refused(sentence) if sentence else nullcontext():
+                use(ids)
+
+    @stateful.precondition(lambda self: any(self.path.glob("*.json")))
+    @stateful.rule(other=st.sampled_from(OTHERS))
+    def ask_for_something_else(self, other):
+        before, ((name, value),) = files(self.path), other.items()
+        for use in (partial(writer_of, self.path), partial(holds, self.path)):
+            with refused(
+                rf"holds references with {name} .* \(expected {re.escape(repr(value))}\): "
+            ):
+                use(replace(self.m, **other))
+        assert files(self.path) == before
+        assert holds(self.path, replace(self.m, lengths=(64, 16))) == holds(self.path, self.m)
+
+    def teardown(self):
+        write(self.path, self.m)
+        assert files(self.path) == files(self.path.with_name("whole"))
 
 
-def test_only_required_blocks_are_scored_and_more_are_filled_in(tmp_path):
-    m, store, dice = manifest(0, 40), ArrayStore(40), np.random.default_rng(0)
-    first, second = dice.random((2, 40)) < 0.3
-    first[8:16] = second[8:16] = False  # two parts without any
-    write(tmp_path, m, required=first)
-    assert holds(tmp_path, m, first) and not holds(tmp_path, m, second)
-    assert not (tmp_path / "part-00002.npy").exists()
-    before, references = files(tmp_path), References.open([tmp_path], store)
-    scored = np.flatnonzero(first)
-    assert np.array_equal(references[scored], losses_of(scored)[:, 0])
-    missing = np.flatnonzero(second & ~first)
-    sentence = rf"block {missing[0]} has no reference \({len(missing)} of those looked up\); "
-    for use in (
-        lambda: references[np.flatnonzero(second)],
-        lambda: references.refuse_missing(second),
-    ):
-        with refused(sentence + rf"references found: {len(scored)} blocks in \[0, 40\)"):
-            use()
-    write(tmp_path, m, most=2, required=second)  # interrupted
-    assert holds(tmp_path, m, first)  # the arms before may go on
-    write(tmp_path, m, required=second)
-    again = References.open([tmp_path], store)
-    either = np.flatnonzero(first | second)
-    assert np.array_equal(again[either], losses_of(either)[:, 0])
-    assert again.digest == references.digest and files(tmp_path).keys() > {*before}
-    write(tmp_path, m)
-    write(tmp_path / "whole", m)
-    filled = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
-    assert files(tmp_path / "whole").items() <= filled.items()
+def test_whatever_is_scored_first_it_ends_in_the_same_files(tmp_path):
+    write(tmp_path / "whole", Filling.m)
+    names = ["manifest.json", *(f"part-0000{n}.npy" for n in range(10))]
+    assert sorted(files(tmp_path / "whole")) == names
+    machine = type("Machine", (Filling,), {"path": tmp_path / "filled"})
+    stateful.run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=12)
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -169,24 +202,6 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, bad):
     with refused(r"scoring pass has losses that are not finite for 1 blocks, .* block 2: "):
         writer.append(range(4), losses)
     assert sorted(files(tmp_path)) == ["unfinished.json"]
-
-
-@pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("model", "x"), ("tokenizer", "x"), ("store", "x"), ("lengths", (64, 8)), ("stop", 9)],
-)
-def test_a_folder_of_something_else_is_refused_by_name(tmp_path, name, value, finished):
-    m = manifest(0, 8)
-    write(tmp_path, m, None if finished else 5)
-    other, before = replace(m, **{name: value}), files(tmp_path)
-    expected = re.escape(repr(value))
-    for use in (lambda: writer_of(tmp_path, other), lambda: holds(tmp_path, other)):
-        with refused(rf"holds references with {name} .* \(expected {expected}\): "):
-            use()
-    assert files(tmp_path) == before
-    assert holds(tmp_path, m) == finished
-    assert holds(tmp_path, replace(m, lengths=(64, 16))) == finished
 
 
 def test_manifests_that_make_no_sense():
