@@ -6,7 +6,7 @@
 # PYTHON  an interpreter of 3.11, 3.12 or 3.13; by default a 3.12, which the newest Megatron-Bridge
 #         asks for, wherever one is found (pyenv's too), and else the first of the others
 # SET     bridge-0.6, bridge-0.5, bridge-0.4 (Python 3.12) or bridge-0.3; by default the newest that
-#         the interpreter can have
+#         the interpreter can have; bridge-0.6 also takes a 3.13, which its metadata exclude
 #
 # HASHES  files (default): pip takes only files with the digests in hashed/, but any build of torch;
 #         all: of torch, too, that is PyPI's builds; no: whatever the index has, such as its own builds
@@ -60,12 +60,12 @@ if [[ ! -e $here/$pins.txt ]]; then
   echo "SET=$pins: expected one of $(cd "$here" && echo bridge-?.?.txt | sed 's/\.txt//g')." >&2
   exit 1
 fi
-if [[ $pins != bridge-0.3 && $version != 3.12 ]]; then
+if [[ $pins != bridge-0.3 && $version != 3.12 && $pins-$version != bridge-0.6-3.13 ]]; then
   echo "SET=$pins needs Python 3.12, and $python is $version: make PYTHON=python3.12 SET=$pins venv" >&2
   exit 1
 fi
 if [[ $pins == bridge-0.3 ]]; then
-  echo "Python $version gets Megatron-Bridge 0.3, which cannot load Qwen3.5 or Nemotron 3; a Python 3.12 gets 0.6, which can."
+  echo "Python $version gets Megatron-Bridge 0.3, which cannot load Qwen3.5 or Nemotron 3; a Python 3.12 gets 0.6, which can, and so does a 3.13 with SET=bridge-0.6."
 fi
 
 size="2 GB"
@@ -94,4 +94,4 @@ torch=("${pip[@]}")
 [[ -z ${TORCH_INDEX_URL:-} ]] || torch+=(--no-deps --index-url "$TORCH_INDEX_URL")
 "${torch[@]}" -r "$here/torch.txt"
 "${checked[@]}" -r "$folder/cpu.txt" -r "$folder/$pins.txt" "${more[@]}"
-"${checked[@]}" --no-deps -r "$folder/$pins-nodeps.txt"
+"${checked[@]}" --no-deps --ignore-requires-python -r "$folder/$pins-nodeps.txt"
