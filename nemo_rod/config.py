@@ -93,7 +93,7 @@ class Optimisation:
     grad_reduce: str = one_of("fp32", "bf16")  # dtype in which gradients are added up
     precision_aware_optimizer: bool = False  # TransformerEngine's Adam, on gradients as reduced
     optimizer_offload: bool = False  # its state and update on the host; needs the one above
-    terms: dict[str, float] = field(default_factory=dict)  # added to the loss: part -> weight
+    terms: dict[str, float] = field(default_factory=dict)  # beside the loss: part -> weight
 
     @property
     def warmup(self) -> int:

@@ -46,7 +46,7 @@ HOUSE: dict[str, dict[str, str]] = {
         "megatron": "nemo_rod.corpus.adapters.indexed_datasets:read_indexed",
         "synthetic": "nemo_rod.corpus.adapters.synthetic:read_generators",
     },
-    # (weight, provider) -> megatron.rod_selector.Term: what a loss has beside the next token
+    # (weight, provider) -> terms.Term: what training has beside the loss of the next token
     "terms": {},
     # subclasses of corpus.encode.Encoder, of which the first reads and tokenises
     "encoders": {},

@@ -32,6 +32,11 @@ class BaseWeights:
 
         chunks = unwrap_model(model)
         for number, chunk in enumerate(chunks):
+            if {*self._chunks[number]} != {name for name, _ in chunk.named_parameters()}:
+                raise ValueError(
+                    "train.terms has lora after a term that keeps the base's weights, which it "
+                    "renames: name it first."
+                )
             self._chunks[number] = {
                 name: self._chunks[number][name].to(weight)  # the wrappers have moved the model
                 for name, weight in chunk.named_parameters()

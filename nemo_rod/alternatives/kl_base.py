@@ -18,6 +18,7 @@ from nemo_rod.alternatives import read_name
 from nemo_rod.alternatives.base_weights import BaseWeights
 from nemo_rod.config import Config
 from nemo_rod.selection.arrays import Mask
+from nemo_rod.terms import Term
 
 
 def arm(config: Config, name: str) -> dict[str, Any] | None:
@@ -43,8 +44,8 @@ def _refuse_split(pipeline: int, expert: int) -> None:
             )
 
 
-class KLBase:
-    """The term of a loss, see `nemo_rod.megatron.rod_selector.Term`.
+class KLBase(Term):
+    """The term of a loss.
 
     Raises:
         ValueError: the layout splits the layers or the experts of the model over processes.

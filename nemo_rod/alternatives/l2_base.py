@@ -13,6 +13,7 @@ from nemo_rod.alternatives import read_name
 from nemo_rod.alternatives.base_weights import BaseWeights
 from nemo_rod.config import Config
 from nemo_rod.selection.arrays import Mask
+from nemo_rod.terms import Term
 
 
 def arm(config: Config, name: str) -> dict[str, Any] | None:
@@ -23,10 +24,8 @@ def arm(config: Config, name: str) -> dict[str, Any] | None:
     return {"of": of, "train": {"terms": {"l2_base": weight}}}
 
 
-class L2Base:
-    """The term of a loss, see `nemo_rod.megatron.rod_selector.Term`."""
-
-    passes = 0.0
+class L2Base(Term):
+    """The term of a loss."""
 
     def __init__(self, weight: float, provider: Any) -> None:
         self.weight, self.base = weight, BaseWeights(provider)

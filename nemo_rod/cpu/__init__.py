@@ -119,6 +119,8 @@ def adapt(provider: Any) -> None:
 
     if plain.needed():
         layers.use(provider)
+        if adapters := sys.modules.get("megatron.bridge.peft.utils"):
+            cast(Any, adapters).HAVE_TE = False  # it takes names that core leaves empty for classes
     if needed():
         # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False

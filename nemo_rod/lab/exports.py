@@ -38,12 +38,12 @@ def export_stages(stages: Stages) -> list[Stage]:
         return own | {f"{name}.{key}": value for key, value in recorded.items()}
 
     def make(into: Path) -> dict[str, Any]:
-        trained = _training_folder(jobs, name)
+        trained, train = _training_folder(jobs, name), jobs.settings(name).train
         job = jobs.job(
             ExportJob,
             f"export_{name}_{step}",
             into,
-            config=dataclasses.replace(jobs.config, parallel=Parallel()),
+            config=dataclasses.replace(jobs.config, parallel=Parallel(), train=train),
             start=read_json(trained / "job.json", "start")["start"],
             saved=str(find_checkpoint(trained, step)),
         )

@@ -16,12 +16,12 @@ from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, merged_from
-from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.selection.arm_names import RESIDUAL, parse_arm
 
 MARKS = {"lambda"}  # keys that identify the form with two folders
 
 _USAGE = """\
-nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT [trust_remote_code=true]
+nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT [origin=FOLDER] [trust_remote_code=true]
        nemo-rod merge recipe=NAME [arm=merge_WEIGHT] [KEY=VALUE ...]"""
 _DESCRIPTION = """\
 Interpolates linearly between the weights of two checkpoints.
@@ -40,6 +40,8 @@ def declare(parser: Arguments) -> None:
     parser.add_keys(
         Key("lambda", "WEIGHT", "weight of ADAPTED, from 0 to 1", required=True, read=float,
             bound="in [0, 1]"),
+        Key("origin", "FOLDER", "checkpoint that ADAPTED was trained from, where that is not BASE: "
+            "what training has changed is added to BASE, such as an instruct model"),
         dataclasses.replace(TRUST, help="copies the code that lies beside BASE, for others to run"),
     )  # fmt: skip
     parser.set_defaults(main=main)
@@ -48,7 +50,8 @@ def declare(parser: Arguments) -> None:
 def main(options: Namespace) -> None:
     """Merges the two checkpoints."""
     weight, code = vars(options)["lambda"], bool(options.trust_remote_code)
-    merge_checkpoints(options.base, options.adapted, options.out, weight, code=code)
+    folders = (options.base, options.adapted, options.out)
+    merge_checkpoints(*folders, weight, origin=options.origin, code=code)
     print(f"{options.out}: {1 - weight:g} of {options.base} and {weight:g} of {options.adapted}")
     if (left := sorted(file.name for file in Path(options.base).glob("*.py"))) and not code:
         say(
@@ -69,6 +72,10 @@ def _stage(stages: Stages, name: str) -> Stage:
 
     Instead of the specialist, a name may have another arm, such as fixed_8_merge_0.8.
     """
+    if RESIDUAL.fullmatch(name):
+        from nemo_rod.alternatives.residual import residual_stage
+
+        return residual_stage(stages, name)
     weight, arm, results = parse_arm(name).value, merged_from(name), stages.results
 
     def inputs() -> Inputs:

@@ -44,10 +44,13 @@ def merge_checkpoints(
     out_dir: str | Path,
     lam: float,
     *,
+    origin: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     code: bool = False,
 ) -> None:
     """Writes the checkpoint `(1 - lam) * base + lam * adapted` to `out_dir`.
+
+    With an origin, what training has changed is added instead: `base + lam * (adapted - origin)`.
 
     Floating tensors are interpolated in float32 (float64 if either side is) and stored in their
     own dtype; if the two sides' dtypes differ, in the one that can represent both. The result is
@@ -60,6 +63,7 @@ def merge_checkpoints(
         adapted_dir: that of the adapted model, with the same tensors.
         out_dir: folder to create; it must be absent or empty.
         lam: weight of the adapted model, in [0, 1].
+        origin: the checkpoint that the adapted model was trained from, where it is not the base.
         max_shard_bytes: size at which a new output shard starts; bounds the memory used.
         code: whether the base's modules of Python are copied, for others to run.
 
@@ -77,7 +81,7 @@ def merge_checkpoints(
             f"{out_dir} is a link or already holds files; remove it or merge into another folder"
         )
     megatron = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
-    for folder in (base_dir, adapted_dir):
+    for folder in (base_dir, adapted_dir, Path(origin or base_dir)):
         for is_wrong, sentence in (
             (not folder.is_dir(), "is no folder, expected a checkpoint in it"),
             ((folder / "adapter_config.json").exists(),
@@ -96,7 +100,7 @@ def merge_checkpoints(
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
     try:
-        _merge(base_dir, adapted_dir, partial, lam, max_shard_bytes)
+        _merge(base_dir, adapted_dir, Path(origin or base_dir), partial, lam, max_shard_bytes)
         copy_beside(base_dir, partial, code=code)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -164,30 +168,41 @@ def _ids(values: dict[str, Any]) -> dict[str, int]:
 
 
 def _merge(
-    base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
+    base_dir: Path, adapted_dir: Path, origin_dir: Path, out_dir: Path, lam: float, most: int
 ) -> None:
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors import SafetensorError
     from safetensors.torch import save_file
+    from torch import where
 
     def num_bytes(name: tuple[str]) -> int:
         shape, dtype = base.kind(*name)
         bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "BF16", "BOOL"
         return math.prod(shape) * bits // 8
 
-    with Checkpoint.open(base_dir) as base, Checkpoint.open(adapted_dir) as adapted:
-        _refuse_other_function(base, adapted)
-        aliases, total_size = _check_tensors(base, adapted), 0
+    def learned(name: str, of_base: torch.Tensor) -> torch.Tensor:
+        tensor, before = (side.tensor(known.get(name, name)) for side, known in aliases.items())
+        if origin_dir == base_dir or not tensor.is_floating_point():
+            return tensor
+        moved = of_base.double() + (tensor.double() - before.double())
+        return where(tensor == before, of_base, moved).to(tensor.dtype)
+
+    with ExitStack() as stack:
+        folders = (base_dir, adapted_dir, origin_dir)
+        base, *sides = (stack.enter_context(Checkpoint.open(folder)) for folder in folders)
+        for side in sides:
+            _refuse_other_function(base, side)
+        aliases, total_size = {side: _check_tensors(base, side) for side in sides}, 0
         split = split_state_dict_into_shards_factory(
-            {name: (name,) for name in _merged_names(base, adapted)},
+            {name: (name,) for name in _merged_names(base, sides[0])},
             get_storage_size=num_bytes,
             filename_pattern="model{suffix}.safetensors",
-            max_shard_size=max_shard_bytes,
+            max_shard_size=most,
         )
         for file_name, names in split.filename_to_tensors.items():
             tensors = {
                 name: _interpolate(
-                    name, base.tensor(name), adapted.tensor(aliases.get(name, name)), lam
+                    name, tensor := base.tensor(name), learned(name, tensor), lam
                 ).contiguous()
                 for name in names
             }

@@ -88,7 +88,8 @@ def export(job: ExportJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     """
     from megatron.bridge.training.checkpointing import _load_model_weights_from_checkpoint
 
-    bridge, chunks = build(job, job.start, BlockStore(job.blocks).block_size)
+    size, terms = BlockStore(job.blocks).block_size, job.config.train.terms
+    bridge, chunks = build(job, job.start, size, terms)
     heartbeat.beat()
     _load_model_weights_from_checkpoint(job.saved, chunks)
     heartbeat.beat()

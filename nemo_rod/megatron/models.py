@@ -18,6 +18,7 @@ from nemo_rod.megatron import STAND_INS
 from nemo_rod.megatron.delta_net import refuse_faulty_kernels
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
+from nemo_rod.terms import make_terms
 from nemo_rod.trust import explain_own_code
 from nemo_rod.upstream import functions
 
@@ -93,8 +94,12 @@ def model_provider(
     return bridge, provider
 
 
-def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
+def build(
+    job: ModelJob, hf: str, block_size: int, terms: dict[str, float] | None = None
+) -> tuple[AutoBridge, list]:
     """Builds a checkpoint's model in the layout of a job that does not train it. Collective.
+
+    `terms` are those of `train.terms` with which it was trained, as they may have changed it.
 
     Returns:
         The bridge, and the model's chunks on this rank, with the checkpoint's weights.
@@ -105,6 +110,7 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
     """
     functions.check("scoring", "trainer")
     bridge, provider = model_provider(hf, job.parallel, job.config.model, block_size=block_size)
+    make_terms(terms or {}, provider)
     provider.perform_initialization = False  # no gradient is clipped, and drawing takes seconds
     provider.finalize()
     if not parallel_state.is_initialized():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from megatron.core.utils import get_model_config
@@ -24,21 +24,9 @@ from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.megatron.scoring.training_losses import TrainingLosses
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import Choice, Selector
-from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.dealing import deal
-
-
-class Term(Protocol):
-    """What is added to the loss of the next token, by a registered name (`train.terms`)."""
-
-    passes: float  # forward passes over every replay block, by a model beside that in training
-
-    def around(self, schedule: Callable, is_replay: Mask) -> Callable:
-        """Returns a forward-backward function with the term.
-
-        `is_replay` has the blocks of this replica, bool [blocks], in the order of micro-batches.
-        """
+from nemo_rod.terms import Term
 
 
 @dataclass(eq=False)
@@ -60,7 +48,7 @@ class RoDSelector:
     scoring_step: Callable[[Callable], ForwardStep] | None = None
     # returns a context in which the trainer keeps state that scoring changes
     around_scoring: Callable[[], AbstractContextManager] = nullcontext
-    terms: list[Term] = field(default_factory=list)  # added to the loss
+    terms: list[Term] = field(default_factory=list)  # beside the loss
     # called with every choice before it is trained on
     on_choice: Callable[[Choice], object] = lambda choice: None
     # called when a step has ended, with its choice and its duration in seconds
@@ -80,6 +68,8 @@ class RoDSelector:
             start = time.perf_counter()
             self.beat()
             result = train_step(**call)
+            for term in self.terms:
+                term.updated(call["model"], call["optimizer"], call["global_state"])
             choice = step.ended()
             self.beat()
             if choice is not None:

@@ -17,7 +17,7 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from nemo_rod import loggers, parts
+from nemo_rod import loggers
 from nemo_rod.config import PEAK_TFLOPS
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
@@ -47,6 +47,7 @@ from nemo_rod.selection import CurriculumHeader, References, Selector
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.policies import reference_roles
 from nemo_rod.signals import Stopped
+from nemo_rod.terms import make_terms
 from nemo_rod.upstream import changes, functions
 
 
@@ -102,8 +103,7 @@ def train(
         job.start, job.parallel, job.config.model, block_size=store.block_size
     )
     recompute(provider, job.config.train.recompute)
-    for name, weight in job.config.train.terms.items():
-        selector.terms.append(parts.load("terms", name, key="train.terms")(weight, provider))
+    selector.terms = make_terms(job.config.train.terms, provider)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header), exporter]
     config = bridge_config(job, provider, store, identity)

@@ -26,6 +26,7 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant, blamed_key
 from nemo_rod.files import check_name
 from nemo_rod.run import branches
+from nemo_rod.selection.arm_names import RESIDUAL
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 from nemo_rod.selection.policies import reference_roles
 
@@ -211,7 +212,8 @@ def trained_arms(config: Config) -> list[ArmSettings]:
     for arm in listed:
         if arm.kind == "trained":
             add(arm)
-    needed = [merged_from(arm.name) for arm in listed if arm.kind == "merged"]
+    merged = [arm.name for arm in listed if arm.kind == "merged"]
+    needed = [merged_from(name) for name in merged if not RESIDUAL.fullmatch(name)]
     if any("specialist" in arm.own_references for arm in trained.values()):
         needed.append(SPECIALIST)
     for name in needed:

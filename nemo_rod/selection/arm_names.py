@@ -3,7 +3,8 @@
 Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> rod`; one other than
 no_replay is merged with the base as `<arm>_merge_<lambda>`. Variants may have any other name:
 `rod_<variant>`, `<random|rho>_<random|rho>` (an ablation: adaptation, replay) and `control_<kind>`
-have a place in lists, and others are last, with their words as label.
+have a place in lists, and others are last, with their words as label. `<arm>_residual` adds what
+an arm of another run has learned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Kind = Literal[
     "ablation", "control", "other",
 ]  # fmt: skip
 
+RESIDUAL = re.compile("(?:(.+)_)?residual")
 _WHOLE: dict[str, tuple[Kind, str]] = {
     "base": ("base", "base"),
     "no_replay": ("no_replay", "no replay"),
@@ -56,6 +58,9 @@ def parse_arm(name: str) -> ArmName:
     ):
         label = f"{parse_arm(match[1]).label}, merge" if match[1] else "merge"
         return ArmName(name, "merge", float(match[2]), f"{label} {float(match[2]):g}")
+    if match := RESIDUAL.fullmatch(name):
+        label = f"{parse_arm(match[1]).label}, residual" if match[1] else "residual"
+        return ArmName(name, "merge", 1.0, label)
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
         return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")

@@ -72,6 +72,29 @@ def prepare_beginning(root: Path) -> None:
     initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
 
 
+def write_beginning(root: Path, name: str, train: dict[str, Any], arm: str, **keys: Any) -> Path:
+    """Writes the job of an arm that trains from there to the folder of its name.
+
+    `train` and `keys` are of its configuration; those of an arm that selects are in `selecting`.
+    """
+    store, selecting = BlockStore(root / "blocks"), keys.pop("selecting", {})
+    config = configured(
+        train=Optimisation(**{"batch_size": BATCH, "micro_batch_size": 2, **train}),
+        **{"seed": 7, "scoring__micro_batch_size": 4, **keys},
+    )
+    made = make_arm(
+        arm, num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=BATCH,
+        seed=7, **selecting,
+    )  # fmt: skip
+    job = TrainJob(
+        name=name, config=config, blocks=str(root / "blocks"), out=str(root / name),
+        start=str(root / "init"), arm=made,
+    )  # fmt: skip
+    (root / name).mkdir(exist_ok=True)
+    write_job(job, root / f"{name}.json")
+    return root / f"{name}.json"
+
+
 class Setting:
     """A store, a base, a specialist (the base after some steps) and both references.
 
@@ -109,7 +132,8 @@ class Setting:
     def arm(self, name: str, batch_size: int = BATCH, **scoring: Any) -> Arm:
         return make_arm(
             name, num_adaptation=self.store.num_adaptation, num_replay=self.store.num_replay,
-            batch_size=batch_size, multiplier=2, balance="expected", kappa=1.0, seed=7, **scoring,
+            batch_size=batch_size, seed=7,
+            **{"multiplier": 2, "balance": "expected", "kappa": 1.0, **scoring},
         )  # fmt: skip
 
     def train(self, name: str, model: Path, *, steps: int, lr: float) -> Path:

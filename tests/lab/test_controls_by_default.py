@@ -5,13 +5,16 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import made_up_run
 import numpy as np
 import pytest
 from command_line import composed
 from made_up_run import made_up_training, recipe
+from safetensors.numpy import load_file
 
+from nemo_rod.commands import run_stages
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.lab import controls
@@ -19,11 +22,13 @@ from nemo_rod.lab.plan.work import stage_works
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.handover import Stage
+from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 
 LONG = ("train.steps=40", "report.smoke_test=false")
+COUNTS = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)
 LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
 
 
@@ -76,6 +81,8 @@ def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share):
         ("fixed_20_lower_lr_2", "fixed_20", {"lr": 3e-4 / 2}),
         ("l2_base_1e-3", "no_replay", {"terms": {"l2_base": 1e-3}}),
         ("fixed_8_kl_base_0.5", "fixed_8", {"terms": {"kl_base": 0.5}}),
+        ("sfa_80", "no_replay", {"terms": {"sfa": 80}}),
+        ("fixed_8_lora_32", "fixed_8", {"terms": {"lora": 32}}),
     ],
 )
 def test_names_of_parts_are_arms(name, of, changed):
@@ -87,11 +94,33 @@ def test_names_of_parts_are_arms(name, of, changed):
     assert merged.needs == ("base", name)
 
 
+def test_what_another_run_has_learned_is_added_to_an_instruct_model(tmp_path):
+    plain, tuned, write = tmp_path / "plain", tmp_path / "tuned", made_up_run._write_weights
+    words = ("arms=[base,no_replay,residual]", f"residual.run={plain}", "report.smoke_test=true")
+    with made_up_training():
+        run_stages.run(recipe(plain, "arms=[base,no_replay]"))
+        with patch.object(made_up_run, "_write_weights", lambda f, value: write(f, value + 100)):
+            run_stages.run(config := recipe(tuned, *words))
+    for weights in load_file(tuned / "arms" / "residual" / "hf" / "model.safetensors").values():
+        assert (weights == 104 + (9 - 4)).all()
+    results = json.loads((tuned / "report" / "results.json").read_text())["arms"]
+    keys = ("compute", "compute_in_all", "trained_tokens")
+    costs = [[results[name][key] for key in keys] for name in ("residual", "no_replay")]
+    assert costs[0] == costs[1] and None not in costs[0]
+    assert results["residual"]["adapt_loss"] is not None
+    shape = SimpleNamespace(parameters=1)
+    assert "residual" in {w.name for w in stage_works(Stages(config), shape, COUNTS)}  # type: ignore
+    blocks, digest = plain / "blocks" / "manifest.json", RunFolder(plain, "x").block_counts()
+    blocks.write_text(blocks.read_text().replace(digest["digest"], "y"))
+    stage = next(s for s in Stages(config).all() if s.name == "residual")
+    with pytest.raises(ValueError, match=r"plain was trained on other blocks \(y\) than those of"):
+        stage.is_done()
+
+
 def test_a_plan_counts_the_blocks_that_the_base_reads_again():
     config = composed("recipe=toy", "arms=[fixed_8,fixed_8_kl_base_1]")
-    counts = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)
     shape = SimpleNamespace(parameters=1)
-    works = {w.name: w.read for w in stage_works(Stages(config), shape, counts)}  # type: ignore
+    works = {w.name: w.read for w in stage_works(Stages(config), shape, COUNTS)}  # type: ignore
     assert works["fixed_8"] == 0
     assert works["fixed_8_kl_base_1"] == round(0.08 * config.train.steps * 32)
 

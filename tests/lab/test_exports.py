@@ -88,16 +88,17 @@ def test_every_stage_says_what_it_needs():
 
 
 @pytest.mark.slow
-def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path):
-    words = [f"run_dir={tmp_path}", "arms=[no_replay]", "train.steps=12", "checkpoint.every=6"]
+@pytest.mark.parametrize("name", ["no_replay", "lora_4"])
+def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path, name):
+    words = [f"run_dir={tmp_path}", f"arms=[{name}]", "train.steps=12", "checkpoint.every=6"]
     words += ["recipe=toy_synthetic", "checkpoint.keep=2", "pretrain.steps=4"]
-    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["evaluate"]):
+    for command in (["prepare"], ["pretrain"], ["train", f"arm={name}"], ["evaluate"]):
         done = nemo_rod(*command, *words)
         assert done.returncode == 0, done.stderr
     for step in (6, 12):
-        done = nemo_rod("evaluate", *words, "arm=no_replay", f"step={step}")
+        done = nemo_rod("evaluate", *words, f"arm={name}", f"step={step}")
         assert done.returncode == 0, done.stderr
-    arm, exports = tmp_path / "arms" / "no_replay", tmp_path / "exports" / "no_replay"
+    arm, exports = tmp_path / "arms" / name, tmp_path / "exports" / name
     early, late = exports / "step_6", exports / "step_12"
     weights = [(folder / "hf/model.safetensors").read_bytes() for folder in (arm, late, early)]
     assert weights[0] == weights[1] != weights[2]

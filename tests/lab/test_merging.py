@@ -54,7 +54,7 @@ def read(folder: Path) -> Tensors:
     return loaded
 
 
-def merged(folder: Path, base: Tensors, adapted: Tensors, lam: float, **options: int) -> Tensors:
+def merged(folder: Path, base: Tensors, adapted: Tensors, lam: float, **options: Any) -> Tensors:
     """Writes two checkpoints, each if it is not there yet, and returns their merge."""
     for name, tensors, shards in (("base", base, 3), ("adapted", adapted, 2)):
         if not (folder / name).exists():
@@ -93,6 +93,19 @@ def test_the_ends_are_the_inputs_and_between_them_it_is_the_formula_of_the_paper
             oracle = (1 - lam) * base[name].double() + lam * adapted[name].double()
             assert result[name].dtype == dtype
             assert torch.allclose(result[name].double(), oracle, rtol=2 * eps, atol=2 * eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_training_has_changed_is_added_to_another_base(tmp_path, dtype):
+    base, adapted, origin = (tensors_of(seed, dtype) for seed in range(3))
+    adapted[NORM] = origin[NORM]
+    result = merged(tmp_path, base, adapted, 1.0, origin=write(tmp_path / "origin", origin))
+    changed = {n: base[n].double() + (adapted[n].double() - origin[n].double()) for n in base}
+    assert_equal(result, {n: w.to(dtype) for n, w in changed.items()} | {NORM: base[NORM]})
+    write(tmp_path / "other", origin, config={"model_type": "toy", "rms_norm_eps": 1e-5})
+    (tmp_path / "base" / "config.json").write_text('{"model_type": "toy", "rms_norm_eps": 1e-6}')
+    with pytest.raises(ValueError, match=r"other/config\.json has rms_norm_eps=1e-05"):
+        merged(tmp_path, base, adapted, 0.5, origin=tmp_path / "other")
 
 
 def test_integers_are_copied_and_if_they_differ_refused_between_the_ends(tmp_path):

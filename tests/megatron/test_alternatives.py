@@ -16,21 +16,22 @@ torch = pytest.importorskip("torch")
 
 from architectures import tensors  # noqa: E402
 from test_resume import assert_same_run  # noqa: E402
-from tiny import BATCH, LAYOUTS, configured, metric, prepare_beginning  # noqa: E402
+from tiny import LAYOUTS, metric, prepare_beginning, write_beginning  # noqa: E402
 
 from nemo_rod.checkpoints.losses import load  # noqa: E402
-from nemo_rod.config import Optimisation  # noqa: E402
 from nemo_rod.corpus import BlockStore  # noqa: E402
-from nemo_rod.jobs import TrainJob, write_job  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
-from nemo_rod.selection.arms import make_arm  # noqa: E402
 
-STEPS, LR = 6, 1e-3
+STEPS = 6
 JOBS: dict[str, tuple[str, dict[str, float]]] = {
     "l2_dp2_distopt": ("dp2_distopt", {"l2_base": 5.0}),
     "kl_dp2": ("dp2", {"kl_base": 2.0}),
     "kl_tp2": ("tp2", {"kl_base": 2.0}),
     "both_tp2_sp": ("tp2_sp", {"kl_base": 1.0, "l2_base": 1.0}),
+    "sfa_dp2_distopt": ("dp2_distopt", {"sfa": 4.0}),
+    "sfa_tp2": ("tp2", {"sfa": 4.0}),
+    "lora_dp2": ("dp2", {"lora": 4.0}),
+    "lora_tp2_sp": ("tp2_sp", {"lora": 4.0}),
 }
 FAST = [name for name in JOBS if "tp2" not in name]
 OTHERS = [name for name in JOBS if name not in FAST]
@@ -52,36 +53,24 @@ def trained(tmp_path_factory, torchrun):
 
 
 def write(root: Path, name: str) -> Path:
-    store, (layout, terms) = BlockStore(root / "blocks"), JOBS[name]
-    common = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay,
-              "batch_size": BATCH, "seed": 7}  # fmt: skip
-    arm = make_arm("fixed_40", **common)
+    (layout, terms), arm, selecting = JOBS[name], "fixed_40", {}
     if name == "kl_dp2":  # a policy that is told the losses of training, without the term
-        more = {"multiplier": 2, "balance": "expected", "kappa": 1.0, "policy_name": "odm"}
-        arm = make_arm("rod", **common, **more)
-    config = configured(
-        parallel=LAYOUTS[layout], seed=7, scoring__micro_batch_size=4,
-        train=Optimisation(
-            steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=LR, warmup_fraction=0.1,
-            terms=terms,
-        ),
-        checkpoint__every=STEPS // 2, validation__every=0,
-    )  # fmt: skip
-    job = TrainJob(
-        name=name, config=config, blocks=str(root / "blocks"), out=str(root / name),
-        start=str(root / "init"), arm=arm,
-    )  # fmt: skip
-    (root / name).mkdir(exist_ok=True)
-    write_job(job, root / f"{name}.json")
-    return root / f"{name}.json"
+        arm, selecting = "rod", {"multiplier": 2, "balance": "expected", "kappa": 1.0}
+        selecting["policy_name"] = "odm"
+    train = {"steps": STEPS, "lr": 1e-3, "warmup_fraction": 0.1, "terms": terms}
+    keys = {"checkpoint__every": STEPS // 2, "validation__every": 0, "selecting": selecting}
+    return write_beginning(root, name, train, arm, parallel=LAYOUTS[layout], **keys)
 
 
 def by_hand(root: Path, run: Path, terms: dict[str, float]) -> dict[str, torch.Tensor]:
     """The weights after the steps of a run, by plain arithmetic."""
     model, base = load(root / "init").train(), load(root / "init")
     start = {name: weight.detach().clone() for name, weight in base.named_parameters()}
-    matrices = [w for w in model.parameters() if w.dim() > 1]
-    vectors = [w for w in model.parameters() if w.dim() == 1]
+    adapted = adapters(run) if "lora" in terms else {}
+    leaves = [leaf for pair in adapted.values() for leaf in pair] or [*model.parameters()]
+    leaves = [*dict.fromkeys(leaves)]  # matrices that Megatron fuses share their first adapter
+    matrices = [w for w in leaves if w.dim() > 1]
+    vectors = [w for w in leaves if w.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     store, rates = BlockStore(root / "blocks"), metric(run, "train/lr")
@@ -90,7 +79,8 @@ def by_hand(root: Path, run: Path, terms: dict[str, float]) -> dict[str, torch.T
         tokens = torch.from_numpy(store.tokens(ids).astype(np.int64))
         replay = torch.from_numpy(store.is_replay(ids))
         assert replay.any() and not replay.all()
-        logits = model(input_ids=tokens).logits
+        weights = {name: start[name] + b @ a for name, (a, b) in adapted.items()}
+        logits = torch.func.functional_call(model, weights, kwargs={"input_ids": tokens}).logits
         loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:])
         if "kl_base" in terms:
             with torch.no_grad():
@@ -102,12 +92,47 @@ def by_hand(root: Path, run: Path, terms: dict[str, float]) -> dict[str, torch.T
             if "l2_base" in terms:
                 loss = loss + terms["l2_base"] / 2 * (weight - start[name]).square().sum()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(leaves, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rates[record.step]
         optimizer.step()
         optimizer.zero_grad()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
+        if "sfa" in terms and (record.step + 1) in (terms["sfa"], STEPS):
+            with torch.no_grad():
+                for name, weight in model.named_parameters():
+                    weight.copy_((weight + start[name]) / 2)
+    merged = {name: start[name] + b @ a for name, (a, b) in adapted.items()}
+    return {name: w.detach() for name, w in {**dict(model.named_parameters()), **merged}.items()}
+
+
+def adapters(run: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The adapters that a run began with, by the name of their weight: A [rank, in], B [out, rank].
+
+    Every B is zero.
+    """
+    fused = {
+        "self_attention.linear_qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "self_attention.linear_proj": ["self_attn.o_proj"],
+        "mlp.linear_fc1": ["mlp.gate_proj", "mlp.up_proj"],
+        "mlp.linear_fc2": ["mlp.down_proj"],
+    }
+    shards = [torch.load(file) for file in sorted(run.glob("adapters_*.pt"))]
+    if "tp2" not in run.name:  # the others are replicas
+        del shards[1:]
+    found, base = {}, load(run.parent / "init")
+    for name in (name for name in shards[0] if name.endswith("linear_in.weight")):
+        assert not any(shard[name.replace("linear_in", "linear_out")].any() for shard in shards)
+        layer, part = name.removeprefix("decoder.layers.").split(".", 1)
+        part = part.removesuffix(".adapter.linear_in.weight")
+        is_split_by_input = part.endswith(("proj", "fc2"))
+        first = torch.cat([shard[name] for shard in shards], dim=int(is_split_by_input))
+        first.requires_grad_()
+        for own in fused[part]:
+            weight = base.get_parameter(f"model.layers.{layer}.{own}.weight")
+            last = torch.zeros(len(weight), len(first), requires_grad=True)
+            found[f"model.layers.{layer}.{own}.weight"] = first, last
+    assert len(found) == 7 * len(base.model.layers)
+    return found
 
 
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -130,8 +155,11 @@ def test_terms_train_as_plain_arithmetic(trained, name):
 
 @pytest.mark.layouts
 @pytest.mark.timeout(900)
-def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(trained, torchrun, tmp_path):
-    run = trained(*OTHERS) / "both_tp2_sp"
+@pytest.mark.parametrize("name", ["both_tp2_sp", "sfa_tp2", "lora_tp2_sp"])
+def test_a_resumed_run_keeps_near_the_base_and_not_near_its_checkpoint(
+    trained, torchrun, tmp_path, name
+):
+    run = trained(*OTHERS) / name
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     shutil.rmtree(run / "hf")
     shutil.rmtree(run / "checkpoints" / f"iter_{STEPS:07d}")

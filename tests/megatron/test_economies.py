@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 from places import WORKERS
 from test_resume import assert_same_run
-from tiny import BATCH, configured, metric, prepare_beginning, printed
+from tiny import BATCH, metric, prepare_beginning, printed, write_beginning
 
-from nemo_rod.config import Optimisation, Parallel
-from nemo_rod.corpus import BlockStore
-from nemo_rod.jobs import TrainJob, write_job
-from nemo_rod.selection.arms import make_arm
+from nemo_rod.config import Parallel
 from nemo_rod.selection.curriculum.journal import read_rows
 
 torch = pytest.importorskip("torch")
@@ -37,22 +34,13 @@ def trained(tmp_path_factory, torchrun):
 
 
 def write(root: Path, name: str) -> Path:
-    store, (changes, precision) = BlockStore(root / "blocks"), JOBS[name]
-    arm = make_arm("no_replay", num_adaptation=store.num_adaptation,
-                   num_replay=store.num_replay, batch_size=BATCH, seed=7)  # fmt: skip
-    (root / name).mkdir()
-    config = configured(
+    changes, precision = JOBS[name]
+    return write_beginning(
+        root, name, {"steps": STEPS, "lr": 3e-3, **changes}, "no_replay",
         parallel=Parallel(distributed_optimizer="precision_aware_optimizer" in changes),
-        model__precision=precision, scoring__micro_batch_size=4, seed=7,
-        train=Optimisation(steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes),
-        checkpoint__every=200, validation__every=2, validation__blocks=4,
+        model__precision=precision, checkpoint__every=200, validation__every=2,
+        validation__blocks=4,
     )  # fmt: skip
-    job = TrainJob(
-        name=name, config=config, blocks=str(root / "blocks"), out=str(root / name),
-        start=str(root / "init"), arm=arm,
-    )  # fmt: skip
-    write_job(job, root / f"{name}.json")
-    return root / f"{name}.json"
 
 
 @pytest.mark.timeout(900)

@@ -26,7 +26,7 @@ PACKAGE = ROOT / "nemo_rod"
 HOUSE = (
     *("files", "installation", "parts", "progress", "roles", "signals", "trust"),
     *("checkpoints", "upstream"),
-    *("bounds", "corpus", "selection", "loggers", "ranks"),
+    *("bounds", "corpus", "selection", "loggers", "ranks", "terms"),
     *("config", "layout", "jobs", "megatron", "run", "commands", "cli", "__main__"),
 )
 # They import the house; nothing in it imports them.
@@ -37,8 +37,8 @@ ALONE = {
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 # of the house, and of the lab; 15,500 and 9,500 are where they should come back to
-MOST_LINES = {"house": 19_005, "lab": 14_258}
-MOST_LINES_OF_TESTS = 34_558  # 25,000 is where they should come to
+MOST_LINES = {"house": 19_046, "lab": 14_279}
+MOST_LINES_OF_TESTS = 34_649  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

@@ -6,7 +6,8 @@ FILE is a job, or a list of job files in which the arguments of `merge_checkpoin
 one. With `--weights`, the weights that every step of a training job starts from are written to
 FOLDER/STEP. With `--count`, every rank prints a line of JSON per training job: calls of the first
 layer and of its attention's core within training and within scoring, the dtype in which gradients
-are added up, and beats during each validation; or why the job is refused.
+are added up, and beats during each validation; or why the job is refused. A job with adapters
+leaves those that it begins with in adapters_RANK.pt.
 """
 
 import argparse
@@ -69,6 +70,12 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
             folder = weights / str(context.state.train_state.step)
             self.bridge.save_hf_pretrained(context.model, folder, show_progress=False)
 
+    class SaveAdapters(Callback):
+        def on_train_start(self, context: CallbackContext) -> None:
+            named = context.model[0].module.named_parameters()
+            trained = {name: w.detach().clone() for name, w in named if w.requires_grad}
+            torch.save(trained, Path(job.out) / f"adapters_{dist.get_rank()}.pt")
+
     class Counter(Callback):
         def on_train_start(self, context: CallbackContext) -> None:
             named = dict(context.model[0].named_modules())
@@ -94,6 +101,7 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
     calls, beats, measure, heartbeat = {}, [], Validation.measure, Heartbeat()
     results: dict[str, Any] = {"calls": calls, "beats": beats}
     callbacks = [*([SaveWeights()] if weights else []), *([Counter()] if count else [])]
+    callbacks += [SaveAdapters()] if "lora" in job.config.train.terms else []
     with patch.object(Validation, "measure", counted):
         try:
             train_job.train(job, callbacks=callbacks, heartbeat=heartbeat)

@@ -19,7 +19,6 @@ from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, RunResults, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
-from nemo_rod.run.variants import merged_from
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 from nemo_rod.selection.arms import SWEPT, Arm
 
@@ -196,7 +195,7 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
     merges: dict[str, list[str]] = {}
     for name in sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value):
-        merges.setdefault(merged_from(name), []).append(name)
+        merges.setdefault(name.rpartition("_")[0], []).append(name)
     # arms labelled in the second view have no label here, except two that connect the views
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
     others = results.get("replicates", [])
