@@ -193,6 +193,8 @@ def test_work_that_is_not_counted_is_noted(tmp_path):
     assert not any(thinned in note or "tasks" in note for note in german.notes)
     with_tasks = plan_of("german_qwen3_5_9b", "tasks=paper", run_dir=tmp_path)
     assert "evaluate is planned without the questions of tasks." in with_tasks.notes
+    notes = plan_of("german_qwen3_0_6b", "~cluster", run_dir=tmp_path).notes  # a run takes it, too
+    assert any(note.startswith("no cluster is named, so the plan is a CPU's") for note in notes)
 
 
 def test_a_type_whose_activations_were_not_measured_is_noted(monkeypatch, tmp_path):

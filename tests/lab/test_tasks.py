@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.tasks.held_out_questions import NUM_CHOICES, questions, write_held_out_tasks
 from nemo_rod.lab.tasks.lm_eval_job import (
     TaskJob,
+    _definitions,
     capability_accuracy,
     entry_for,
     model_arguments,
@@ -84,10 +86,8 @@ def source(name: str, role: str, generator: str, max_bytes: int = 20_000) -> Sou
 
 
 def store(folder: Path, sources: list[SourceSpec], holdout_fraction: float) -> None:
-    prepare(
-        folder, sources, tokenizer=load_tokenizer("byte"), block_size=64,
-        holdout_fraction=holdout_fraction,
-    )  # fmt: skip
+    byte = load_tokenizer("byte")
+    prepare(folder, sources, tokenizer=byte, block_size=64, holdout_fraction=holdout_fraction)
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +193,7 @@ def test_lm_eval_agrees_with_torch(blocks, tmp_path):
     assert run_job(job, tmp_path) == ""
     result = json.loads((tmp_path / "tasks.json").read_text())
     assert not (tmp_path / "tasks.partial.json").exists()
-    lines = (tmp_path / "t" / "held_out_old.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in (tmp_path / "t" / "held_out_old.jsonl").open()]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", torch_dtype=torch.float32)
     right = 0
     for question in rows:
@@ -212,14 +211,13 @@ def test_lm_eval_agrees_with_torch(blocks, tmp_path):
     assert math.isclose(result["capabilities"]["old"], right / len(rows))
     # an attempt with another configuration does not continue with the answers of this one
     partial, tasks = tmp_path / "tasks.partial.json", job["tasks"]
-    partial.write_text(
-        json.dumps({key: result[key] for key in ("configuration", "inputs", "tasks")})
-    )
+    kept = {key: result[key] for key in ("configuration", "inputs", "tasks")}
+    partial.write_text(json.dumps(kept))
     assert "another task configuration" in run_job(job | {"tasks": tasks | {"limit": 3}}, tmp_path)
     assert "other weights" in run_job(job | {"inputs": {"model": "1e"}}, tmp_path)
     # and with the same one it runs nothing again: the model may even be missing
-    other = {"model": "nowhere", "tasks": tasks | {"batch_size": 1}}
-    assert run_job(job | other, tmp_path) == ""
+    again = job | {"model": "nowhere", "tasks": tasks | {"batch_size": 1}}
+    assert run_job(again, tmp_path) == ""
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
 
 
@@ -281,15 +279,18 @@ def test_vllm_answers_as_transformers_does(blocks, tmp_path):
 
 @pytest.mark.slow
 @NEEDS_LM_EVAL
-def test_lm_eval_knows_the_papers_tasks():
-    capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
-    names, manager = (
-        [name for listed in capabilities.values() for name in listed],
-        task_manager(None),
-    )
-    refuse_unknown(names, manager)
+def test_of_lm_evals_files_those_are_read_that_names_need():
+    """All, for a group of tasks in other folders; for tags, of a template or of several folders."""
+    paper = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
+    names, whole = [*chain(*paper.values())], task_manager(None)
+    for asked in (names, ["kbl_bar_exam_em_criminal", "glue"], ["pythia"]):
+        manager = task_manager(None, asked)
+        assert _definitions(asked, manager) == _definitions(asked, whole)
+        assert {*asked} <= {*manager.all_tasks}
+        assert len(manager.all_tasks) < 1_000 or asked == ["pythia"]
+    refuse_unknown(names, whole)
     with pytest.raises(ValueError, match=r"does not know 1 of the 54 tasks .*\(no_such_task\)"):
-        refuse_unknown([*names, "no_such_task"], manager)
+        refuse_unknown([*names, "no_such_task"], task_manager(None, ["no_such_task"]))
 
 
 @NEEDS_LM_EVAL

@@ -342,34 +342,27 @@ def _savings(
         return []
     hours = {stage.name: stage.gpu_hours for stage in costs}
     references = sum(hours[name] for name in hours if name.startswith("references_"))
+    own = {name: hours[name] for name in (SPECIALIST, "references_specialist") if name in hours}
     steps = {work.name: work.steps for work, _ in selecting}
-    scoring = sum(stage.scoring_seconds * steps.get(stage.name, 0) for stage in costs)
+    seconds = sum(stage.scoring_seconds * steps.get(stage.name, 0) for stage in costs)
+    scoring = seconds / 3600 * selecting[0][1].parallel.world_size
     least = min(work.prefix for work, _ in selecting)
-    processes = selecting[0][1].parallel.world_size
-    savings = [
-        *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),
-        Saving(
-            what="replay the curriculum that a smaller model recorded: nothing is scored here",
-            gpu_hours=scoring / 3600 * processes + references,
-        ),
-    ]
-    own = (SPECIALIST, "references_specialist")
-    savings.append(
-        Saving(
-            what="let a blend follow the model: selection.policy=mix; nothing is scored, and no "
-            "specialist is needed (docs/mix.md)",
-            gpu_hours=scoring / 3600 * processes + sum(hours.get(name, 0.0) for name in own),
-        )
+    recorded = "replay the curriculum that a smaller model recorded: nothing is scored here"
+    blend = (
+        "let a blend follow the model: selection.policy=mix; nothing is scored, and no specialist "
+        "is needed (docs/mix.md)"
     )
-    if hours.keys() >= {*own}:  # arms may have other references alone
-        savings.append(
-            Saving(
-                what="take a smaller model's specialist as reference, less the cost of that; "
-                f"here it is also the arm {SPECIALIST}",
-                gpu_hours=sum(hours[name] for name in own),
-            )
-        )
-    return savings
+    smaller = (
+        "take a smaller model's specialist as reference, less the cost of that; here it is also "
+        f"the arm {SPECIALIST}"
+    )
+    return [
+        *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),
+        Saving(what=recorded, gpu_hours=scoring + references),
+        Saving(what=blend, gpu_hours=scoring + sum(own.values())),
+        # arms may have other references alone
+        *([Saving(what=smaller, gpu_hours=sum(own.values()))] if len(own) == 2 else []),
+    ]
 
 
 def _notes(
@@ -417,6 +410,12 @@ def _notes(
     )
     if section(config, Tasks).capabilities:
         notes.append("evaluate is planned without the questions of tasks.")
+    if config.cluster.gpu is None and config.model.precision == "bf16":
+        notes.append(
+            "no cluster is named, so the plan is a CPU's, at its speed in fp32; bf16 took a toy "
+            "twice as long. A run takes the GPUs that torch sees: add cluster=h100_1, or that of "
+            "your GPU, to plan for them."
+        )
     if config.scoring.precision is not None:
         notes.append(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "

@@ -146,36 +146,22 @@ def processor(config: Config, shape: Shape) -> Processor:
     """Returns the processor of a recipe for its model, with the recipe's overrides.
 
     Raises:
-        ValueError: for a GPU or a precision without a profile, unless `plan` states the peak.
+        ValueError: for a GPU without a profile, unless `plan` states its peak.
     """
     name, plan, precision = config.cluster.gpu, section(config, Plan), config.model.precision
     if name is None:
         profile = CPU
     elif name in PEAK_TFLOPS:
-        peaks = PEAK_TFLOPS[name]
-        profile = _gpu(name, peaks["bf16"], shape, f"NVIDIA's {_SHEETS[name]}")
-        if precision in peaks:
-            profile = replace(profile, peak_tflops=peaks[precision], precision=precision)
+        profile = _gpu(name, PEAK_TFLOPS[name][precision], shape, f"NVIDIA's {_SHEETS[name]}")
     elif plan.peak_tflops is None:
         raise ValueError(
             f"cluster.gpu={name!r} has no profile: expected one of {', '.join(PEAK_TFLOPS)}; or "
             "set plan.peak_tflops to the peak in its data sheet, without sparsity."
         )
     else:
-        profile = replace(
-            _gpu(name, plan.peak_tflops, shape, "plan.peak_tflops"), precision=precision
-        )
-    if precision != profile.precision and plan.peak_tflops is None:
-        cure = "add cluster=h100_8, h200_8, b200_8 or h100_1, or " if name is None else ""
-        raise ValueError(
-            f"The profile of {profile.name} is for {profile.precision}, and model.precision="
-            f"{precision}: {cure}set plan.peak_tflops to its peak in that precision."
-        )
-    given: dict[str, Any] = {
-        "utilisation": plan.utilisation,
-        "peak_tflops": plan.peak_tflops,
-        "startup_seconds": plan.startup_seconds,
-    }
+        profile = _gpu(name, plan.peak_tflops, shape, "plan.peak_tflops")
+    keys = ("utilisation", "peak_tflops", "startup_seconds")
+    given: dict[str, Any] = {key: getattr(plan, key) for key in keys} | {"precision": precision}
     if plan.utilisation:  # stated: the recipe knows better
         given |= {"confidence": "", "range": (0.0, 0.0), "launch_seconds": 0.0}
     return replace(profile, **{key: value for key, value in given.items() if value is not None})

@@ -39,21 +39,17 @@ def corpus_blocks(stages: Stages) -> dict[str, Any]:
     Raises:
         ValueError: there is no bound on a source.
     """
-    config, folder = stages.config, stages.results.blocks
-    domain = config.domain
+    config, folder, domain = stages.config, stages.results.blocks, stages.config.domain
+    counts: dict[str, Any]
     if (folder / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
 
-        train, held = BlockStore(folder), BlockStore(folder, split="holdout")
-        return {
-            "num_adaptation": train.num_adaptation,
-            "num_replay": train.num_replay,
-            "held_adaptation": held.num_adaptation,
-            "held_replay": held.num_replay,
-            "source": "counted",
-        }
+        stores = {"num": BlockStore(folder), "held": BlockStore(folder, split="holdout")}
+        rows = [(part, role) for part in stores for role in ROLES]
+        counts = {f"{part}_{role}": getattr(stores[part], f"num_{role}") for part, role in rows}
+        return {**counts, "source": "counted"}
     stated = {role: getattr(section(config, Plan), f"{role}_tokens") for role in ROLES}
-    counts: dict[str, Any] = {}
+    counts = {}
     for role, tokens in stated.items():
         if tokens is None and role == "replay" and domain.replay_ratio is not None:
             blocks = counts["num_adaptation"] + counts["held_adaptation"]

@@ -75,11 +75,11 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     file, files = folder / "curriculum.rod", Files(folder / "report")
     is_arm = (folder / "arm.json").exists()
     if is_arm or not file.exists():
-        found = "has no curriculum.rod" if folder.is_dir() else "does not exist"
-        found = "is an arm of a run" if is_arm else found
+        lacks = "has no curriculum.rod" if folder.is_dir() else "does not exist"
         raise ValueError(
-            f"{folder} {found}: expected a run folder, or the one that nemo_rod.install(..., out=) "
-            "or RoDBatches(..., out=) writes, by default rod/ beside the job's checkpoints."
+            f"{folder} {'is an arm of a run' if is_arm else lacks}: expected a run folder, or the "
+            "one that nemo_rod.install(..., out=) or RoDBatches(..., out=) writes, by default rod/ "
+            "beside the job's checkpoints."
         )
     with Curriculum.open(file, read_only=True) as curriculum:
         header, done = curriculum.header, len(curriculum)

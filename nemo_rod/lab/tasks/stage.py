@@ -39,7 +39,7 @@ def check(config: Config) -> str:
     if tasks.held_out:
         return f"tasks: {tasks.held_out} questions of each replay source's held-out blocks"
     names = [name for listed in tasks.capabilities.values() for name in listed]
-    refuse_unknown(names, task_manager(tasks.include))
+    refuse_unknown(names, task_manager(tasks.include, names))
     return (
         f"tasks: all {len(names)} names of {len(tasks.capabilities)} capabilities are known "
         "to the installed lm-eval"
