@@ -73,7 +73,7 @@ def _run_command() -> None:
     elif command not in recipe_commands():
         known = list(dict.fromkeys([*recipe_commands(), *parts.names("commands")]))
         near = parts.did_you_mean(command, [*known, "--version", "--help"])
-        if "=" in command:  # options alone
+        if "=" in command or command.startswith("--config"):  # options alone, or first
             near = f" (did you mean nemo-rod run {command}?)"
         raise ValueError(
             f"There is no command '{command}'{near}: expected one of {', '.join(known)}."

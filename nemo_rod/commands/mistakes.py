@@ -24,12 +24,10 @@ OPEN = (
     *("selection.policy_options", "domain.sources", "variants", "tasks.capabilities"),
     *("cluster.env", "cluster.sbatch", "cluster.cpu_sbatch"),
 )
+_LINES = Path(__file__).with_name("elsewhere.txt").read_text("utf-8").splitlines()
 _ELSEWHERE = {  # names in other trainers -> keys
-    "learning_rate": "train.lr", "learningrate": "train.lr", "epochs": "train.steps",
-    "max_steps": "train.steps", "gbs": "train.batch_size", "mbs": "train.micro_batch_size",
-    "tp": "parallel.tensor", "pp": "parallel.pipeline", "dp": "parallel.data",
-    "cp": "parallel.context", "ep": "parallel.expert", "output_dir": "run_dir", "n": "dry_run",
-}  # fmt: skip
+    name: line.partition(":")[0] for line in _LINES for name in line.split()[1:]
+}
 _WITHOUT_RECIPE = {"--config-path", "-cp", "--config-name", "-cn", "--hydra-help", "--info", "-i"}
 
 
@@ -52,20 +50,23 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
     _check_options(plain, {*options._option_string_actions})
     given = options.parse_intermixed_args(list(words))
     if given.config_dir and not Path(given.config_dir).is_dir():
-        raise ValueError(f"--config-dir {given.config_dir}: there is no such folder.")
+        raise ValueError(f"--config-dir {given.config_dir}: {Path.cwd()} has no such folder.")
     bare = [word for word in given.overrides if "=" not in word and not word.startswith("~")]
+    recipes = [word for word in given.overrides if word.lstrip("+").startswith("recipe=")]
+    if len({*recipes}) > 1:
+        raise ValueError(f"{' and '.join(recipes)} are two: choose one, or add -m to recipe=A,B.")
     taken = []
     for word in given.overrides:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
             raise ValueError(_meant(word, [*given.overrides, ""]))
-        if word[0] != "~" and not _is_known(key):  # "+" would make Hydra add it, without effect
+        if not _is_known(key):  # "+" would make Hydra add it, without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in names("saved_step_commands"):
             raise ValueError(f"{word} is of export and evaluate: did you mean train.steps={value}?")
         if key == "recipe" and value in ("", "null"):
             continue  # treated as absent
-        is_group = key in OPEN or (config_folder() / key).is_dir()
+        is_group = (config_folder() / key).is_dir()
         if word[0] == "~" and not is_group and key in known_keys():
             raise ValueError(f"{word} takes away what every run needs: give {key} a value instead.")
         if key == "recipe" and ("/" in value or value.endswith(".yaml")):
@@ -83,7 +84,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 (bare, f"there is a space before {''.join(bare[:1])}: write it without, or quote "
                  "the word"),
                 (value[:1] == "~", 'the shell replaces no ~ there: type "$HOME"'),
-                ({*value} & {*"[]{}"},
+                ({*value} & {*"[]{}()"},
                  "a list is [A,B], without spaces, or '[\"A\",\"B\"]' with =, ü or the like"),
                 (not value.isascii() or "=" in value,
                  "letters such as ü or = need nested quotes, "
@@ -101,12 +102,11 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                 f"{word} has several values: add -m for a run of each"
                 + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
             )
-        if equals and override.value() is None and (config_folder() / key).is_dir():
+        if equals and override.value() is None and is_group:
             word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
         opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
         taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
-    named = any(word.lstrip("+").startswith("recipe=") for word in taken)
-    if not named and not _WITHOUT_RECIPE & {word.partition("=")[0] for word in words}:
+    if not ({*recipes} & {*taken} or _WITHOUT_RECIPE & {w.partition("=")[0] for w in words}):
         raise ValueError(
             f"`nemo-rod {command}` needs a recipe: try recipe=toy_synthetic; `nemo-rod recipes` "
             "lists all, and `nemo-rod init FOLDER` writes one of your own."
@@ -132,7 +132,7 @@ def near_key(key: str) -> str:
     known, end = list(known_keys()), key.rpartition(".")[2].lower()
     if key in known:
         return ""
-    ends = [name for name in known if name.endswith(f".{end}")] or _ELSEWHERE.get(end, "").split()
+    ends = _ELSEWHERE.get(end, "").split() or [name for name in known if name.endswith(f".{end}")]
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
 
 
@@ -175,17 +175,15 @@ def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
         if not word.startswith("-") or name in known:
             continue
         key = name.lstrip("-").replace("-", "_")
-        key = _ELSEWHERE.get(key, key)
+        key, _, given = _ELSEWHERE.get(key, key).partition("=")
         after = words[number + 1] if number + 1 < len(words) else ""
         if not equals:
-            value = after if after and "=" not in after and after[0] != "-" else "true"
+            value = given or (after if after and "=" not in after and after[0] != "-" else "true")
         if key in ("arms", "rebuild") and value[0] != "[":
             value = f"[{value}]"
-        if key in known_keys():
-            raise ValueError(f"There is no option {name}: did you mean {key}={value}?")
         names = {option.lstrip("-").replace("-", "_"): option for option in known}
         names |= {other: f"{other}={value}" for other in known_keys()}
-        near = [names[other] for other in get_close_matches(key, names, n=1)]
+        near = [names[other] for other in get_close_matches(key, names, n=1, cutoff=0.8)]
         cure = f": did you mean {near[0]}?" if near else ": keys are KEY=VALUE."
         raise ValueError(f"There is no option {name}{cure}")
 

@@ -37,19 +37,17 @@ from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import declare_keys, to_config
 
 OWN_CLUSTER = (
-    "any other GPU needs its own: `nemo-rod init FOLDER` writes FOLDER/cluster/ours.yaml, and "
-    "plan.peak_tflops its speed"
+    ", or null for the CPU; any other GPU needs its own: `nemo-rod init FOLDER` writes "
+    "FOLDER/cluster/ours.yaml, and plan.peak_tflops its speed"
 )
-_MAPPING, _LIST = "keys and values, {KEY: VALUE}", "a list, [...]"
+OWN_MODEL = "; any other is model.hf=NAME, a folder or a name on the Hugging Face hub"
 _EXPECTED = {  # pattern of OmegaConf's error -> expected value
     "to Integer": "a whole number",
     "to Float": "a number",
     "valid bool": "true or false",
     "not Optional": "a value other than null",
-    "DictConfig with ListConfig.*object_type=list": _LIST,
-    "DictConfig with ListConfig": _MAPPING,
-    "to Dict": _MAPPING,
-    "not a ListConfig, list": _LIST,
+    "DictConfig with ListConfig.*object_type=list|not a ListConfig, list": "a list, [...]",
+    "DictConfig with ListConfig|to Dict": "keys and values, {KEY: VALUE}",
 }
 
 
@@ -131,7 +129,8 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         for frame, _ in traceback.walk_tb(error.__traceback__):  # most of them name no file
             if frame.f_code.co_name == "load_config" and "config_path" in frame.f_locals:
                 file = f"{frame.f_locals['config_path']}.yaml"
-                return f"{file} is not a configuration ({reason}): correct the file."
+                cure = "save it as UTF-8" if "Unicode" in reason else "correct or unlock it"
+                return f"{file} is not a configuration ({reason}): {cure}."
         return f"Hydra cannot compose the recipe ({reason}): {ALL_KEYS}."
     text = str(error).partition("\nConfig search path:")[0]
     lines = [line for line in text.splitlines() if line.strip()]
@@ -148,17 +147,24 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         )
     if nameless := re.match(r"Incompatible key type .*\s+full_key: (\S+)", str(error.__cause__)):
         return f'{nameless[1]} has a name that YAML reads as null: quote it, as in "null".'
-    if missing := re.match(r"In '.*': Could not find '(.+)/(.+)'$", reasons[0]):
-        group, name = missing.groups()
-        near = next(Path().glob(f"*/{group}/{name}.yaml"), None)
+    if missing := re.match(r"In '(.*)': Could not (?:find|load) '(.+)/(.+)'$", reasons[0]):
+        by, group, name = missing.groups()
+        known = sorted({file.stem for f in folders for file in (f / group).glob("*.yaml")})
+        near = next(Path().glob(f"*/{group}/{name}.y*ml"), None)
         cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        if near and (near.suffix == ".yml" or near.is_dir()):
+            cure = f" ({near} is to be a file that ends in .yaml)"
         stray = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), None)
-        if stray is not None:
+        if stray is not None and not near:  # else the folder that is named is the group's
             cure = f" (move {stray} to {stray.parent / group / stray.name})"
-        cure = cure or did_you_mean(name, options)
+        cure = cure or did_you_mean(name, known)
         cure = cure or (tasks_by_name([name]) if group == "tasks" else "")
-        own = f"; {OWN_CLUSTER}" if group == "cluster" else ""
-        return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}{own}."
+        place = _place(by, "defaults", folders)[0] if by.startswith("recipe/") else ""
+        own = {"cluster": OWN_CLUSTER, "model": OWN_MODEL}.get(group, "")
+        return f"{place}There is no {group}={name}{cure}: expected one of {', '.join(known)}{own}."
+    if relative := re.match(r"In '(.*)': Could not override '.+/(\w+)@", reasons[0]):
+        place, group = _place(relative[1], "defaults", folders)[0], relative[2]
+        return f"{place}override {group} finds nothing: write override /{group}, with a slash."
     # of a file that says `key: value`, or of a word on the command line
     place, written = "", reasons[0].removeprefix("Error merging override ").lstrip("+")
     if in_file := re.match(r"In '(.+)': \w+ raised while composing", reasons[0]):
@@ -175,13 +181,15 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         group = f"- override /{name}: {whole[2]}" if (config_folder() / name).is_dir() else ""
         cure = f"name a file of it under defaults, as `{group}`, or " if group else ""
         where = _place(in_file[1], name, folders)[0] if in_file else ""
-        return f"{where}{name} is a section, not {whole[2]}: {cure}write keys below it."
+        space = ", and a space after the colon" if re.search(r":\S", whole[2]) else ""
+        return f"{where}{name} is a section, not {whole[2]}: {cure}write keys below it{space}."
     if unknown := re.search(r"Key '(.+)' not in '", cause):  # train={stepz:3}, or train.stepz=3
         key = key if key.endswith(unknown[1]) else f"{key}.{unknown[1]}"
         return f"{place}There is no key {key}{near_key(key)}: {ALL_KEYS}."
     for pattern, expected in _EXPECTED.items():
         if re.search(pattern, cause, re.DOTALL) and (place or written != reasons[0]):
-            return f"{place}{written} is not valid: expected {expected}."
+            one = "; -m KEY=A,B makes a run of each" * ("=[" in written and "number" in expected)
+            return f"{place}{written} is not valid: expected {expected}{one}."
     if cause != str(error):
         reasons += [cause.partition("\n")[0].rstrip("."), ALL_KEYS]
     return "; ".join(reasons) + (f": {', '.join(options)}." if options else ".")

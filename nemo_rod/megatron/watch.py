@@ -159,7 +159,7 @@ class Watch(Heartbeat):
         if longest > self.stall_seconds:
             self._declare(f"{culprit}: stalled for {longest:.0f} s{context}, longer than {limit}")
         elif not self._warned:
-            self._warned = True
+            self._warned = True  # half of the time is left, to fix a slow disk, say
             warning = f"no progress for {longest:.0f} s{context}; {limit} ends the job"
             print(f"{PREFIX}{culprit}: {warning}", flush=True)
 

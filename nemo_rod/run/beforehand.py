@@ -85,9 +85,8 @@ def _texts(config: Config) -> Iterator[str]:
         try:
             first, *others = open_inputs(spec)
             next(iter(first.chunks() if isinstance(first, TextFile) else first.records(None)), None)
-            for item in others:
-                if not os.access(item.place, os.R_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), item.place)
+            if closed := [item.place for item in others if not os.access(item.place, os.R_OK)]:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), closed[0])
         except OSError as error:
             yield f"source {spec.name}: {error.filename}: {error.strerror}."
         except ValueError as error:
@@ -107,10 +106,9 @@ def _model(config: Config) -> Iterator[str]:
         if not hub.is_name(name):
             yield f"model.hf={name} does not exist: {_FOLDER}."
         return
-    for pattern in ("config.json", "*.safetensors"):
-        if not any(folder.glob(pattern)):
-            yield f"model.hf={name} holds no {pattern}: expected a Hugging Face checkpoint."
-            return
+    lacks = [each for each in ("config.json", "*.safetensors") if not any(folder.glob(each))]
+    for pattern in lacks[:1]:
+        yield f"model.hf={name} holds no {pattern}: expected a Hugging Face checkpoint."
 
 
 def _gpus(config: Config) -> Iterator[str]:
@@ -139,7 +137,7 @@ def _packages(stages: Sequence[Stage], config: Config) -> Iterator[str]:
     names = []
     here = launcher_of(config).environment and python_with_megatron() == sys.executable
     for stage in stages:
-        if stage.extra == "bridge" and not here:
+        if stage.extra == "bridge" and not here:  # NeMo-RL and other environments bring it
             continue
         lacks = [module for module in NEEDS[stage.extra] if not can_be_found(module)]
         missing.update((module, stage.extra) for module in lacks if module not in missing)

@@ -137,6 +137,8 @@ def check(config: Config) -> None:
         raise ValueError(
             f"arms and variants are {len(names)}, expected at most 500: take some out."
         )
+    if twice := [name for name in config.arms if config.arms.count(name) > 1]:
+        raise ValueError(f"arms has {twice[0]} twice: name each arm once.")
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     if config.arm is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -62,10 +63,9 @@ def refusals(repositories: Mapping[str, Repository]) -> Iterator[tuple[str, bool
     See `answers`; what several keys name is said once.
     """
     silent, reason = list[str](), ""
-    first: dict[Repository, str] = {}
-    for key, each in repositories.items():
-        first.setdefault(each, key)
-    for key, answer in answers({key: each for each, key in first.items()}).items():
+    first = {each: key for key, each in [*repositories.items()][::-1]}
+    asked = {key: each for key, each in repositories.items() if first[each] == key}
+    for key, answer in answers(asked).items():
         if isinstance(answer, NotChecked):
             silent, reason = [*silent, f"{key}={repositories[key].name}"], str(answer)
         else:
@@ -89,11 +89,8 @@ def answers(repositories: Mapping[str, Repository]) -> dict[str, Exception]:
         files = ("config.json", "tokenizer_config.json") if kind == "model" else ()
         if not any(file_of(pinned, file) for file in files):
             asked[key] = repositories[key]
-    threads = [Thread(target=_answer, args=(each,)) for each in {*asked.values()}]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(asked) or 1) as pool:
+        pool.map(_answer, {*asked.values()})
     return {key: why for key, each in asked.items() if (why := _answer(each)) is not None}
 
 
@@ -138,28 +135,23 @@ def check_access(repository: Repository) -> None:
         ValueError: it does not exist, or is gated and the token or its terms are missing.
         NotChecked: the hub cannot be reached.
     """
-    from huggingface_hub import auth_check, repo_info
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import auth_check, errors, repo_info
 
     name, revision, kind = repository
     try:
         auth_check(name, repo_type=kind)
         if revision is not None:
             repo_info(name, repo_type=kind, revision=revision, timeout=_SECONDS)
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise ValueError(
             f"The {kind} {name} is gated, and this account may not read it: {GATED}."
         ) from None
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         raise ValueError(
             f"The hub has no {kind} {name} that this account may read: correct its name, give a "
             "folder, or set HF_TOKEN."
         ) from None
-    except RevisionNotFoundError:
+    except errors.RevisionNotFoundError:
         raise ValueError(
             f"The {kind} {name} has no revision {revision}: give a commit, branch or tag of it."
         ) from None

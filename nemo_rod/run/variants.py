@@ -278,7 +278,7 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
         longer.warmup_steps = train.warmup
     elif train.warmup_steps is not None and "warmup_steps" not in variant.train:
         longer.warmup_steps = round(train.warmup_steps * longer.steps / given.steps)
-    if train.decay_steps and "decay_steps" not in variant.train:
+    if train.decay_steps and "decay_steps" not in variant.train:  # which are of the arm's length
         longer.decay_steps = max(1, round(train.decay_steps * longer.steps / given.steps))
     return longer
 

@@ -283,6 +283,8 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
         meant = f" (did you mean merge_{int(name[6:]) / 100:g}? It is a weight from 0 to 1)"
     elif share := re.fullmatch(r"fi?x?e?d[_-]?([1-9]\d?)%?", name.lower()):
         meant = f" (did you mean fixed_{share[1]}?)"
+    elif name in {*variants}:
+        meant = f" (variants.{name}.of is to name the arm that it varies)"
     elif " " in name:
         meant = f" (did you mean [{','.join(name.split())}]?)"
     else:

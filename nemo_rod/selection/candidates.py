@@ -186,7 +186,7 @@ class Candidates:
         """Returns the candidates of a shuffle of both roles, or of replay alone.
 
         Replay slots of the shuffle index a fixed subsample, the first of a keyed permutation; if
-        there are more slots than replay blocks, they go on through passes with new permutations.
+        there are more slots than replay blocks, new permutations follow, to favor no block.
         """
         num_slots = self.num_adaptation if self.balance == "expected" else self.num_kept_replay
         permuted = self._permuted("stream", self.epoch_size)

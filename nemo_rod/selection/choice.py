@@ -111,7 +111,7 @@ def choose(
 def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
     """Returns the choice of a policy, which may be a stranger's, checked; and tau in nats.
 
-    Tau is the smallest weighted score among the chosen blocks; NaN without scores.
+    Tau, the paper's price of a training slot, is the least weighted score chosen, or else NaN.
     """
     chosen: Ids = np.asarray(policy.select(pool, score_C, k))
     ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())

@@ -137,7 +137,7 @@ def _spread(
     # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
     group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
     count_G = np.bincount(group_F, minlength=num_groups)
-    grouped_F = score_F[np.argsort(group_F, kind="stable")]
+    grouped_F = score_F[np.argsort(group_F, kind="stable")]  # still ascending, as scores come
     mean_G, above_G = (
         np.bincount(group_F, value_F, num_groups) / np.maximum(count_G, 1)
         for value_F in (score_F, score_F > 0)

@@ -268,7 +268,7 @@ class Mix(Policy):
         end_E = (pool.steps + _OLD_STEPS) ** -_EXPONENTS_E
         mean_E, mean_loss = (weight_B * x_EB).sum(1), (weight_B * loss_B).sum()
         apart_EB = x_EB - mean_E[:, None]
-        slope_E = (weight_B * apart_EB * (loss_B - mean_loss)).sum(1)
+        slope_E = (weight_B * apart_EB * (loss_B - mean_loss)).sum(1)  # by least squares
         slope_E = np.maximum(0.0, slope_E / (weight_B * apart_EB**2).sum(1))
         error_EB = loss_B - mean_loss - slope_E[:, None] * apart_EB
         best = int(np.argmin((weight_B * error_EB**2).sum(1)))

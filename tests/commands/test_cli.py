@@ -167,7 +167,7 @@ def test_a_recipe_that_is_no_yaml_is_named(tmp_path):
     assert done.returncode == 2
     assert done.stderr == (
         "nemo-rod: recipe/mine.yaml is not a configuration (UnicodeDecodeError: 'utf-8' codec "
-        "can't decode byte 0xff in position 0: invalid start byte): correct the file.\n"
+        "can't decode byte 0xff in position 0: invalid start byte): save it as UTF-8.\n"
     )
 
 

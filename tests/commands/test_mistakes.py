@@ -38,7 +38,7 @@ def test_a_silent_hub_costs_its_seconds_once(monkeypatch):
 
     monkeypatch.setattr(hub, "check_access", silent)
     monkeypatch.setattr(hub, "_SECONDS", 0.2)
-    config = composed("recipe=german_qwen3_0_6b", "~cluster", "model.hf=own/silent")
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "arms=[base]", "model.hf=own/silent")
     began = time.monotonic()
     for _ in range(2):
         ((sentence, everywhere),) = beforehand.lacking(Stages(config).all(), config)
@@ -56,7 +56,7 @@ def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch):
 
     monkeypatch.setattr(hub, "check_access", refuse)
     monkeypatch.setattr(hub, "_answer", hub._answer.__wrapped__)
-    config = composed("recipe=german_qwen3_0_6b", "~cluster", "model.hf=own/none")
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "arms=[base]", "model.hf=own/none")
     lacks = beforehand.lacking(Stages(config).all(), config)
     assert lacks == [("model.hf: The hub has no model own/none that this account may read.", True)]
 

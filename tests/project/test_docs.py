@@ -98,7 +98,8 @@ def test_messages_and_comments_name_pages_that_exist():
 
 def calls(program: str) -> dict[tuple[str, str], list[str]]:
     """Arguments of each call of a program in the documents, by (document, call)."""
-    pattern = rf"(?:\$ )?(?:torchrun .* --no-python +)?(?:\w+=\S+ )*(?:\S*/)?{program} +([a-z-].*)"
+    around = r"(?:\$ )?(?:(?:docker|podman|srun) .* |torchrun .* --no-python +)?(?:\w+=\S+ )*"
+    pattern = rf"{around}(?:\S*/)?{program} +([a-z-].*)"
     calls = {}
     for page in PAGES:
         blocks = "\n".join(BLOCK.findall(page.read_text())).replace("\\\n", " ")

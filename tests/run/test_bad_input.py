@@ -47,7 +47,8 @@ def written() -> None:
     for name in ("my/recipe", "text", "empty", "config_alone", "short"):
         Path(name).mkdir(parents=True)
     for name, content in {
-        "my/stray.yaml": HEAD, MINE: HEAD, "config_alone/config.json": "{}",
+        "my/stray.yaml": HEAD, MINE: HEAD, "my/recipe/old.yml": HEAD,
+        "config_alone/config.json": "{}",
         "short/config.json": '{"text_config": {"rope_scaling": {"type": "linear", '
         '"factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",
         "a.jsonl": '{"body": "x"}\n', "no.jsonl.gz": "plain",
@@ -129,26 +130,13 @@ CALLED: dict[str, Callable[..., object]] = {
     **{
         called.__name__: called
         for called in (
-            FixedShare,
-            Joint,
-            Mix,
-            Schedule,
-            block_hash,
-            check_name,
-            check_weights,
-            exports,
-            is_holdout,
-            read_shape,
-            registered_policy,
-            retention_for_share,
-            shell_options,
-            shrunken,
-            synthetic_input,
-            validation_forgetting,
+            FixedShare, Joint, Mix, Schedule, block_hash, check_name, check_weights, exports,
+            is_holdout, read_shape, registered_policy, retention_for_share, shell_options,
+            shrunken, synthetic_input, validation_forgetting,
         )
     },
     "open_inputs": lambda **values: open_inputs(SourceSpec(name="web", role="replay", **values)),
-}
+}  # fmt: skip
 
 
 ANSWERS: dict[str, Callable[[Any], str]] = {

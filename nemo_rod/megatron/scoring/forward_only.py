@@ -179,7 +179,7 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
             if getattr(each, "mtp_num_layers", None):
                 stack.enter_context(replaced(each, "mtp_num_layers", none))
         for block in blocks:
-            block.forward = lambda hidden_states, **_: hidden_states
+            block.forward = lambda hidden_states, **_: hidden_states  # models expect no more of it
             stack.callback(delattr, block, "forward")
         yield
     if blocks:  # gathering their weights may have begun, and no hook of theirs has waited for it
