@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod import parts
+from nemo_rod.files import by_launch
 
 if TYPE_CHECKING:
     from nemo_rod.commands.arguments import Arguments
@@ -115,8 +116,7 @@ def with_folder(command: str, words: list[str]) -> list[str]:
 
 def latest_config(run_dir: Path) -> Path | None:
     """Returns the configuration of the latest launch of a run folder; None without one."""
-    files = run_dir.glob("launch/*/config.yaml")
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+    return (by_launch(run_dir, "config.yaml") or [None])[-1]
 
 
 def recipe_commands() -> list[str]:

@@ -70,6 +70,19 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     return value
 
 
+def by_launch(run_dir: Path, name: str) -> list[Path]:
+    """Returns a file of each launch of a run folder, the latest last: a clock may be set back."""
+    files = run_dir.glob(f"launch/*/{name}")
+    return sorted(files, key=lambda file: (launch_number(file), file.lstat().st_mtime))
+
+
+def launch_number(file: Path) -> int:
+    """Returns the number of the launch that a file is of; 0: one of a version without them."""
+    number = file.with_name("number")
+    text = read_bytes(number, 18) if number.exists() else b""
+    return int(text) if text.isdigit() else 0
+
+
 @contextmanager
 def interpreting(
     path: Path,

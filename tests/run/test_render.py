@@ -27,6 +27,7 @@ from nemo_rod.lab.launches import read_launch
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.local import Local
+from nemo_rod.run.launch.queue import read_jobs
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.stages import Stages
@@ -181,6 +182,17 @@ def test_frozen_configuration_is_the_whole_one(recipe):
         setattr(config.cluster, key, getattr(defaults, key))
     config.launcher.nemo_rl = None
     assert frozen == config
+
+
+def test_the_latest_launch_is_the_last_one_by_any_clock(tmp_path):
+    for past, launcher in enumerate(("slurm", "local", "slurm"), start=1):
+        config = launched("toy", launcher, f"run_dir={tmp_path}", f"seed={past}")
+        write_files(folder := launch_folder(config), Local().render(config, []))
+        (folder / "jobs.tsv").write_text(f"rod\t{past}\n")
+        for file in folder.iterdir():
+            os.utime(file, (-past, -past))
+        assert read_launch(tmp_path)[1].seed == past
+        assert [*read_jobs(tmp_path)][-1] == str(past)
 
 
 def test_frozen_configuration_starts_a_command(tmp_path):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_rod.files import read_bytes
+from nemo_rod.files import by_launch, read_bytes
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,8 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
     Raises:
         ValueError: a line is damaged.
     """
-    files = run_dir.glob("launch/*/jobs.tsv")
     jobs = {}
-    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+    for file in by_launch(run_dir, "jobs.tsv"):
         for line in read_bytes(file, 1 << 20).decode(errors="replace").splitlines():
             stage, _, number = line.partition("\t")
             if not re.fullmatch(r"\d+(;[\w.-]+)?", number):

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from nemo_rod.config import Config
-from nemo_rod.files import read_bytes, remove, replacing
+from nemo_rod.files import by_launch, launch_number, read_bytes, remove, replacing
 from nemo_rod.run.handover import Stage
 from nemo_rod.trust import REFERENCE
 
@@ -41,7 +41,9 @@ def launch_folder(config: Config) -> Path:
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
     """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
-    run_dir, files = folder.parent.parent, {**files, "command": typed_command(folder)}
+    run_dir, earlier = folder.parent.parent, map(launch_number, folder.parent.glob("*/number"))
+    number = f"{max(earlier, default=0) + 1}"
+    files = {**files, "command": typed_command(folder), "number": number}
     remove(folder, below=run_dir)
     for name, text in files.items():
         with replacing(folder / name, below=run_dir, mode=0o600) as file:
@@ -55,8 +57,8 @@ def typed_command(folder: Path) -> str:
     job = HydraConfig.get()
     folders = {source.provider: source.path for source in job.runtime.config_sources}
     if "recipe" not in job.runtime.choices:
-        launches = sorted(folder.parent.glob("*/command"), key=lambda file: file.lstat().st_mtime)
-        earlier = [read_bytes(file, below=folder.parents[1]) for file in launches[-1:]]
+        latest = by_launch(folder.parents[1], "command")[-1:]
+        earlier = [read_bytes(file, below=folder.parents[1]) for file in latest]
         return b"".join(earlier).decode(errors="replace")
     own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
     once = ("rebuild=", "dry_run=")
