@@ -47,17 +47,6 @@ def same(section: Any, name: str, **about: Any) -> Any:
     return dataclasses.field(default=known.default, metadata={**known.metadata, **about})
 
 
-def check_value(section: Any, name: str, value: Any) -> None:
-    """Refuses a value that a dataclass would not accept in one of its fields.
-
-    Raises:
-        ValueError: the value is of another type, or out of bounds.
-    """
-    bound = section.__dataclass_fields__[name].metadata["bound"]
-    if not isinstance(value, int | float) or not bound.accepts(value):
-        raise ValueError(f"{name}={value!r} is not valid: expected a number {bound.expected}.")
-
-
 def numbers(text: str) -> Bound:
     """Returns the bound of finite numbers that are ">= 1", "> 0" or, say, "in [0, 2**31)"."""
     sign, rest = text.split(" ", 1)

@@ -116,7 +116,7 @@ def with_folder(command: str, words: list[str]) -> list[str]:
 
 def latest_config(run_dir: Path) -> Path | None:
     """Returns the configuration of the latest launch of a run folder; None without one."""
-    return (by_launch(run_dir, "config.yaml") or [None])[-1]
+    return next(reversed(by_launch(run_dir, "config.yaml")), None)
 
 
 def recipe_commands() -> list[str]:

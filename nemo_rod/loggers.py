@@ -171,22 +171,17 @@ def continue_runs(
         mlflow: MLflow's module, whose run is kept for the next attempt.
     """
     if writer:
-        mark_restart(writer, step + 1 if step else 0)
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        # drops what a killed run wrote, as torch does for `purge_step`, which no host passes
+        start, first = SessionLog(status=SessionLog.START), step + 1 if step else 0
+        writer.file_writer.add_event(Event(step=first, file_version="brain.Event:2"))
+        writer.file_writer.add_event(Event(step=first, session_log=start))
     if wandb_run and step:
         for done, metrics in recorded(folder, first=wandb_run.step, last=step):
             wandb_run.log(legal_names(metrics, "wandb"), done)
     if mlflow:
         keep_run(folder, "mlflow", mlflow.active_run().info.run_id)
-
-
-def mark_restart(writer: Any, step: int) -> None:
-    """Drops the values of this and later steps that a killed run wrote, from a SummaryWriter."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    # as torch does for `purge_step`, an option that no host passes on
-    start = SessionLog(status=SessionLog.START)
-    writer.file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
-    writer.file_writer.add_event(Event(step=step, session_log=start))
 
 
 def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:

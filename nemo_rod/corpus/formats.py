@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import IO, Any
 
 import numpy as np
@@ -32,17 +33,20 @@ MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 _ONE_LINE = "write one object per line (jq -c . FILE; of a list: jq -c '.[]' FILE), or repair it"
 _PACKED = "it is compressed: let its name end in .gz, .bz2, .xz or .zst"
-_ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16 or UTF-32: convert it to UTF-8"
+_ARCHIVE, _WIDE = "it is an archive: unpack it", "it is UTF-16, UTF-32 or ISO-2022: convert it"
 _OTHER = "it is a document or database: extract its text"
 _FOREIGN = {  # (offset, bytes) of files that are not text in UTF-8 -> remedy
     (0, b"\x1f\x8b"): _PACKED, (0, b"\xfd7zXZ\0"): _PACKED, (0, b"\x28\xb5\x2f\xfd"): _PACKED,
     (4, b"1AY&SY"): _PACKED, (0, b"PK\3\4"): _ARCHIVE, (257, b"ustar"): _ARCHIVE,
     (0, b"\xff\xfe"): _WIDE, (0, b"\xfe\xff"): _WIDE, (0, b"\0\0\xfe\xff"): _WIDE,
-    (0, b"%PDF-"): _OTHER, (0, b"{\\rtf"): _OTHER, (0, b"SQLite format 3\0"): _OTHER,
-    (0, b"\xd0\xcf\x11\xe0"): _OTHER, (0, b"Rar!\x1a"): _ARCHIVE, (0, b"7z\xbc\xaf"): _ARCHIVE,
+    (0, b"%PDF-"): _OTHER, (0, b"%!PS"): _OTHER, (0, b"{\\rtf"): _OTHER,
+    (0, b"\xd0\xcf\x11\xe0"): _OTHER, (0, b"SQLite format 3\0"): _OTHER,
     (0, b"PAR1\x15"): "it is parquet: set kind: parquet",
     (0, b"ARROW1\0\0"): "it is Arrow: set kind: huggingface, and path to its folder",
 }  # fmt: skip
+# control characters but those of old texts: backspace, form feed, ^Z, ESC, separators
+_NO_TEXT = bytes([*range(7), *range(14, 26), 127])
+_MACHINE = "a part of it is zeros or control characters, not text: convert it, or fetch it again"
 _ESCAPES = re.compile(rb"\\(?:[^u]|u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)")
 _CURES = {  # part of an error about data that is not damaged -> remedy
     "ictionary": "it was compressed with a dictionary; decompress it with that, zstd -d -D FILE",
@@ -200,8 +204,13 @@ class InputFile(Input):
                     for (start, sign), cure in _FOREIGN.items() if not number else ():
                         if chunk.startswith(sign, start) and not (packed and cure is _PACKED):
                             raise ValueError(cure)
-                    if bytes(64) in chunk or not chunk.strip(b"\0"):
-                        raise ValueError("a part of it is zeros, not text: fetch it again")
+                    size, zeros = len(chunk), chunk.count(0)
+                    if b"\x1b$" in chunk or (any(chunk[:64:2]) != any(chunk[1:64:2]) and size > 3):
+                        raise ValueError(_WIDE)
+                    others = size - zeros - len(chunk.translate(None, _NO_TEXT))
+                    is_text = zeros <= min(size - 1, 2 + size / 10) and others <= 2 + size / 50
+                    if bytes(64) in chunk or not is_text:
+                        raise ValueError(_MACHINE)
                     self._bytes = handle.tell()
                     yield chunk
             except ValueError as error:
@@ -209,17 +218,13 @@ class InputFile(Input):
                 raise ValueError(f"{here}{error}") from error
 
 
-def _zstd() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # --long=31 needs it
-
-
 _UNPACKERS: dict[str, Callable[[], Any]] = {  # suffix -> decompressor of one member of a file
     ".gz": partial(zlib.decompressobj, 31),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
-    ".zst": _zstd,
+    ".zst": lambda: (  # --long=31 needs the window
+        import_module("zstandard").ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    ),
 }
 
 
@@ -285,14 +290,11 @@ class TextFile(InputFile):
                 raise ValueError(
                     f"{self.path}: a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
                 )
-        halves = data[:64:2], data[1:64:2]  # one is only NUL in UTF-16, the other never
-        if len(data) > 3 and any(map(all, halves)) and not all(map(any, halves)):
-            raise ValueError(f"{self.path}: {_WIDE}")
         try:
             text = [data.decode("utf-8-sig")]
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.path}: byte {error.start} is not UTF-8: convert the file"
+                f"{self.path}: byte {error.start} is not UTF-8: convert the file, or leave it out"
             ) from None
         data.clear()  # it may be long
         yield text.pop()

@@ -43,6 +43,7 @@ _OF_ERRORS = re.compile(
     r"(?i)\S*(error|exception)\S*|message|detail|code|status(code)?|(__)?type|documentation_url|"
     r"title|instance|path|timestamp|success|reason|(request|trace)_?id|host_?id"
 )
+_NOTHING = re.compile(rb'(?i)(?=.)[\[\s]*(\{\s*\}|""|null|none|nan|nil|undefined|n/a)?[\]\s]*')
 _XML = rb"(?i)(<\?xml[^>]*>\s*)?"
 # Of a name that may be any text: README.md may begin with <div>, and config.json be {}.
 _PLAIN = re.compile(r"(?i)(^[^.]*|\.te?xt)(\.(gz|bz2|xz|zst))?$")
@@ -75,6 +76,10 @@ _PLACEHOLDERS = (
      "a link to it: fetch the file that it names"),
     (_XML + rb"(<!doctype plist[^>]*>\s*)?<plist\b.{0,99}<key>URL</key>|bplist\d\d",
      "a property list, as Apple keeps links in: fetch the file that it stands for"),
+    (rb"From \S+ +\w{3} \w{3} +\d+ \d\d:\d\d|BEGIN:V(CALENDAR|CARD)\b|begin(-base64)? \d{3} \S+\s|"
+     rb"(\([dl]|c[\w.]+\n\w+\n)p\d+\n|(data:[^,\s]*,)?(?=[\w+/-]{60})(?=\S*[a-zA-Z])(?=\S*\d)"
+     rb"([\w+/-]{60,}[\r\n]+)*[\w+/-]*={0,2}\s*\Z",
+     "a wrapping of other things (mails, cards, bytes as letters): extract their texts"),
     (rb"(#\$# git-fat )?[0-9a-f]{32,128}( +\d+| [ *]\S+)?\s*\Z", "a digest of it: fetch the file"),
     (rb"-----BEGIN (PGP MESSAGE|AGE ENCRYPTED|PKCS7|CMS)|age-encryption\.org/v|\$ANSIBLE_VAULT;|"
      rb'\0GITCRYPT\0|\{.*"sops":\s*\{', "encrypted: decrypt it, or leave it out"),
@@ -109,9 +114,10 @@ def refuse_placeholder(file: File, head: bytes) -> None:
         keys = answer if isinstance(answer, dict) else {}
         said = b"\n".join(str(value).encode() for value in keys.values())
         is_error = any("rror" in key for key in keys) or re.search(_SAID, said)
-        is_empty = is_plain and answer in ({}, [], None, "")
-        if is_empty or (is_error and all(map(_OF_ERRORS.fullmatch, keys))):
+        if is_error and all(map(_OF_ERRORS.fullmatch, keys)):
             head = b"not found"  # a server's error, as those in plain words
+    if is_plain and _NOTHING.fullmatch(head):
+        raise ValueError(f"{file} is not the data, but a program's word for none: leave it out")
     if is_plain and _PIECE.match(head):
         shown = _UNSEEN.sub(b" ", head).split()
         if not shown or (len(shown) < 40 and _EXCUSES.search(b" ".join(shown))):

@@ -20,11 +20,11 @@ import numpy as np
 
 from nemo_rod.files import read_lines
 from nemo_rod.selection.arms import Arm
-from nemo_rod.selection.arrays import Ids, Mask, Nats
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose
-from nemo_rod.selection.curriculum.log import Curriculum, StepRecord
+from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.policies import (
     Policy,
     Score,
@@ -189,25 +189,19 @@ class Selector:
                 with Curriculum.open(file, read_only=True) as curriculum:
                     for record in curriculum:
                         is_replay_C = curriculum.header.is_replay(record.block_ids)
-                        self.learn(self._recorded(record, is_replay_C))
+                        pool = self._of_run(Pool(record.step, record.block_ids, is_replay_C))
+                        has_scores = not np.isnan(record.threshold)
+                        score_C = record.score if has_scores else None
+                        choice = Choice(
+                            *(pool, record.loss, score_C, record.chosen, record.threshold),
+                            is_estimated=has_scores and bool(np.isnan(record.loss).any()),
+                            reference=self._references_of(pool),
+                        )
+                        self.learn(choice)
                         self._hear(rows.get(record.step, {}))
             return policy.state
 
         policy.state = shared(recorded)
-
-    def _recorded(self, record: StepRecord, is_replay_C: Mask) -> Choice:
-        """Returns the choice that a record is of."""
-        pool = self._of_run(Pool(record.step, record.block_ids, is_replay_C))
-        has_scores = not np.isnan(record.threshold)
-        return Choice(
-            pool,
-            record.loss,
-            record.score if has_scores else None,
-            record.chosen,
-            record.threshold,
-            is_estimated=has_scores and bool(np.isnan(record.loss).any()),
-            reference=self._references_of(pool),
-        )
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if the policy needs any."""

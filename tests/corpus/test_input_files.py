@@ -1,11 +1,13 @@
 """Which files a source has: each once, none left out without a word, here and on any storage."""
 
+import base64
 import bz2
 import gzip
 import io
 import json
 import lzma
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -177,6 +179,23 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
     assert list(read_documents(web(name))) == ["one", "two"]
 
 
+NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or no text has
+    "a.txt: a part of it is zeros or control characters, not text: convert it, or fetch it again": [
+        bytes(9), b"text" * 9999 + bytes(99) + b"text" * 9999, b"\n\5hello\x12\3abc",
+        b"GIF89a\1\0\1\0\0\0\0\0;", b"\x7fELF\2\1\1" + bytes(9) + b"\2\0>\0\1\0\0\0hello",
+        b"\0asm\1\0\0\0\1\4\1`\0\0", b"ID3\3\0\0\0\0\0\x1fTIT2\0\0\0\6\0\0\0hello",
+        "Привет, мир".encode("utf-16-le"),
+    ],
+    "a.txt: it is UTF-16, UTF-32 or ISO-2022: convert it": [
+        *("hallo".encode(f"utf-{width}") for width in ("16-le", "16-be", "32-le")),
+        "日本語".encode("iso2022_jp"), "한국어".encode("iso2022_kr"),
+    ],
+    "a.txt: byte 3 is not UTF-8: convert the file, or leave it out": [b"abc\xff", b"fur\xfc"],
+    "a.txt: byte 0 is not UTF-8: convert": ["日本語".encode("shift_jis"), "dürü".encode("cp037")],
+    "is not the data, but a program's word for none": [b"None", b"nan\n", b"{ }", b"[null]"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
@@ -185,10 +204,21 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
          "Dictionary mismatch: it was compressed with a dictionary; decompress it"),
         ("a.jsonl", b'[\n{"text": "one"}\n]', "a.jsonl:1: not a line of JSON (Expecting value: "),
         ("a.jsonl", b'[{"text": "one"}]', "a list: write one object per line (jq -c . "),
+        ("a.jsonl", ONE + b'{"text": ', "a.jsonl:2: not a line of JSON"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "a.jsonl:1: not a line of JSON"),
+        ("a.jsonl", b'["text"]\n', "a.jsonl:1: expected an object"),
+        ("a.jsonl", b'{"text": null}\n', "field 'text' must be text, found None: name another text_"
+         "field, or drop such records with filter: text != null"),
+        ("a.jsonl", b'{"text": 5}\n', "must be text, found 5: name another text_field"),
+        ("a.jsonl.gz", b"plain text\n", "a.jsonl.gz: broken or cut off"),
+        ("a.jsonl.zst", b"plain text\n", "a.jsonl.zst: broken or cut off"),
+        ("a.jsonl.zst", zstandard.compress(ONE * 9)[:-2], "broken or cut off .zst data (it ends"),
+        ("a.parquet", b"PAR1 nothing PAR1", "a.parquet: not a readable parquet file"),
         ("a.jsonl", b'{\n"text": "one"}', "one object per line (jq -c . FILE; of a list: jq -c '."),
         ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: it is not UTF-8: convert"),
-        ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16 or UTF-32: convert it"),
-        ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16 "),
+        ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16,"),
+        ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16,"),
+        ("a.tar", b"one.txt".ljust(257, b"\0") + b"ustar", "a.tar: it is an archive: unpack it"),
         ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
         ("a.txt", b"%PDF-1.7\n1 0 obj", "a.txt: it is a document or database: extract"),
         ("a.doc", b"\xd0\xcf\x11\xe0\xa1", "a.doc: it is a document or database: extract"),
@@ -197,14 +227,12 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
         ("a.txt", b'<div id="root">\n<!-- a --></div>', "is not the data, but an HTML page"),
         ("a.txt", b"<!-- a -->\n<form><b>Please sign in</b>", "is not the data, but an HTML page"),
         ("a.2.txt", b"<!--" + b" of a licence" * 400, "is not the data, but an HTML page"),
-        ("a", b"{ }", "is not the data, but a server's error"),
-        ("a.txt", bytes(9), "a.txt: a part of it is zeros, not text: fetch it again"),
-        ("a.txt", b"text" * 99 + bytes(99) + b"text", "a part of it is zeros, not text: fetch"),
+        *(("a.txt", data, sentence) for sentence, files in NO_TEXTS.items() for data in files),
     ],
 )  # fmt: skip
 def test_what_is_no_json_lines_file_says_what_to_do(tmp_path, name, data, sentence):
     (tmp_path / name).write_bytes(data)
-    kind = "jsonl" if ".json" in name else "text"
+    kind = "parquet" if name == "a.parquet" else "jsonl" if ".json" in name else "text"
     refuse(web(tmp_path / name, kind=kind), f"source web: {tmp_path / name}", sentence)
 
 
@@ -285,6 +313,10 @@ PLACEHOLDERS = {  # by what the sentence says
         b"bplist00",
     ],
     "a digest of it: fetch": [b"d41d8cd98f00b204e9800998ecf8427e  a.txt\n"],
+    "a wrapping of other things (mails, cards, bytes as letters): extract their": [
+        b"From a@b.org Sat Jan  3 01:05:34 1996\nFrom: A\n\nHi\n", b"BEGIN:VCARD\r\nFN:A\r\n",
+        base64.encodebytes(PACKED * 99), b"begin 644 a\n#86)C\n`\nend\n", pickle.dumps([1], 0),
+    ],
     "encrypted: decrypt it": [
         b"-----BEGIN PGP MESSAGE-----\nVersion: GnuPG v2\n",
         b"$ANSIBLE_VAULT;1.1;AES256\n62313365396662343061393464336163\n",
@@ -313,6 +345,14 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data, sentence):
     refuse(web(*files, kind=kind, **place), " is not the data, but ", sentence)
 
 
+UNUSUAL = [
+    "ACGTACgt" * 99, "页。\x0c" * 9, "N\bNA\bA _\bf\n" * 9, "\x1b[31mno\x1b(B\n" * 9, "DOS\r\n\x1a",
+    "!function(e){var n=0;n<9&&e(n)}(this);" * 9, "a\x1fb\x1e" * 9, "\x0bb\x07\x85c", "a " * 99_999,
+    "From Monday on", "None of us", "Na", "مرحبا\u200f" * 9, "\\begin{a}\r%", "👩\u200d👩\u200d👧",
+    "https://a.org/xX1" * 4 + "\n", "begin 2024 so", "Aachen\nzebra2\n" * 99, "-" * 60 + "\nA 1\n",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -332,6 +372,7 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data, sentence):
         ("a", "<!-- SPDX-License-Identifier: MIT -->\nA text that is meant"),
         ("a.txt.gz", "<script>x()</script> was its first line" + " No error. Not found." * 40),
         ("a.txt", "<!doctor> 2 of <divine>\0" + "<!-- -->" * 400),
+        *(("a.txt", text) for text in UNUSUAL),
     ],
 )
 def test_texts_like_placeholders_are_read(tmp_path, name, data):

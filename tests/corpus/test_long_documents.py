@@ -102,8 +102,7 @@ def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fields", "workers"),
-    [({}, 2), ({"document_holdout": True}, 1), ({"max_tokens": 3000}, 1)],
+    ("fields", "workers"), [({}, 2), ({"document_holdout": True}, 1), ({"max_tokens": 3000}, 1)]
 )
 def test_blocks_do_not_depend_on_the_pieces(tmp_path, monkeypatch, fields, workers):
     documents = [long_text(seed, 40 + 200 * (seed % 3 == 0)) for seed in range(20)]

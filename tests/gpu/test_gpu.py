@@ -103,8 +103,7 @@ def test_losses_and_choices_are_those_of_a_cpu(measured, torchrun):
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["cpu", *(pytest.param(m, marks=[pytest.mark.gpu, needs_one]) for m in [*MODELS][1:])],
+    "model", ["cpu", *(pytest.param(m, marks=[pytest.mark.gpu, needs_one]) for m in [*MODELS][1:])]
 )
 class TestModel:
     """What holds of a model in each arithmetic that it may have."""

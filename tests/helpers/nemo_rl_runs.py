@@ -82,11 +82,7 @@ class Runs:
         self.started: list[subprocess.Popen[str]] = []
 
     def job(
-        self,
-        out: Path,
-        own: dict[str, Any] = CPU,
-        parallel: Parallel = DP2,
-        **options: Any,
+        self, out: Path, own: dict[str, Any] = CPU, parallel: Parallel = DP2, **options: Any
     ) -> list[object]:
         """The tiny setting's RoD job: its file, and the section `nemo_rl` beside it."""
         options = {"checkpoint__every": 8, **options}

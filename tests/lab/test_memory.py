@@ -147,10 +147,7 @@ LAYOUTS = {
         ["llama", "qwen3", "nemotron_h", "qwen3_moe", "nemotron_h, experts"],
         {"tensor": 2, "sequence": True},
     ),
-    "experts": (
-        ["qwen3_moe", "nemotron_h, experts"],
-        {"tensor": 2, "sequence": True, "expert": 2},
-    ),
+    "experts": (["qwen3_moe", "nemotron_h, experts"], {"tensor": 2, "sequence": True, "expert": 2}),
     "further types": (FURTHER, {}),
     "further types, sequence": (
         # Megatron-Bridge gives OLMoE norms of the width of all heads, whatever the layout

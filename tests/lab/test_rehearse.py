@@ -93,7 +93,7 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(tmp_path, capsys):
     table, output = rehearse("mine", tmp_path, *words)
     states = checked_states(table)
     assert [name for name, state in states.items() if state != "not seen"][-7:] == [
-        *("materials", "prepare", "base", "no_replay", "evaluate", "report", "losses"),
+        *("materials", "prepare", "base", "no_replay", "evaluate", "report", "losses")
     ]
     assert "made-up text for far, as the hub does not answer" in output
     folder = tmp_path / "run_rehearsal"

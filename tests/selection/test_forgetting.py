@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.selection import SourceRow
-from nemo_rod.selection.forgetting import (
-    forgetting_by_source,
-    validation_forgetting,
-    weighted_loss,
-)
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting, weighted_loss
 from nemo_rod.selection.held_out import source_losses
 
 BASE = {"web": 2.0, "code": 1.0, "math": 3.0}

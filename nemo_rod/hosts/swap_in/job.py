@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from megatron.core.utils import get_model_config
 
-from nemo_rod.bounds import check_value
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
 from nemo_rod.hosts.job_record import JobRecord, job_header
 from nemo_rod.hosts.save_helpers import end_with_rank
@@ -138,7 +137,11 @@ class Job:
         multiplier: float = Candidates.multiplier,
         out: str | Path | None = None,
     ) -> None:
-        check_value(Candidates, "multiplier", multiplier)
+        bound = Candidates.__dataclass_fields__["multiplier"].metadata["bound"]
+        if not isinstance(multiplier, int | float) or not bound.accepts(multiplier):
+            raise ValueError(
+                f"multiplier={multiplier!r} is not valid: expected a number {bound.expected}."
+            )
         self.roles, self.multiplier = roles, multiplier
         self._blends: Sequence[Any] = ()  # of the splits, if known before the data is built
         self.out = None if out is None else Path(out)

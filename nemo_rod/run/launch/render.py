@@ -57,8 +57,8 @@ def typed_command(folder: Path) -> str:
     job = HydraConfig.get()
     folders = {source.provider: source.path for source in job.runtime.config_sources}
     if "recipe" not in job.runtime.choices:
-        latest = by_launch(folder.parents[1], "command")[-1:]
-        earlier = [read_bytes(file, below=folder.parents[1]) for file in latest]
+        run_dir = folder.parents[1]
+        earlier = [read_bytes(f, below=run_dir) for f in by_launch(run_dir, "command")[-1:]]
         return b"".join(earlier).decode(errors="replace")
     own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
     once = ("rebuild=", "dry_run=")

@@ -78,9 +78,7 @@ class CpuWorkerImpl(RoDWorkerMixin):
             optimizer = OptimizerConfig(**megatron["optimizer"])
             optimizer.finalize()
             self.optimizer, self.scheduler = setup_optimizer(
-                optimizer_config=optimizer,
-                scheduler_config=scheduler,
-                model=[self.model],
+                optimizer_config=optimizer, scheduler_config=scheduler, model=[self.model]
             )
         if weights_path is not None:
             self._load(Path(weights_path))
