@@ -192,21 +192,20 @@ def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
 def legal_names(metrics: Mapping[str, float], logger: str) -> dict[str, float]:
     """Returns metrics by names that a logger takes.
 
-    Names of sources are folders of a user, with any characters. A name that another metric has
-    after the change, or that is cut off, ends in a digest of the original.
+    Names of sources are folders of a user, with any characters. A name that is changed ends in a
+    digest of the original: it may be another metric's, which has no value at some steps.
 
     Args:
-        metrics: metrics by name, of all sources always in the same order.
+        metrics: metrics by name.
         logger: its name as in `LOGGERS`; others than MLflow only lose control characters.
     """
     legal: dict[str, float] = {}
     for name, value in metrics.items():
-        changed, longest = re.sub(r"[\x00-\x1f\x7f]", "_", name), len(name)
+        changed = "".join(char if char.isprintable() else "_" for char in name)
         if logger == "mlflow":  # mlflow.utils.validation also demands the shortest path
-            changed = re.sub(r"[^/\w.\- :]|(?<=/)/|(?<![^/])\.\.?(?![^/])", "_", changed)
-            longest = 250
-        if changed in legal or len(changed) > longest:
-            changed = f"{changed[: longest - 9]}_{digest(name.encode())[:8]}"
+            changed = re.sub(r"[^/\w.\- :]|(?<=/)/|/$|(?<![^/])\.\.?(?![^/])", "_", changed)[:250]
+        if changed != name:
+            changed = f"{changed[:241]}_{digest(ascii(name).encode())[:8]}"
         legal[changed] = value
     return legal
 

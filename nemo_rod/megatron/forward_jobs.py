@@ -33,11 +33,7 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     refuse_unavailable(job.config.scoring.precision)
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
     manifest = role_manifest(
-        store,
-        job.role,
-        model=job.model_digest,
-        lengths=job.lengths,
-        precision=job.arithmetic,
+        store, job.role, model=job.model_digest, lengths=job.lengths, precision=job.arithmetic
     )
     required = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
     if holds(Path(job.out), manifest, required):
@@ -97,11 +93,7 @@ def export(job: ExportJob, heartbeat: Heartbeat = UNWATCHED) -> None:
 
 
 def _scorer(
-    job: ModelJob,
-    model: str,
-    store: BlockStore,
-    heartbeat: Heartbeat,
-    precision: str | None = None,
+    job: ModelJob, model: str, store: BlockStore, heartbeat: Heartbeat, precision: str | None = None
 ) -> MegatronScorer:
     _, chunks = build(job, model, store.block_size)
     return MegatronScorer(

@@ -80,21 +80,21 @@ def begin(folder: Path, trunk: Path, step: int, config_digest: str) -> None:
     os.replace(unfinished, folder / "checkpoints")
 
 
-def schedule(where: str, branch: Variant, trunk: Optimisation) -> Optimisation:
+def schedule(where: str, branch: Variant, trunk: Optimisation, begins: int) -> Optimisation:
     """Returns the schedule of a branch of an arm: the trunk's up to `at`, then its own.
 
     Raises:
-        ValueError: `at`, `anneal` and the length do not fit each other or the trunk.
+        ValueError: `at`, `anneal`, the length, the trunk and the step where it `begins` do not fit.
     """
-    at, anneal = branch.at or 0, branch.anneal
+    at, anneal, first = branch.at or 0, branch.anneal, max(trunk.warmup, begins)
     if anneal is None and branch.steps is None:
         raise ValueError(f"{where}.at={at} is set alone: set anneal, steps or both.")
     steps = branch.steps or at + (anneal or 0)
     decay = min(trunk.decay if anneal is None else anneal, steps)
     last = min(trunk.steps - trunk.decay, steps - decay)
-    if not trunk.warmup <= at <= last:
+    if not first <= at <= last:
         raise ValueError(
-            f"{where}.at={at} is not valid: expected {trunk.warmup} to {last}, where the learning "
+            f"{where}.at={at} is not valid: expected {first} to {last}, where the learning "
             f"rate of {branch.of} and of the branch is constant."
         )
     return replace(trunk, steps=steps, warmup_steps=trunk.warmup, decay_steps=decay)

@@ -190,8 +190,9 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         train=_section(schedule, merged.train, f"{where}.train"),
     )
     if settings.trunk is not None:
-        given = arm_settings(config, settings.trunk).train
-        return dataclasses.replace(settings, train=branches.schedule(where, own, given))
+        given = arm_settings(config, settings.trunk)
+        train = branches.schedule(where, own, given.train, given.variant.at or 0)
+        return dataclasses.replace(settings, train=train)
     return dataclasses.replace(settings, train=_schedule(settings, schedule))
 
 

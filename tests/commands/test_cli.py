@@ -267,6 +267,12 @@ def test_dry_run_of_what_is_there_says_so(made_run):
     assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
 
 
+def test_a_python_that_libraries_fail_under_is_refused():
+    for name, value in (("PYTHONOPTIMIZE", "2"), ("PYTHONWARNINGS", "error::UserWarning")):
+        done = nemo_rod("recipes", env={**os.environ, name: value})
+        assert f"do not run under {name}=" in done.stderr and "unset it" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "report", "evaluate", "train"])
 def test_a_run_folder_takes_the_place_of_its_recipe(command, made_run):
     done = nemo_rod(command, "run", "dry_run=true", cwd=made_run.parent)

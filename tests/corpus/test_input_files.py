@@ -181,17 +181,15 @@ def test_padding_between_members_is_no_end(tmp_path, suffix, pack):
 
 NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or no text has
     "a.txt: a part of it is zeros or control characters, not text: convert it, or fetch it again": [
-        bytes(9), b"text" * 9999 + bytes(99) + b"text" * 9999, b"\n\5hello\x12\3abc",
+        bytes(9), b"text" * 9999 + bytes(99) + b"text", b"\n\5hello\x12\3abc", b"\0asm\1\0\0\0\1",
         b"GIF89a\1\0\1\0\0\0\0\0;", b"\x7fELF\2\1\1" + bytes(9) + b"\2\0>\0\1\0\0\0hello",
-        b"\0asm\1\0\0\0\1\4\1`\0\0", b"ID3\3\0\0\0\0\0\x1fTIT2\0\0\0\6\0\0\0hello",
-        "Привет, мир".encode("utf-16-le"),
+        b"ID3\3\0\0\0\0\0\x1fTIT2\0\0\0\6\0\0\0hello", "Привет, мир".encode("utf-16-le"),
     ],
     "a.txt: it is UTF-16, UTF-32 or ISO-2022: convert it": [
         *("hallo".encode(f"utf-{width}") for width in ("16-le", "16-be", "32-le")),
         "日本語".encode("iso2022_jp"), "한국어".encode("iso2022_kr"),
     ],
-    "a.txt: byte 3 is not UTF-8: convert the file, or leave it out": [b"abc\xff", b"fur\xfc"],
-    "a.txt: byte 0 is not UTF-8: convert": ["日本語".encode("shift_jis"), "dürü".encode("cp037")],
+    "is not UTF-8: convert the file, or": [b"a\xff", "日本".encode("sjis"), "dür".encode("cp037")],
     "is not the data, but a program's word for none": [b"None", b"nan\n", b"{ }", b"[null]"],
 }  # fmt: skip
 
@@ -207,8 +205,7 @@ NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or
         ("a.jsonl", ONE + b'{"text": ', "a.jsonl:2: not a line of JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "a.jsonl:1: not a line of JSON"),
         ("a.jsonl", b'["text"]\n', "a.jsonl:1: expected an object"),
-        ("a.jsonl", b'{"text": null}\n', "field 'text' must be text, found None: name another text_"
-         "field, or drop such records with filter: text != null"),
+        ("a.jsonl", b'{"text": null}\n', "or drop such records with filter: text != null"),
         ("a.jsonl", b'{"text": 5}\n', "must be text, found 5: name another text_field"),
         ("a.jsonl.gz", b"plain text\n", "a.jsonl.gz: broken or cut off"),
         ("a.jsonl.zst", b"plain text\n", "a.jsonl.zst: broken or cut off"),
@@ -314,7 +311,7 @@ PLACEHOLDERS = {  # by what the sentence says
     ],
     "a digest of it: fetch": [b"d41d8cd98f00b204e9800998ecf8427e  a.txt\n"],
     "a wrapping of other things (mails, cards, bytes as letters): extract their": [
-        b"From a@b.org Sat Jan  3 01:05:34 1996\nFrom: A\n\nHi\n", b"BEGIN:VCARD\r\nFN:A\r\n",
+        b"From a@b.org Sat Jan  3 01:05:34 1996\nFrom: A\n", b"BEGIN:VCARD\r\nFN:A\r\n",
         base64.encodebytes(PACKED * 99), b"begin 644 a\n#86)C\n`\nend\n", pickle.dumps([1], 0),
     ],
     "encrypted: decrypt it": [
@@ -348,8 +345,8 @@ def test_what_stands_for_the_data_is_refused(tmp_path, kind, data, sentence):
 UNUSUAL = [
     "ACGTACgt" * 99, "页。\x0c" * 9, "N\bNA\bA _\bf\n" * 9, "\x1b[31mno\x1b(B\n" * 9, "DOS\r\n\x1a",
     "!function(e){var n=0;n<9&&e(n)}(this);" * 9, "a\x1fb\x1e" * 9, "\x0bb\x07\x85c", "a " * 99_999,
-    "From Monday on", "None of us", "Na", "مرحبا\u200f" * 9, "\\begin{a}\r%", "👩\u200d👩\u200d👧",
-    "https://a.org/xX1" * 4 + "\n", "begin 2024 so", "Aachen\nzebra2\n" * 99, "-" * 60 + "\nA 1\n",
+    "From Monday on", "None of us", "مرحبا\u200f" * 9, "\\begin{a}\r%", "👩\u200d👩\u200d👧",
+    "https://a.org/xX1" * 4 + "\n", "begin 2024 so", "Aachen\nzebra2\n" * 99,
 ]  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_every_logger_of_a_trainer_shows_the_metrics():
     assert shown == [(3, {"host/lr": 1.5})] * 2
 
 
-SOURCE = "validation/replay/{}/loss"
+FORMS = ("validation/replay/{}/loss", "rod/rho/{}")
 
 
 @pytest.mark.parametrize(
@@ -72,24 +72,25 @@ SOURCE = "validation/replay/{}/loss"
         ["new (2024)", "old@v2"], ["a(1)", "a[1]", "a_1_"], ["x" * 300, "x" * 300 + "y"],
         ["../new/t", "./new/t", ".hidden/..x"], ["a\nb", "a\tb", "a\x7fb"], ["50%,x=1&y=#", "~a"],
         ["Bücher/Ä", "资料", "e:/x"], ["'", '"', "`", "$HOME", "*"], [" ", "a b", "a  b"],
-        ["a//b/../c"], ["\N{FULL BLOCK}", "😀", "0"],
+        ["a//b/../c", "a/", "a/..", "/", "\u202ea", "\udcff"], ["\N{FULL BLOCK}", "😀", "0"],
     ],
 )  # fmt: skip
 def test_names_of_sources_are_legal_and_differ_in_every_logger(names):
     """By MLflow's own rules, as in its `_validate_metric_name`; its test if it is installed."""
-    known = known_metrics({SOURCE.format(name): value for value, name in enumerate(names)})
+    known = known_metrics({form.format(n): i for i, n in enumerate(names) for form in FORMS})
     for logger in ("tensorboard", "wandb", "comet", "mlflow"):
         legal = legal_names(known, logger)
         assert [*legal.values()] == [*known.values()]
         assert all(name.isprintable() for name in legal)
-        assert legal == legal_names(known, logger)
+        alone = [legal_names({name: value}, logger) for name, value in known.items()]
+        assert legal == {name: value for row in alone for name, value in row.items()}
     for name in legal:
         assert re.fullmatch(r"[/\w.\- :]{1,250}", name) and posixpath.normpath(name) == name
         if importlib.util.find_spec("mlflow"):
             from mlflow.utils.validation import _validate_metric_name
 
             _validate_metric_name(name)
-    plain = known_metrics({SOURCE.format("web/text_document"): 1.0})
+    plain = known_metrics({FORMS[0].format("web/text_document"): 1.0})
     assert legal_names(plain, "mlflow") == plain
 
 

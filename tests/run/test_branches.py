@@ -36,6 +36,7 @@ def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):
         ({"at": 2}, {}, "at=2 is set alone: set anneal, steps or both"),
         ({"anneal": 2}, {}, "anneal is set without at"),
         ({"at": 6, "anneal": 2}, {}, "at=6 is not valid: expected 1 to 4, where the learning rate"),
+        ({"of": "longer", "at": 2, "steps": 8}, {}, "at=2 is not valid: expected 4 to 6, where"),
         ({"at": 4, "steps": 5}, {}, "at=4 is not valid: expected 1 to 3, where"),
         ({"at": 3, "anneal": 2}, {}, r"at=3 is not saved, as checkpoint\.every=2"),
         ({"at": 2, "anneal": 2}, {"keep": 2}, r"at=2 is not kept.*set checkpoint\.keep=3"),

@@ -187,12 +187,11 @@ def test_frozen_configuration_is_the_whole_one(recipe):
 def test_the_latest_launch_is_the_last_one_by_any_clock(tmp_path):
     for past, launcher in enumerate(("slurm", "local", "slurm"), start=1):
         config = launched("toy", launcher, f"run_dir={tmp_path}", f"seed={past}")
-        write_files(folder := launch_folder(config), Local().render(config, []))
-        (folder / "jobs.tsv").write_text(f"rod\t{past}\n")
-        for file in folder.iterdir():
+        files = Local().render(config, []) | {"jobs.tsv": f"rod\t{past}\n"}
+        write_files(launch_folder(config), files)
+        for file in launch_folder(config).iterdir():
             os.utime(file, (-past, -past))
-        assert read_launch(tmp_path)[1].seed == past
-        assert [*read_jobs(tmp_path)][-1] == str(past)
+        assert (read_launch(tmp_path)[1].seed, [*read_jobs(tmp_path)][-1]) == (past, str(past))
 
 
 def test_frozen_configuration_starts_a_command(tmp_path):
