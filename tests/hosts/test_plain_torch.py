@@ -102,9 +102,7 @@ def runs(
 
 
 @pytest.mark.parametrize("name", ["one", "resumed", "ddp", "fsdp2"])
-def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(
-    name: str, runs: Runs
-) -> None:
+def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(name, runs):
     runs.assert_same_choices(name, runs.megatron if name == "one" else runs.records("one"))
     assert metric(runs.root / name, "step") == list(range(STEPS))
 
@@ -323,9 +321,7 @@ def seq2seq() -> Any:
     return T5ForConditionalGeneration(T5Config(num_layers=1, **sizes))
 
 
-def test_processes_of_torchrun_without_a_process_group_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
     """What is left over of a launcher's variables alone means nothing."""
     store: Any = RandomBlocks()
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -361,13 +357,7 @@ def test_a_length_that_no_block_has_is_refused(length: int) -> None:
         ("bert", {"is_decoder": True}, True, None),
     ],
 )
-def test_losses_are_those_of_transformers(
-    kind: str,
-    options: dict[str, Any],
-    in_slices: bool,
-    length: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_are_those_of_transformers(kind, options, in_slices, length, monkeypatch):
     """In slices of five positions; a cap or a scale on the logits makes it keep them whole.
 
     A prefix has the losses of its own targets.
@@ -425,6 +415,7 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"policy": "nameless"}, "has no __repr__, by which a resumed job recognises its policy"),
         ({"store": "other"}, "the references are of other blocks than those in"),
         ({"held_out": "same"}, "that are trained on: give BlockStore(..., split='holdout')"),
+        ({"held_out": ["a", "b"]}, "held_out is a list, expected one BlockStore: each of its"),
         ({"held_out": "foreign"}, "are of another tokenizer than those in"),
         ({"model": "small"}, "has 64 tokens, but the blocks in"),
         ({"model": "bf16"}, "of precision 'fp32', but candidates are scored in 'bf16'"),
@@ -577,10 +568,7 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([6, 6, 4], {"ahead": False}, BETWEEN.format(1)),
     ],
 )
-def test_updates_that_do_not_fall_between_steps_are_refused(
-    groups: list[int], options: dict[str, Any], sentence: str | None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_updates_that_do_not_fall_between_steps_are_refused(groups, options, sentence, capsys):
     with pytest.raises(ValueError, match=sentence) if sentence else nullcontext():
         assert train(groups, **options) == len(groups)
     assert not capsys.readouterr().err
@@ -590,9 +578,7 @@ def test_updates_that_do_not_fall_between_steps_are_refused(
     ("groups", "options", "step"),
     [([4, 4, 8], {}, 3), ([4] * 4, {"skipped": 3, "zeroes_first": True}, 4)],
 )
-def test_a_loop_that_has_proved_right_and_changes_is_told(
-    groups: list[int], options: dict[str, Any], step: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_that_has_proved_right_and_changes_is_told(groups, options, step, capsys):
     """It may only have skipped updates of its own, so it goes on."""
     train(groups, **options)
     assert re.search(BETWEEN.format(step), capsys.readouterr().err)
@@ -625,6 +611,14 @@ def test_libraries_may_skip_the_batches_of_steps_done(done: int) -> None:
     if done:  # with another accumulation than the checkpoint's
         with pytest.raises(ValueError, match=r"was not skipped: .* than the 4 of a step"):
             scored(**next(iter(skip_first_batches(batches, 2 * done))))
+
+
+@pytest.mark.parametrize(
+    "state", [{"step": -1}, {"step": 2.0}, {"step": 5}, {}, {"step": True}, [3]]
+)
+def test_a_state_of_no_step_is_refused(state):
+    with pytest.raises(ValueError, match=r"^the state .* is of no step of these 4: give what "):
+        taken_from(model("llama")).load_state_dict(state)
 
 
 def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
@@ -665,9 +659,7 @@ def untrained() -> Any:
 
 
 @pytest.mark.parametrize("taken", [1, 3])
-def test_a_step_that_is_left_in_the_middle_is_done_again(
-    taken: int, runs: Runs, tmp_path: Path
-) -> None:
+def test_a_step_that_is_left_in_the_middle_is_done_again(taken, runs, tmp_path):
     """As by a loop that looks at the first batch, or breaks, and goes on with the same object."""
     references = References.open(runs.tiny.references, runs.tiny.store)
     batches = RoDBatches(
@@ -682,9 +674,7 @@ def test_a_step_that_is_left_in_the_middle_is_done_again(
     assert [record.step for record in records] == [0, 1, 2]
 
 
-def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_with_other_batches_or_pools_begins_a_segment(runs, tmp_path):
     store, fits = runs.tiny.store, untrained()
     counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
     references = References.open(runs.tiny.references, store)

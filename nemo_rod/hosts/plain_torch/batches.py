@@ -110,6 +110,11 @@ class RoDBatches:
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
         replicas = self.scorer.replicas
+        if held_out is not None and not hasattr(held_out, "digest"):
+            raise ValueError(
+                f"held_out is a {type(held_out).__name__}, expected one BlockStore: each of its "
+                "sources is measured, so prepare several validation sets as sources of one."
+            )
         own = batch_size // replicas if micro_batch_size is None else micro_batch_size
         size = own if scoring_micro_batch_size is None else scoring_micro_batch_size
         self.micro_batch_size, self.scorer.micro_batch_size = own, size
@@ -202,10 +207,19 @@ class RoDBatches:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continues after the step of a checkpoint; later steps of the record are dropped.
 
+        Raises:
+            ValueError: the state is of no step of these batches.
+
         Example:
             >>> batches.load_state_dict(torch.load("checkpoint.pt")["batches"])
         """
-        self.next_step, self._is_open = state["step"], False
+        step = state.get("step") if isinstance(state, Mapping) else None
+        if type(step) is not int or not 0 <= step <= self.steps:
+            raise ValueError(
+                f"the state {state!r:.60} is of no step of these {self.steps}: give what "
+                "`state_dict` returned in a run of as many steps, or of fewer."
+            )
+        self.next_step, self._is_open = step, False
 
     def end_step(
         self, metrics: Mapping[str, float] | None = None, *, measures: bool = True
