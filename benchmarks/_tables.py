@@ -126,6 +126,12 @@ def mix_base() -> list[Row]:
     return over_seeds(runs, {name: MIX[name] for name in MIX if name in runs[1]}, of_rod=True)
 
 
+def mix_french() -> list[Row]:
+    arms = read("mix/french")["arms"]
+    labels = {name: f"`{name}`" for name in arms if name not in MIX} | MIX
+    return over_seeds([arms], {name: labels[name] for name in arms}, of_rod=True)
+
+
 def sizes() -> list[Row]:
     rows = list[Row]()
     sets: tuple[tuple[str, list[Arms]], ...] = (
@@ -306,6 +312,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     **{name: partial(transfers, name) for name in _TRANSFERS},
     "real_english": real_english, "scarce": scarce, "smollm2": smollm2, "mix": mix,
     "mix_base": mix_base,
+    "mix_french": mix_french,
 }  # fmt: skip
 
 
