@@ -78,12 +78,17 @@ def assert_same_run(one: Path, other: Path, *, steps: int) -> None:
         ("dp2_distopt", {}),
         ("dp2", {"policy_name": "odm"}),
         ("dp2_distopt", {"policy_name": "mix", "policy_options": {"forgetting": 0.05}}),
+        ("dp2", {"kappa": None, "share": 0.35, "balance": "exact"}),  # fixed_like_rod
+        ("dp2_distopt", {"kappa": None, "follow_by": "role"}),  # schedule_like_rod
     ],
 )
 def test_killed_twice_and_resumed_equals_uninterrupted(tiny, layout, scoring):
     parallel = LAYOUTS[layout]
-    guessed = "".join(f"_{name}" for name in scoring.values() if isinstance(name, str))
-    whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
+    keys = "".join(f"_{key}" for key in scoring)
+    whole, broken = (tiny.root / f"{name}_{layout}{keys}" for name in ("whole", "broken"))
+    if "follow_by" in scoring:
+        tiny.single()
+        scoring = {**scoring, "recorded": str(tiny.root / "single" / "curriculum.rod")}
     options: dict[str, Any] = {"checkpoint__every": 4, "scoring": scoring}
     tiny.rod_run(whole, parallel, **options)
     job = tiny.rod_job(broken, parallel, **options)
