@@ -65,12 +65,13 @@ def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report.
 
     Raises:
-        ValueError: no stage makes an arm, because the part that would is not there.
+        ValueError: no stage makes an arm, as the part that would is not there; or `arm` is set.
     """
+    if (one := config.arm) is not None:
+        raise ValueError(f"arm={one} is for commands of one stage: did you mean arms=[{one}]?")
     stages = Stages(config)
     chosen = stages.all()
-    unmade = [name for name in config.arms if name not in {stage.name for stage in chosen}]
-    if unmade:
+    if unmade := [name for name in config.arms if name not in {stage.name for stage in chosen}]:
         raise ValueError(
             f"No part that is installed makes the arm {unmade[0]}: take it out of arms=[...], or "
             "install all of nemo_rod."
@@ -89,8 +90,7 @@ def results_of(config: Config) -> list[str]:
         lines.append(f"verdict  {verdict['advice']}")
     if (page := folder / "report" / "index.html").is_file():
         lines.append(f"page     {page}")
-    made = [name for name in config.arms if (folder / "arms" / name / "hf").is_dir()]
-    if made:
+    if made := [name for name in config.arms if (folder / "arms" / name / "hf").is_dir()]:
         name = "rod" if "rod" in made else made[-1]
         lines.append(f"model    {folder / 'arms' / name / 'hf'}, for transformers and vLLM")
         lines.append(f"try it   nemo-rod inspect {shlex.quote(str(folder))} arm={name} prompt=TEXT")

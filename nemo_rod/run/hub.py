@@ -38,7 +38,7 @@ def is_name(name: str) -> bool:
 
 def is_here(name: str) -> bool:
     """Returns whether text names a file or folder of this machine."""
-    return Path(name).expanduser().exists()
+    return name != "" and Path(name).expanduser().exists()
 
 
 def named(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict[str, Repository]:
