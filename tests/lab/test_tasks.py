@@ -44,7 +44,7 @@ def sample(doc: int, prompt: str = "p") -> dict[str, Any]:
 RESULTS: dict[str, Any] = {
     "samples": {"a": [sample(0), sample(1)], "x": [sample(0)] * 2,
                 "y": [sample(i) for i in range(3)]},
-    "results": {"a": {"acc,none": 0.5, "acc_norm,none": 1.0}, "x": {"acc,none": 1.0},
+    "results": {"a": {"acc,none": 0.5, "acc_norm,none": 1.0}, "x": {"acc,first": 1.0},
                 "y": {"acc,none": 1 / 3, "acc_norm,none": 0.0}, "group": {"alias": "group"}},
     "group_subtasks": {"group": ["x", "inner"], "inner": ["y"]},
     "versions": {"a": 1.0, "x": 2},
@@ -59,7 +59,7 @@ def test_normalised_accuracy_where_it_is_defined():
     entry = entry_for("group", RESULTS)
     assert list(entry["leaves"]) == ["x", "y"] and entry["questions"] == 4
     assert entry["accuracy"] == pytest.approx((1 * 1.0 + 3 * 0.0) / 4)
-    assert entry["leaves"]["x"]["metric"] == "acc" and entry["leaves"]["x"]["few_shot"] == 5
+    assert entry["leaves"]["x"]["metric"] == "acc,first" and entry["leaves"]["x"]["few_shot"] == 5
 
 
 def test_a_task_without_accuracy_is_refused():
@@ -160,8 +160,7 @@ def job_of(model: str | Path, out: Path, **keys: Any) -> dict[str, Any]:
 
 def run_job(job: dict[str, Any], folder: Path) -> str:
     """Runs a job in its process; returns the output of a failed one."""
-    file = folder / "job.json"
-    file.write_text(json.dumps(job))
+    (file := folder / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-P", "-m", "nemo_rod.lab.tasks.lm_eval_job", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
@@ -299,13 +298,20 @@ def test_tasks_without_an_accuracy_are_refused_before_they_are_asked(tmp_path):
         "chosen": "task: chosen\noutput_type: multiple_choice\nmetric_list: [{metric: acc}]",
         "written": "task: written\noutput_type: generate_until",
         "scored": "task: scored\nmetric_list: [{metric: f1}, {metric: bleu}]",
-        "both": "group: both\ntask: [chosen, scored]",
+        "both": "group: both\ntask: [chosen, scored, both]",
+        "rolled": "task: rolled\noutput_type: loglikelihood_rolling\ntag: kin",
+        "said": "include: written.yaml\ntask: said\nmetric_list: [{metric: acc}]\ntag: kin",
+        **{name: f"group: {name}\ntask: [{of}]" for name, of in (("void", ""), ("torn", "gone"))},
     }.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     manager = task_manager(str(tmp_path))
     refuse_unknown(["chosen"], manager)
     with pytest.raises(ValueError, match=r"written \(exact_match\), scored \(f1, bleu\):"):
         refuse_unknown(["chosen", "written", "both"], manager)
+    with pytest.raises(ValueError, match=r"void \(no task\), rolled .*said \(acc of generated"):
+        refuse_unknown(["kin", "void"], manager)
+    with pytest.raises(ValueError, match=r"does not know 1 of the 1 tasks .*\(gone\)"):
+        refuse_unknown(["torn"], manager)
 
 
 @pytest.mark.slow

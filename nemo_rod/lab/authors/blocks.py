@@ -78,6 +78,7 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
             the file and the row.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     text, number = (pa.string(), "a text"), (pa.int64(), "a whole number")
     types = {
@@ -94,7 +95,10 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
             for name in names:
                 kind, expected = types[name]
                 given = batch.column(name)
-                _refuse_long_texts(given, name)
+                words = given.dictionary if pa.types.is_dictionary(given.type) else given[:0]
+                # longer than a name or hash: a dictionary's text may be there often
+                if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
+                    raise ValueError(f"column {name} has a text of {longest:,} bytes")
                 try:
                     columns[name] = given.cast(kind)
                 except pa.ArrowException:  # one bad value becomes null
@@ -306,16 +310,6 @@ def open_table(file: Path, names: Sequence[str]) -> Any:
             ):
                 raise ValueError(f"{file} has too much in column {column.path_in_schema}")
     return table
-
-
-def _refuse_long_texts(column: Any, name: str) -> None:
-    """Refuses a text that is longer than a name or hash: a dictionary's may be there often."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    words = column.dictionary if pa.types.is_dictionary(column.type) else column[:0]
-    if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
-        raise ValueError(f"column {name} has a text of {longest:,} bytes")
 
 
 def _read(part: Path) -> Iterator[_Rows]:

@@ -66,7 +66,7 @@ def render_page(
     Without results, before any evaluation; tables without rows are left out, and parts are shown if
     one is missing. Pictures are by name, each with the names of its files.
     """
-    missing = [part.label for part in parts if part.is_missing]
+    missing = [part.label for part in parts if part.state != "done"]
     specs, shown = [], []
     for name, (picture, names) in sorted(pictures.items(), key=lambda item: item[1][0].order):
         views = views_of(picture.figure)

@@ -245,12 +245,6 @@ def epochs_table(results: Results) -> Table:
     return Table("epochs", tuple(columns), tuple(rows if epochs else ()))
 
 
-def run_labels(results: Results) -> list[str]:
-    """Returns a label per run: its seed, or else its number."""
-    runs = enumerate([results, *results["replicates"]], start=1)
-    return [f"run {i}" if run["seed"] is None else f"seed {run['seed']}" for i, run in runs]
-
-
 def seeds_table(results: Results) -> Table:
     """Returns an arm's losses, share and gain over the chord by seeds; no rows for a single run."""
     runs = [results, *results["replicates"]]
@@ -259,7 +253,8 @@ def seeds_table(results: Results) -> Table:
         "replay_share": "Share of replay", "gain": "Gain", "kept": "Kept of RoD's gain",
     }  # fmt: skip
     parts: dict[object, str] = {"mean": "mean", "range": "range"}
-    parts |= dict(enumerate(run_labels(results)))
+    for i, run in enumerate(runs):
+        parts[i] = f"run {i + 1}" if run["seed"] is None else f"seed {run['seed']}"
     titles = {f"{key}_{part}": f"{title}, {label}" for part, label in parts.items()
               for key, title in measures.items()}  # fmt: skip
     rows = []
@@ -275,9 +270,9 @@ def seeds_table(results: Results) -> Table:
             elif key == "kept":
                 values = [kept(run, name) for run in runs]
             row |= {f"{key}_{i}": value for i, value in enumerate(values)}
-            mean, spread = mean_and_range(values)
-            if spread is not None:
-                row |= {f"{key}_mean": mean, f"{key}_range": spread}
+            if len(known := [value for value in values if value is not None]) > 1:
+                row[f"{key}_mean"] = sum(known) / len(known)
+                row[f"{key}_range"] = max(known) - min(known)
         rows.append(row)
     # shares and gains of single seeds are in the files alone
     details = {f"{key}_{i}" for key in ("replay_share", "gain", "kept") for i in range(len(runs))}
@@ -306,13 +301,6 @@ def costs_table(results: Results) -> Table:
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns the distinct names of arms in the order of `parse_arm`."""
     return sorted(set(names), key=lambda name: parse_arm(name).order)
-
-
-def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Returns the mean of the values that are not None, and the range of two or more."""
-    known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else None
-    return mean, max(known) - min(known) if len(known) > 1 else None
 
 
 _MEASURES = {

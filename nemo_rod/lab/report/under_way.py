@@ -34,11 +34,6 @@ class Part:
     start: dict[str, float] = field(default_factory=dict)
 
     @property
-    def is_missing(self) -> bool:
-        """Whether the report does not show it yet."""
-        return self.state != "done"
-
-    @property
     def progress(self) -> float | None:
         """Share of the steps done, in [0, 1]; None if unknown."""
         return min(1.0, self.done / self.steps) if self.done is not None and self.steps else None

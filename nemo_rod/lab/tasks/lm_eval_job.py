@@ -39,6 +39,8 @@ from nemo_rod.progress import Progress
 from nemo_rod.signals import end_with_parent
 
 METRICS = ("acc_norm", "acc")  # the preferred one first
+# lm-eval's default metrics, by output type, that are no accuracy
+_DEFAULTS = {"generate_until": ["exact_match"], "loglikelihood_rolling": ["word_perplexity"]}
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
 _ENTRIES_PER_CALL = 8  # between two writes; each lm-eval call also describes the machine
 
@@ -107,19 +109,20 @@ def refuse_unknown(names: Sequence[str], manager: Any) -> None:
     Raises:
         ValueError: the message names the entries.
     """
-    known = {*manager.all_subtasks, *manager.all_groups, *manager.all_tags}
-    if unknown := [name for name in names if name not in known]:
+    definitions, known = _definitions(names, manager), {*manager.all_tasks}
+    if unknown := [name for name in definitions if name not in known]:
         raise ValueError(
             f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
             f"({', '.join(unknown)}): correct their names or tasks.include, or install the version "
             "that has them."
         )
     wrong = []
-    for name, definition in _definitions(names, manager).items():
-        listed = definition.get("metric_list") or ()
+    for name, definition in definitions.items():
+        listed, kind = definition.get("metric_list") or (), definition.get("output_type")
         metrics = [str(row.get("metric")) for row in listed if isinstance(row, dict)]
-        if not metrics and definition.get("output_type") == "generate_until":
-            metrics = ["exact_match"]  # lm-eval's default
+        metrics = metrics or _DEFAULTS.get(kind, []) or ["no task"] * (definition.get("task") == [])
+        if kind == "generate_until" and "process_results" not in definition:
+            metrics = [f"{one} of generated text" if one in METRICS else one for one in metrics]
         if metrics and not {*METRICS} & {*metrics}:
             wrong.append(f"{name} ({', '.join(metrics)})")
     if wrong:
@@ -130,12 +133,16 @@ def refuse_unknown(names: Sequence[str], manager: Any) -> None:
 
 
 def _definitions(names: Iterable[Any], manager: Any) -> dict[str, dict[str, Any]]:
-    """Returns what tasks and groups are made of, and all that a group consists of."""
-    found = {}
-    for name in (name for name in names if isinstance(name, str)):
-        found[name] = getattr(manager.task_index.get(name), "cfg", None) or {}
-        if "group" in found[name]:
-            found |= _definitions(found[name].get("task", ()), manager)
+    """Returns what tasks, groups and tags are made of, and all that these consist of."""
+    found = dict[str, dict[str, Any]]()
+    left = [name for name in names if isinstance(name, str)]
+    while left:
+        name = left.pop(0)
+        entry = manager.task_index.get(name)
+        found[name] = getattr(entry, "cfg", None) or {}
+        inner = found[name].get("task", ()) if "group" in found[name] else ()
+        inner = sorted(entry.tags) if name in manager.all_tags else inner
+        left += [each for each in inner if isinstance(each, str) and each not in found]
     return found
 
 
@@ -191,16 +198,19 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
         portion = pending[start : start + _ENTRIES_PER_CALL]
         show(len(done), portion[0])
         seeds = [f"{kind}random_seed" for kind in ("", "numpy_", "torch_", "fewshot_")]
-        results = simple_evaluate(
-            model,
-            tasks=portion,
-            task_manager=manager,
-            num_fewshot=job.tasks.few_shot,
-            limit=job.tasks.limit,
-            bootstrap_iters=0,
-            log_samples=True,
-            **dict.fromkeys(seeds, job.tasks.seed),
-        )
+        options = {"num_fewshot": job.tasks.few_shot, "limit": job.tasks.limit}
+        options |= {"tasks": portion, "task_manager": manager, "bootstrap_iters": 0}
+        try:
+            results = simple_evaluate(
+                model, log_samples=True, **options, **dict.fromkeys(seeds, job.tasks.seed)
+            )
+        except (LookupError, TypeError, FileNotFoundError, ZeroDivisionError, RecursionError) as e:
+            raise ValueError(
+                f"lm-eval fails in one of {', '.join(portion)} ({type(e).__name__}: {e}): correct "
+                "its definition or data, or take it out of tasks.capabilities."
+            ) from e
+        for name in {*portion} & {*manager.all_tags}:
+            results["group_subtasks"][name] = sorted(manager.task_index[name].tags)
         done |= {name: entry_for(name, results) for name in portion}
         write_json(partial, {**made_from, "tasks": done})
     show(len(entries), "")
@@ -272,15 +282,15 @@ def entry_for(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     for leaf in _leaves(name, results):
         samples = results["samples"][leaf]
         scores = results["results"][leaf]
-        metric = next((m for m in METRICS if f"{m},none" in scores), None)
-        if metric is None:
+        keys = (key for m in METRICS for key in scores if key.partition(",")[0] == m)
+        if (key := next(keys, None)) is None:  # "acc,none", or "acc," and the name of a filter
             raise ValueError(
                 f"Task {leaf} reports {sorted(scores)}, expected one of {METRICS}: take it out of "
                 "tasks.capabilities."
             )
         leaves[leaf] = {
-            "metric": metric,
-            "accuracy": float(scores[f"{metric},none"]),
+            "metric": key.removesuffix(",none"),
+            "accuracy": float(scores[key]),
             "questions": len({sample["doc_id"] for sample in samples}),
             "version": results["versions"].get(leaf),
             "few_shot": results["n-shot"].get(leaf),
