@@ -311,9 +311,7 @@ def test_task_forgetting_caps_every_capability(tmp_path: Path) -> None:
          "is of blocks 1 but that of arm 'base' of 2"),
     ],
 )  # fmt: skip
-def test_arms_that_cannot_be_compared_are_left_out_and_named(
-    tmp_path: Path, file: str, change: dict[str, Any], base: dict[str, Any], reason: str
-) -> None:
+def test_arms_that_cannot_be_compared_are_left_out_and_named(tmp_path, file, change, base, reason):
     run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
     write_tasks(run, ("base", "rod"))
     edit(run.file("rod", file), **change)
@@ -490,9 +488,7 @@ class PageReader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_one_well_formed_file_that_requests_nothing(
-    fake: FakeRun, results: dict[str, Any]
-) -> None:
+def test_the_page_is_one_well_formed_file_that_requests_nothing(fake, results):
     report = fake.folder / "report"
     page = (report / "index.html").read_text()
     reader = PageReader(page)
@@ -524,9 +520,7 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     assert "Arms disagree" not in page and "Under way" not in page
 
 
-def test_a_machine_without_the_converter_gets_a_page(
-    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_the_converter_gets_a_page(fake, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     page_module._bundle.cache_clear()
     build_report(fake.folder, report_dir=tmp_path / "report")
@@ -842,9 +836,7 @@ TOO_FEW = r" holds \d+ steps, but .*arm\.json has steps=23: restore"
         ("arm.json", None, "No such file"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_sentence(
-    pair: FakeRun, name: str, damage: Callable[[bytes], bytes] | None, error: str
-) -> None:
+def test_a_damaged_file_is_named_in_one_sentence(pair, name, damage, error):
     file = pair.file("rod", name)
     whole = file.read_bytes()
     file.unlink()
@@ -861,9 +853,7 @@ def test_a_damaged_file_is_named_in_one_sentence(
 
 
 @pytest.mark.parametrize("steps", [1, 48])
-def test_the_replay_share_of_a_short_run_is_drawn(
-    pair: FakeRun, steps: int, tmp_path: Path
-) -> None:
+def test_the_replay_share_of_a_short_run_is_drawn(pair, steps, tmp_path):
     """Also where no step of the curve is near the centre of a decile."""
     write_curriculum(tmp_path / "curriculum.rod", "fixed_32", steps, K, seed=0)
     run = read_run(pair.folder)

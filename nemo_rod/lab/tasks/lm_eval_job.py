@@ -84,7 +84,7 @@ def task_manager(include: str | None, names: Sequence[str] = ()) -> Any:
     """Returns lm-eval's manager of the tasks in a folder; None for lm-eval's own tasks.
 
     Of its own 14,000 files, which take it 8 s, it reads with `names` those below folders with a
-    file that mentions one, unless something that is named, or part of a group, lies elsewhere.
+    file that mentions one, unless a tag is named, or part of a group lies elsewhere.
     """
     from lm_eval import tasks
 
@@ -96,7 +96,9 @@ def task_manager(include: str | None, names: Sequence[str] = ()) -> Any:
         tops = [folder for folder in folders if not folders & {*folder.parents}]
         logging.getLogger("lm_eval.tasks").setLevel(logging.ERROR)  # a tag may be of several
         manager = tasks.TaskManager(include_path=tops, include_defaults=False)
-        if {*_definitions({*chain(*found.values())}, manager)} <= {*manager.all_tasks}:
+        needed = {*_definitions({*chain(*found.values())}, manager)}
+        # of a tag, the manager keeps what the last folder has
+        if {*names} <= needed <= {*manager.all_tasks} and not needed & {*manager.all_tags}:
             return manager
     return tasks.TaskManager(include_path=include, include_defaults=include is None)
 
@@ -120,7 +122,9 @@ def refuse_unknown(names: Sequence[str], manager: Any) -> None:
     for name, definition in definitions.items():
         listed, kind = definition.get("metric_list") or (), definition.get("output_type")
         metrics = [str(row.get("metric")) for row in listed if isinstance(row, dict)]
-        metrics = metrics or _DEFAULTS.get(kind, []) or ["no task"] * (definition.get("task") == [])
+        metrics = (
+            metrics or _DEFAULTS.get(str(kind), []) or ["no task"] * (definition.get("task") == [])
+        )
         if kind == "generate_until" and "process_results" not in definition:
             metrics = [f"{one} of generated text" if one in METRICS else one for one in metrics]
         if metrics and not {*METRICS} & {*metrics}:
@@ -198,7 +202,7 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
         portion = pending[start : start + _ENTRIES_PER_CALL]
         show(len(done), portion[0])
         seeds = [f"{kind}random_seed" for kind in ("", "numpy_", "torch_", "fewshot_")]
-        options = {"num_fewshot": job.tasks.few_shot, "limit": job.tasks.limit}
+        options: dict[str, Any] = {"num_fewshot": job.tasks.few_shot, "limit": job.tasks.limit}
         options |= {"tasks": portion, "task_manager": manager, "bootstrap_iters": 0}
         try:
             results = simple_evaluate(
