@@ -30,7 +30,7 @@ from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter, token_reader
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
+from nemo_rod.corpus.tokenizer_identity import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
 _BLANKS = 16  # tokens of white space after an EOD, at most, that are no document

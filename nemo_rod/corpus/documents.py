@@ -32,7 +32,7 @@ from nemo_rod.corpus.formats import (
     whole_characters,
 )
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import FULL
 
 _END: Any = object()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.documents import Documents, encoded, find_duplicates
 from nemo_rod.corpus.formats import LongText
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 
 BATCH_BYTES = 1 << 20
 _COMPARED, _COMPARED_CHARS = 64, 4096  # first texts of a source, and characters of each

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.filters import lookup, parse_filter
 from nemo_rod.corpus.input_files import HEAD, File, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 
 LONG_BYTES = 16 << 20
 MAX_DOCUMENT_BYTES = 128 << 20

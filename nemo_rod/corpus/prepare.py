@@ -31,7 +31,7 @@ from nemo_rod.corpus.resplit import RAISED, further_held_out, raise_holdout, thi
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.sources import SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import FULL, flat, lock, read_json, sync, write_json
 from nemo_rod.roles import ROLES
 

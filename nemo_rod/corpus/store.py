@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import SCHEMA
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import digest, interpreting, read_bytes, read_json
 from nemo_rod.roles import ROLES, SourceRow
 

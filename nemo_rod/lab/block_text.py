@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import read_json
 
 _SHOWN_TOKENS = 512  # tokens of a block that the report shows

@@ -19,7 +19,7 @@ from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.trust import explain_own_code
 
 if TYPE_CHECKING:
-    from nemo_rod.corpus.tokenizer import Tokenizer
+    from nemo_rod.corpus.tokenizer_identity import Tokenizer
 
 KEYS = (  # keys of `nemo-rod inspect`
     Key("prompt", "TEXT", "of a run folder: what its models write after this text"),

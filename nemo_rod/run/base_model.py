@@ -49,7 +49,7 @@ def initialise_base(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from nemo_rod.checkpoints.published import save_published
-    from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
+    from nemo_rod.corpus.tokenizer import load_tokenizer
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)

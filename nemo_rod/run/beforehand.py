@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from nemo_rod import parts
 from nemo_rod.config import Config
-from nemo_rod.corpus.adapters.tokenizers import BYTE
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import TextFile
+from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.installation import page, pip_install
 from nemo_rod.run import hub
 from nemo_rod.run.handover import Stage

@@ -22,7 +22,7 @@ from nemo_rod.config import (
     Scoring,
     config_class,
 )
-from nemo_rod.corpus.adapters.tokenizers import BYTE
+from nemo_rod.corpus.tokenizer import BYTE
 from nemo_rod.installation import config_folder
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import check_installed, logger_names

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nemo_rod.config import Config
 from nemo_rod.corpus.adapters.hub_files import file_of, name_and_revision
-from nemo_rod.corpus.adapters.tokenizers import BYTE
+from nemo_rod.corpus.tokenizer import BYTE
 
 GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
 _SECONDS = 10.0  # how long the hub may take to answer for all repositories

@@ -8,11 +8,11 @@ from typing import Any
 
 from nemo_rod import parts
 from nemo_rod.config import Domain
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.progress import Progress
 

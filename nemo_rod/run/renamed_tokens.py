@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import PROBES, Tokenizer
+from nemo_rod.corpus.tokenizer_identity import PROBES, Tokenizer
 
 
 def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> None:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from nemo_rod.corpus import BlockStore, formats, load_tokenizer
 from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
 from nemo_rod.corpus.encode import encode, pieces
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 
 pytest.importorskip("transformers")
 WORDS = ["the cat", "sat", "mat;", "don't", "1234567", "Zwölf", "你好，世界", "🙂", "<|end|>",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from nemo_rod.corpus import SourceSpec, prepare
 from nemo_rod.corpus.adapters.hub_tokenizer import HuggingFaceTokenizer
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
+from nemo_rod.corpus.tokenizer import load_tokenizer
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"

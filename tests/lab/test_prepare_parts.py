@@ -19,7 +19,7 @@ from split_texts import sources_of, write_texts
 from nemo_rod.commands import run_stages
 from nemo_rod.config import Domain
 from nemo_rod.corpus import documents
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
+from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.lab.prepare.tasks import run_task, tasks_of
 from nemo_rod.run.prepared_blocks import prepare_blocks
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.corpus.tokenizer import fingerprint_of, save_fast
+from nemo_rod.corpus.tokenizer_identity import fingerprint_of, save_fast
 
 
 class ByteTokenizer:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nemo_rod.corpus.adapters.hub_files import file_of, name_and_revision
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
-from nemo_rod.corpus.tokenizer import PROBES, fingerprint_of, save_fast
+from nemo_rod.corpus.tokenizer_identity import PROBES, fingerprint_of, save_fast
 from nemo_rod.files import read_json
 from nemo_rod.trust import UntrustedCodeError, explain_own_code
 

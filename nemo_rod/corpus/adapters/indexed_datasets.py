@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.input_files import HEAD, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 
 _SAMPLE = 1000  # documents at either end of a file that show how its documents end
 _MAGIC = b"MMIDIDX\0\0" + struct.pack("<Q", 1)  # and its version

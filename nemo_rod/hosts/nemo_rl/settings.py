@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.config import DTYPES
 from nemo_rod.corpus.adapters.hub_files import name_and_revision
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import read_json
 from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.installation import config_folder

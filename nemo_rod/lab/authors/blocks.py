@@ -28,7 +28,7 @@ from nemo_rod.corpus.hashing import block_hashes, holdout_values
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, SplitWriter
 from nemo_rod.corpus.store import SPLITS, BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import check_name, interpreting, open_file, write_json
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.references.folder import hash_heads

@@ -70,7 +70,7 @@ def declare(parser: Arguments) -> None:
 
 
 def _blocks(options: Namespace) -> None:
-    from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
+    from nemo_rod.corpus.tokenizer import load_tokenizer
     from nemo_rod.files import naming, write_json
     from nemo_rod.lab.authors.blocks import import_blocks
     from nemo_rod.lab.composing import composed

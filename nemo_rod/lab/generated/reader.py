@@ -34,11 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.bounds import check_bounds, key, one_of
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.formats import Input, JsonLines, LongText
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
-from nemo_rod.corpus.tokenizer import Tokenizer, whole_characters
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer, whole_characters
 from nemo_rod.files import digest, digest_files, move_whole, naming, read_json, write_json
 from nemo_rod.lab.generated.engines import ENGINES, choose
 from nemo_rod.lab.text import user_cache

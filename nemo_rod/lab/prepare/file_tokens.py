@@ -25,7 +25,7 @@ from nemo_rod.corpus.documents import Document, Documents, digest_of, uncapped
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches, check_first
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import digest, interpreting, open_file, read_bytes, replacing, sync
 
 _TOKENS = 1 << 20  # tokens of a batch

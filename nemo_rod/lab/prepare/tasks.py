@@ -8,12 +8,12 @@ from math import inf
 from pathlib import Path
 
 from nemo_rod.config import Domain
-from nemo_rod.corpus.adapters.tokenizers import load_tokenizer
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.formats import ReadError
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import write_json
 from nemo_rod.lab.prepare.file_tokens import FileTokens, folder_name, write_tokens
 from nemo_rod.progress import Progress

@@ -196,7 +196,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         notes.append("model.provider needs GPUs, and is rehearsed without")
     folder.mkdir(parents=True, exist_ok=True)
     if config.model.hf is not None:
-        from nemo_rod.corpus.adapters.tokenizers import BYTE, load_tokenizer
+        from nemo_rod.corpus.tokenizer import BYTE, load_tokenizer
         from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
 
         stages = parallel.pipeline * parallel.virtual_pipeline

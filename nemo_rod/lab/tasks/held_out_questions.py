@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.corpus.tokenizer_identity import Tokenizer
 from nemo_rod.files import write_whole
 from nemo_rod.roles import SourceRow
 
