@@ -15,13 +15,13 @@ import re
 def read_name(name: str, idea: str) -> tuple[str, float] | None:
     """Returns the arm and the number in a name `[ARM_]IDEA_NUMBER`; None for other names.
 
-    ARM is no_replay, which is the default, or fixed_<percent>.
+    ARM is no_replay, which is the default, fixed_<percent>, rod or rod_mix.
 
     Raises:
         ValueError: the number is 0.
     """
     number = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
-    match = re.fullmatch(rf"(?:(no_replay|fixed_[\d.]+)_)?{idea}_{number}", name)
+    match = re.fullmatch(rf"(?:(no_replay|fixed_[\d.]+|rod|rod_mix)_)?{idea}_{number}", name)
     if match is None:
         return None
     if not float(match[2]):

@@ -1,4 +1,4 @@
-"""`fixed_<percent>_kl_base_<weight>`: the loss of replay has weight x KL(base || model) besides.
+"""`ARM_kl_base_<weight>`: the loss of replay has weight x KL(base || model) besides.
 
 The divergence is between the two distributions of the next token, in nats, at every position of a
 replay block, averaged as the loss is. The base reads each replay block once more: a forward pass.

@@ -81,6 +81,7 @@ def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share):
         ("fixed_20_lower_lr_2", "fixed_20", {"lr": 3e-4 / 2}),
         ("l2_base_1e-3", "no_replay", {"terms": {"l2_base": 1e-3}}),
         ("fixed_8_kl_base_0.5", "fixed_8", {"terms": {"kl_base": 0.5}}),
+        ("rod_mix_kl_base_1", "rod", {"terms": {"kl_base": 1}}),
         ("sfa_80", "no_replay", {"terms": {"sfa": 80}}),
         ("fixed_8_lora_32", "fixed_8", {"terms": {"lora": 32}}),
     ],
