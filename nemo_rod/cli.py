@@ -58,9 +58,8 @@ def main() -> None:
 
 
 def _run_command() -> None:
-    strict = any("error".startswith(word.rstrip(":")) for word in sys.warnoptions)
-    if strict or sys.flags.optimize > 1:
-        name = "PYTHONWARNINGS=error" if strict else "PYTHONOPTIMIZE=2"
+    if sys.flags.optimize > 1 or any(word.startswith("e") for word in sys.warnoptions):
+        name = "PYTHONOPTIMIZE=2" if sys.flags.optimize > 1 else "PYTHONWARNINGS=error"
         raise ValueError(f"transformers and Megatron do not run under {name}: unset it.")
     command, *words = sys.argv[1:] or ["help"]
     if command == "--version":
