@@ -132,6 +132,35 @@ def mix_french() -> list[Row]:
     return over_seeds([arms], {name: labels[name] for name in arms}, of_rod=True)
 
 
+PRACTICE = {
+    "no_replay": "no replay", "fixed_20": "fixed replay, 20 %", "fixed_32": "32 %",
+    "fixed_43": "43 %", "fixed_50": "50 %", "rod": "RoD", "rod_mix": "`rod_mix`",
+    "fixed_20_kl_base_1": "20 %, KL to the base on replay",
+    "fixed_32_kl_base_1": "32 %, KL to the base on replay",
+    "mix_kl": "`rod_mix`, KL to the base on replay",
+    "rod_kl": "RoD, KL to the base on replay",
+    "fixed_20_l2_base_0.01": "20 %, L2-SP of 0.01", "fixed_20_sfa_80": "20 %, SFA every 80 steps",
+    "fixed_20_adapters": "20 %, LoRA of rank 8, ten times the rate",
+    "lower_lr_3": "no replay, a third of the rate",
+    "fixed_20_lower_lr_3": "20 %, a third of the rate",
+    "fixed_32_lower_lr_0.5": "32 %, twice the rate",
+    "fixed_43_lower_lr_0.5": "43 %, twice the rate",
+    "fixed_50_lower_lr_0.5": "50 %, twice the rate", "rod_fast": "RoD, twice the rate",
+}  # fmt: skip
+
+
+def practice() -> list[Row]:
+    runs = [read(f"practice/seed_{seed}")["arms"] for seed in (44, 45)]
+    rows = list[Row]()
+    for name, label in PRACTICE.items():
+        arms = [run for run in runs if name in run]
+        losses = [of(arms, name, key, ".3f") for key in KEYS]
+        gap = better(arms, name) if arms[0][name]["gap"] is not None else ""
+        costs = [of(arms, name, key, ".2f") for key in ("cost", "cost_in_all")]
+        rows.append([label, *losses, gap, *costs, f"{len(arms)}"])
+    return rows
+
+
 def sizes() -> list[Row]:
     rows = list[Row]()
     sets: tuple[tuple[str, list[Arms]], ...] = (
@@ -313,6 +342,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "real_english": real_english, "scarce": scarce, "smollm2": smollm2, "mix": mix,
     "mix_base": mix_base,
     "mix_french": mix_french,
+    "practice": practice,
 }  # fmt: skip
 
 
