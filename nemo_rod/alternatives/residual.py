@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nemo_rod.config import Config, section
-from nemo_rod.files import read_json, write_json
-from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import SPECIALIST
 from nemo_rod.selection.arm_names import RESIDUAL
 
 
@@ -37,38 +32,8 @@ def arm(config: Config, name: str) -> None:
         )
 
 
-def residual_stage(stages: Stages, name: str) -> Stage:
-    """Returns the stage of such an arm."""
-    results, run = stages.results, section(stages.config, Residual).run
+def other_run(stages: Stages) -> RunFolder:
+    """Returns the run whose arms have learned what is added."""
+    run = section(stages.config, Residual).run
     assert run is not None
-    other = RunFolder(Path(run), results.recipe)
-    trained = name.removesuffix("residual").removesuffix("_") or SPECIALIST
-
-    def inputs() -> Inputs:
-        ours, theirs = (r.block_counts()["digest"] for r in (results, other))
-        if ours != theirs:
-            raise ValueError(
-                f"{other.path} was trained on other blocks ({theirs}) than those of this run "
-                f"({ours}): prepare the same ones, with the same tokenizer."
-            )
-        made_of = {"base": results.weights("base"), "blocks": ours}
-        return made_of | {"origin": other.weights("base"), "trained": other.weights(trained)}
-
-    def make(folder: Path) -> dict[str, Any]:
-        from nemo_rod.lab.merging import merge_checkpoints
-
-        base, origin = (r.checkpoint("base") for r in (results, other))
-        if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
-            adapted, code = other.checkpoint(trained), stages.config.model.trust_remote_code
-            merge_checkpoints(base, adapted, folder / "hf", 1.0, origin=origin, code=code)
-        description = read_json(other.arm(trained) / "arm.json", "steps")
-        write_json(folder / "arm.json", {**description, "name": name, "kind": "merged"})
-        return {"weights": checkpoint_digest(folder / "hf")}
-
-    return HandOver(name, results.arm(name), inputs, make).stage(
-        f"merge arm={name}",
-        f"add what {trained} of {run} has learned",
-        needs=("base",),
-        runs_model=False,
-        extra="eval",
-    )
+    return RunFolder(Path(run), stages.results.recipe)

@@ -45,12 +45,11 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         )
 
     options.error = refuse  # type: ignore[method-assign]
-    # editors and web pages turn hyphens into dashes
-    plain = [re.sub("^[\u2013\u2014]+", "--", word) for word in words]
+    plain = [re.sub("^[\u2013\u2014]+", "--", word) for word in words]  # editors write dashes
     _check_options(plain, {*options._option_string_actions})
     given = options.parse_intermixed_args(list(words))
-    if given.config_dir and not Path(given.config_dir).is_dir():
-        raise ValueError(f"--config-dir {given.config_dir}: {Path.cwd()} has no such folder.")
+    if (own := given.config_dir) and not Path(own).is_dir():
+        raise ValueError(f"--config-dir {own}: {Path.cwd()} has no such folder.")
     bare = [word for word in given.overrides if "=" not in word and not word.startswith("~")]
     recipes = [word for word in given.overrides if word.lstrip("+").startswith("recipe=")]
     if len({*recipes}) > 1:
@@ -90,10 +89,9 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
                  "letters such as ü or = need nested quotes, "
                  f"\"{key}='{value.replace(chr(34), chr(92) + chr(34))}'\""),
             )  # fmt: skip
-            cure = next((f"; {text}" for holds, text in cures if holds), "")
+            end = next((f"; {text}" for holds, text in cures if holds), "")
             raise ValueError(
-                f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE"
-                f"{cure}."
+                f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE{end}."
             ) from None
         if equals:
             _check_value(word, override)

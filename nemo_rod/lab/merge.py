@@ -1,12 +1,11 @@
 """`nemo-rod merge`: the merged arms of a recipe, or two given checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.alternatives.residual import other_run
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import say
 from nemo_rod.files import read_json, write_json
@@ -70,40 +69,43 @@ def merge_stages(stages: Stages) -> list[Stage]:
 def _stage(stages: Stages, name: str) -> Stage:
     """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4).
 
-    Instead of the specialist, a name may have another arm, such as fixed_8_merge_0.8.
+    Instead of the specialist, a name may have another arm, such as fixed_8_merge_0.8; a residual
+    has an arm of another run, of which it takes what was learned there.
     """
-    if RESIDUAL.fullmatch(name):
-        from nemo_rod.alternatives.residual import residual_stage
-
-        return residual_stage(stages, name)
-    weight, arm, results = parse_arm(name).value, merged_from(name), stages.results
+    results, weight, residual = stages.results, parse_arm(name).value, RESIDUAL.fullmatch(name)
+    arm = (residual[1] or SPECIALIST) if residual else merged_from(name)
+    other = other_run(stages) if residual else None
+    trainer = other or results
 
     def inputs() -> Inputs:
-        return {
-            "base": results.weights("base"),
-            "specialist": results.weights(arm),
-            "lambda": weight,
-        }
+        made = {"base": results.weights("base")}
+        if other is None:
+            return made | {"specialist": results.weights(arm), "lambda": weight}
+        ours, theirs = (run.block_counts()["digest"] for run in (results, other))
+        if ours != theirs:
+            raise ValueError(
+                f"{other.path} was trained on other blocks ({theirs}) than those of this run "
+                f"({ours}): prepare the same ones, with the same tokenizer."
+            )
+        origin, trained = map(other.weights, ("base", arm))
+        return made | {"blocks": ours, "origin": origin, "trained": trained}
 
     def make(folder: Path) -> dict[str, Any]:
-        base, specialist = map(results.checkpoint, ("base", arm))
         if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
+            folders = (results.checkpoint("base"), trainer.checkpoint(arm), folder / "hf")
+            origin = other.checkpoint("base") if other else None
             code = stages.config.model.trust_remote_code
-            merge_checkpoints(base, specialist, folder / "hf", weight, code=code)
-        description = {
-            **read_json(results.arm(arm) / "arm.json", "steps"),
-            "name": name,
-            "kind": "merged",
-            "lambda": weight,
-            "wall_seconds": 0.0,
-        }
-        write_json(folder / "arm.json", description)
+            merge_checkpoints(*folders, weight, origin=origin, code=code)
+        description = read_json(trainer.arm(arm) / "arm.json", "steps")
+        own = {} if other else {"lambda": weight, "wall_seconds": 0.0}
+        write_json(folder / "arm.json", {**description, "name": name, "kind": "merged", **own})
         return {"weights": checkpoint_digest(folder / "hf")}
 
+    title = f"merge base and {'specialist' if arm == SPECIALIST else arm} at {weight:g}"
     return HandOver(name, results.arm(name), inputs, make).stage(
         f"merge arm={name}",
-        f"merge base and {'specialist' if arm == SPECIALIST else arm} at {weight:g}",
-        needs=("base", arm),
+        title if other is None else f"add what {arm} of {other.path} has learned",
+        needs=("base", *(() if other else (arm,))),
         runs_model=False,
         extra="eval",
     )

@@ -9,8 +9,6 @@ Windows are compared by a 64-bit rolling hash, within blocks (not across block b
 Shape suffixes: S = tokens per block, N = blocks, W = windows of a block (S - window + 1).
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -20,6 +20,7 @@ from nemo_rod.commands import run_stages
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob, write_job
+from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.run import base_model
 from nemo_rod.run.launch.render import write_files
 from nemo_rod.run.launch.slurm import Slurm
@@ -31,13 +32,11 @@ from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references.folder import role_manifest
 
 RECIPE = (
-    "recipe=toy_synthetic",
-    "arms=[base,no_replay,fixed_32,merge_0.6,rod]",
+    *("recipe=toy_synthetic", "arms=[base,no_replay,fixed_32,merge_0.6,rod]"),
     "domain.sources.dialect.max_bytes=6000",
     *(f"domain.sources.chain_{number}.max_bytes=5000" for number in range(2)),
     *(f"~domain.sources.chain_{number}" for number in range(2, 9)),
-    "domain.block_size=16",
-    "domain.holdout_fraction=0.1",
+    *("domain.block_size=16", "domain.holdout_fraction=0.1"),
     *("pretrain.steps=4", "pretrain.batch_size=8", "pretrain.micro_batch_size=4"),
     *("train.steps=6", "train.batch_size=8", "train.micro_batch_size=4", "checkpoint.every=2"),
 )
@@ -141,7 +140,9 @@ def _write_weights(folder: Path, value: float) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _merge(base: Path, adapted: Path, out: Path, lam: float, *, code: bool) -> None:
+def _merge(base: Path, adapted: Path, out: Path, lam: float, **options) -> None:
+    if options["origin"]:  # the real one: its weights are added up, not made up
+        return merge_checkpoints(base, adapted, out, lam, **options)
     _write_weights(Path(out), lam)
 
 

@@ -30,6 +30,7 @@ from nemo_rod.selection import Curriculum, replay_share
 LONG = ("train.steps=40", "report.smoke_test=false")
 COUNTS = dict.fromkeys(("num_adaptation", "num_replay", "held_adaptation", "held_replay"), 500)
 LIKE_ROD = ["fixed_like_rod", "schedule_like_rod"]
+SHAPE: Any = SimpleNamespace(parameters=1)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,7 @@ def test_what_another_run_has_learned_is_added_to_an_instruct_model(tmp_path):
     costs = [[results[name][key] for key in keys] for name in ("residual", "no_replay")]
     assert costs[0] == costs[1] and None not in costs[0]
     assert results["residual"]["adapt_loss"] is not None
-    shape = SimpleNamespace(parameters=1)
-    assert "residual" in {w.name for w in stage_works(Stages(config), shape, COUNTS)}  # type: ignore
+    assert "residual" in {w.name for w in stage_works(Stages(config), SHAPE, COUNTS)}
     blocks, digest = plain / "blocks" / "manifest.json", RunFolder(plain, "x").block_counts()
     blocks.write_text(blocks.read_text().replace(digest["digest"], "y"))
     stage = next(s for s in Stages(config).all() if s.name == "residual")
@@ -122,8 +122,7 @@ def test_what_another_run_has_learned_is_added_to_an_instruct_model(tmp_path):
 
 def test_a_plan_counts_the_blocks_that_the_base_reads_again():
     config = composed("recipe=toy", "arms=[fixed_8,fixed_8_kl_base_1]")
-    shape = SimpleNamespace(parameters=1)
-    works = {w.name: w.read for w in stage_works(Stages(config), shape, COUNTS)}  # type: ignore
+    works = {w.name: w.read for w in stage_works(Stages(config), SHAPE, COUNTS)}
     assert works["fixed_8"] == 0
     assert works["fixed_8_kl_base_1"] == round(0.08 * config.train.steps * 32)
 

@@ -37,7 +37,7 @@ ALONE = {
     "selection": {"bounds", "files", "parts", "progress", "roles"},
 }
 # of the house, and of the lab; 15,500 and 9,500 are where they should come back to
-MOST_LINES = {"house": 19_042, "lab": 14_271}
+MOST_LINES = {"house": 19_039, "lab": 14_270}
 MOST_LINES_OF_TESTS = 34_638  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
@@ -92,7 +92,7 @@ def test_import_arrows_run_one_way():
             wrong.append(f"{file.relative_to(ROOT)}: give the new room '{source}' its place")
             continue
         below = {*HOUSE, *NEIGHBOURS}
-        if source in ("parts", FACADE):  # tables of what is imported on demand
+        if source in ("parts", FACADE, "alternatives"):  # the first two are tables of what is there
             below = {*HOUSE}
         elif source in HOUSE:
             below = ALONE.get(source, {*HOUSE[: HOUSE.index(source)]})

@@ -118,11 +118,8 @@ class RoDBatches:
         own = batch_size // replicas if micro_batch_size is None else micro_batch_size
         size = own if scoring_micro_batch_size is None else scoring_micro_batch_size
         self.micro_batch_size, self.scorer.micro_batch_size = own, size
-        fitting = dict[str, Any](
-            num_adaptation=store.num_adaptation,
-            num_replay=store.num_replay,
-            batch_size=batch_size,
-        )
+        counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
+        fitting: dict[str, Any] = {**counts, "batch_size": batch_size}
         measures = held_out is not None and validation_every != 0
         policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
         pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))

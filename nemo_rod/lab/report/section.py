@@ -33,8 +33,7 @@ class Report:
 
         Of these, none is added of which the recipe has the same by another name.
         """
-        variants = (each for each in config.variants.values() if isinstance(each, dict))
-        varied = [str(variant.get("of") or "") for variant in variants]
+        varied = [str(v.get("of") or "") for v in config.variants.values() if isinstance(v, dict)]
         named = dict.fromkeys(filter(None, [*config.arms, config.arm, *varied]))
         for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
             meant = (make(config, name) for make in parts.load_all("arms"))
