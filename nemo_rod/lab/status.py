@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import printable, table
-from nemo_rod.files import MOST_BYTES, interpreting, open_file, read_json
+from nemo_rod.files import MOST_BYTES, open_file
 from nemo_rod.lab.text import TRUST
 from nemo_rod.progress import PREFIX
 
@@ -228,22 +228,14 @@ def place(events: Sequence[Mapping[str, Any]]) -> str:
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
-    from nemo_rod.lab.metrics import read_metrics  # needs NumPy
+    from nemo_rod.lab.report.under_way import read_part  # needs NumPy
 
-    job, metrics = folder / "job.json", folder / "metrics.jsonl"
-    with interpreting(job):
-        if (steps := int(read_json(job, "config")["config"]["train"]["steps"])) < 1:
-            raise ValueError(f"it has steps={steps}")
-    with interpreting(metrics):
-        read = read_metrics(metrics)
-        if not len(read):
-            return f"0/{steps}", "", ""
-        done = int(read.step_T[-1]) + 1
-        seconds = read.values("timing/train/total", len(read) - _RECENT)
-        left = _clock(float(seconds.mean()) * (steps - done)) if len(seconds) else ""
-    shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
-    values = [(name, value) for name, key in shown if (value := read.last(key)) is not None]
-    return f"{done}/{steps}", left, "  ".join(f"{name} {value:.3g}" for name, value in values)
+    part = read_part(folder, folder.name.removesuffix(".partial"))
+    done, steps, left = part.done or 0, part.steps, ""
+    seconds = part.metrics.values("timing/train/total", len(part.metrics) - _RECENT)
+    if steps is not None and len(seconds):
+        left = _clock(float(seconds.mean()) * (steps - done))
+    return f"{done}/{steps or '?'}", left, part.last
 
 
 def last_progress(log: Path) -> tuple[str, str, str]:

@@ -10,9 +10,8 @@ import pytest
 from test_build import BASE, BASE_ADAPTATION, COUNTS, write_run
 
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.chord import chord_at
 from nemo_rod.lab.report.intervals import SEED, draws_of, intervals_of
-from nemo_rod.lab.report.results import chord_of, results_of
+from nemo_rod.lab.report.results import results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection.forgetting import validation_forgetting, weighted_loss
@@ -53,16 +52,15 @@ def test_the_report_keeps_the_loss_of_every_held_out_block_and_says_what_interva
                     assert (kept[f"{name}/7/{role}/{source}"] == losses.astype(np.float32)).all()
         assert len(kept.files) == len(run.arms) * 6
     before, page = file.read_bytes(), (file.parent / "index.html").read_text()
-    assert f'href="{file.name}"' in page and "runs with other seeds vary besides" in page
+    assert f'href="{file.name}"' in page and "other seeds vary besides" in page
     low, high = results["intervals"]["rod"]["adapt_loss"]
     assert low < results["arms"]["rod"]["adapt_loss"] < high
-    assert f",{low!r},{high!r}," in (file.parent / "tables" / "intervals.csv").read_text()
     build_report(run.folder)
     assert file.read_bytes() == before
 
 
 def test_every_draw_is_evaluated_as_the_results_are(run):
-    draws, on_chord = 40, ["no_replay", "fixed_32"]
+    draws = 40
     rng, values = np.random.default_rng(SEED), dict[str, list[dict[str, float]]]()
     counts = {
         (role, source): rng.multinomial(size, [1 / size] * size, draws)
@@ -86,12 +84,9 @@ def test_every_draw_is_evaluated_as_the_results_are(run):
             }
             for name, of in losses.items()
         }
-        value = chord_at(chord_of(results, on_chord), results["rod"]["val_forgetting"])
-        assert value is not None
-        results["rod"]["gain"] = value[0] - results["rod"]["adapt_loss"]
         for name, row in results.items():
             values.setdefault(name, []).append(row)
-    actual = intervals_of(draws_of(run, draws=draws), on_chord)
+    actual = intervals_of(draws_of(run, draws=draws))
     for name, rows in values.items():
         assert list(actual[name]) == list(rows[0])
         for key in rows[0]:
@@ -103,7 +98,6 @@ def test_an_arm_without_its_blocks_has_no_interval(run):
     (run.folder / "arms" / "fixed_32" / BLOCK_LOSSES).unlink()
     intervals = results_of(read_run(run.folder))["intervals"]
     assert set(intervals) == {"base", "no_replay", "rod"}
-    assert set(intervals["rod"]) == {"adapt_loss", "val_forgetting"}  # an arm of the chord lacks
 
 
 def test_losses_of_other_blocks_are_refused(run):

@@ -49,8 +49,8 @@ def test_parts_are_there_in_progress_or_missing(begun):
         "RoD": "running",
     }  # fmt: skip
     rod = parts[-1]
-    assert (rod.done, rod.steps, rod.progress) == (4, 10, 0.4)
-    assert rod.last == "loss 4.700, replay 25%"
+    assert (rod.done, rod.steps) == (4, 10)
+    assert rod.last == "loss 4.7  replay 0.25"
     log = begun.folder / "launch" / "stages" / "rod.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text('{"time": 1, "event": "failed", "why": "no memory"}\n')
@@ -68,7 +68,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun):
     report = begun.folder / "report"
     page = (report / "index.html").read_text()
     assert "Not done yet: base, no replay, fixed 32 %, RoD." in page
-    assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
+    assert '<progress max="10" value="4">' in page and "4 of 10" in page
     assert page.count('class="picture"') == 5
     assert '<section id="provenance">' in page
     assert not (report / "results.json").exists()
@@ -86,7 +86,7 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path):
     known = results["provenance"]
     assert known["gpu_hours"] == 8 * known["hours"] and known["cost"] == 3 * known["gpu_hours"]
     page = (run.folder / "report" / "index.html").read_text()
-    assert "GPU-hours at a cost of 0." in page and '<section id="table-epochs">' in page
+    assert "GPU-hours at a cost of 0." in page and '<section id="table-sources">' in page
     assert "Not done yet: RoD." in page and "<h2>All arms</h2>" in page
     (run.folder / "arms" / "rod.partial").rename(tmp_path / "elsewhere")
     build_report(run.folder, arms=["base", "no_replay"])

@@ -45,7 +45,10 @@ def made_up(
             "compute": 1.0, "compute_in_all": cost, "design": design,
         }  # fmt: skip
     counts = {"adaptation": {"s": 10}, "replay": {"s": 10}}
-    return Run(Path("run"), "mine", arms, counts, (), []), {"arms": results, "early_stops": {}}
+    return Run(Path("run"), "mine", arms, counts, (), [], counts), {
+        "arms": results,
+        "early_stops": {},
+    }
 
 
 def told(outcomes: dict[str, Outcome], **options: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES
 TEMPLATES = (ROOT / "nemo_rod/lab/report").glob("*.html")
 SECTIONS = "".join(template.read_text() for template in TEMPLATES)
 FIGURES = parts.names("figures")
-TABLES = {"arms", "sources", "costs", "seeds", "paper", "base_loss", "capabilities"}
+TABLES = {"arms", "sources", "seeds", "paper", "base_loss", "capabilities"}
 
 
 def quoted(cell: str) -> list[str]:

@@ -21,9 +21,9 @@ from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.page import render, render_page
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import RunResults, results_of
-from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
+from nemo_rod.lab.report.run_files import Run, read_run
 from nemo_rod.lab.report.table import TABLES
-from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+from nemo_rod.lab.report.under_way import Part, arm_folders, has_begun, is_evaluated, parts_of
 from nemo_rod.lab.report.verdict import across_seeds, verdict_of
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -75,7 +75,7 @@ def build_report(
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `held_out_losses.npz` with the loss of every held-out block by arm, seed
-    and source, `tables/*.csv` and `.md`, `figures/*.vl.json` with, where vl-convert is
+    and source, `tables/*.md`, `figures/*.vl.json` with, where vl-convert is
     installed, `.svg` and `.png`, `index.html`, and a `curriculum*.html` for each curriculum with
     scores; for a run without an evaluated arm, only pages. Figures without data are left out.
 
@@ -96,42 +96,42 @@ def build_report(
         ValueError: the run has not begun, or a file is damaged.
     """
     files, parts = Files(report_dir or run_dir / "report"), parts_of(run_dir, arms)
-    name = recipe or run_dir.resolve().name
-    is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
-    if is_evaluated_yet or not has_begun(run_dir):
-        read = {part.name: part.metrics for part in parts if part.done is not None}
-        run = replace(read_run(run_dir, metrics=read), recipe=name)
+    name, run = recipe or run_dir.resolve().name, None
+    if any(map(is_evaluated, arm_folders(run_dir))) or not has_begun(run_dir):
+        run = replace(read_run(run_dir, parts=parts), recipe=name)
     curricula = {folder.name: folder / "curriculum.rod" for folder in arm_folders(run_dir)}
     explorers = write_explorers(curricula, files, recipe=name, texts=texts)
-    if not is_evaluated_yet:
+    if run is None:
         write_page(files, [], parts, explorers, recipe=name, folder=run_dir)
         return None
-    results = judged(run) | {"replicates": []}
-    results = {"provenance": provenance_of(run_dir, results)} | results
-    runs = [run]
+    runs, notes = [run], []
     folders = {Path(folder).resolve(): Path(folder) for folder in [run_dir, *replicates]}
     for folder in [*folders.values()][1:]:  # each once, under whatever path, and not the run itself
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
-            results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
+            notes.append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
-            other = read_run(folder, shared_dir=run_dir)
-            runs.append(other)
-            results["replicates"].append(judged(other))
-    every = [results, *results["replicates"]]
-    results["verdict"] = across_seeds([each["verdict"] for each in every])
+            runs.append(read_run(folder, shared_dir=run_dir))
+    others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
+    results = results_of_all(runs, notes) | {"settings": [judged for _, judged in others]}
     try:
         results["completions"] = complete(results) if complete else []
     except (ValueError, OSError, ImportError) as error:
         results["completions"] = []
         results["notes"].append(f"Completions are not available: {error}")
-    others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
-    results["settings"] = [judged for _, judged in others]
     if block_losses := packed_losses(runs):
         files.write(BLOCK_LOSSES, block_losses)
     results["block_losses"] = BLOCK_LOSSES if block_losses else None
-    shown = [(run, results), *others]
-    write_page(files, shown, parts, explorers, recipe=name, folder=run_dir)
+    write_page(files, [(run, results), *others], parts, explorers, recipe=name, folder=run_dir)
     return results
+
+
+def results_of_all(runs: Sequence[Run], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the results of a run, its first, with those of replicates and a common verdict."""
+    results, *replicates = map(judged, runs)
+    results = {"provenance": provenance_of(runs[0].folder, results)} | results
+    verdict = across_seeds([each["verdict"] for each in (results, *replicates)])
+    added = {"replicates": replicates, "settings": [], "verdict": verdict}
+    return results | added | {"notes": [*results["notes"], *notes]}
 
 
 def packed_losses(runs: Sequence[Run]) -> bytes:
@@ -173,7 +173,6 @@ def write_page(
         table = make(results or {})
         tables[table.name] = table
         if table.rows:
-            files.write(f"tables/{table.name}.csv", table.to_csv())
             files.write(f"tables/{table.name}.md", table.to_markdown())
     curves = curves_of(parts, list(results["arms"]) if results else ())
     pictures = {name: (picture, list[str]()) for name, picture in curves.items()}
@@ -184,7 +183,7 @@ def write_page(
             written.append(file)
     if results:
         files.write("results.json", json.dumps(results, indent=2, allow_nan=False) + "\n")
-    known = results["provenance"] if results else provenance_of(folder, {"arms": {}})
+    known = results["provenance"] if results else provenance_of(folder, {"arms": {}, "sources": {}})
     page = render_page(
         recipe, results, tables, pictures, parts, explorers=explorers, provenance=known
     )

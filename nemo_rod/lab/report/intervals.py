@@ -1,4 +1,4 @@
-"""Intervals of losses, forgetting and gains over fixed replay over the choice of held-out blocks.
+"""Intervals of losses and forgetting over the choice of held-out blocks.
 
 The held-out blocks of every source are drawn again with replacement (a bootstrap); all arms have
 the same draws, so that their differences have the blocks' common part removed. The intervals say
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_rod.lab.report.chord import chord_at, chord_through
 from nemo_rod.lab.report.run_files import Losses, Run
 from nemo_rod.roles import ROLES
 
@@ -59,28 +58,17 @@ def draws_of(run: Run, *, draws: int = DRAWS) -> Draws:
     return Draws(names, total)
 
 
-def intervals_of(drawn: Draws, on_chord: list[str]) -> dict[str, Any]:
-    """Returns `adapt_loss`, `val_forgetting` and `gain` as [low, high] of every arm, in nats.
+def intervals_of(drawn: Draws) -> dict[str, Any]:
+    """Returns `adapt_loss` and `val_forgetting` as [low, high] of every arm, in nats.
 
-    Omitted: values undefined in any draw, and the arms that `draws_of` leaves out.
+    Omitted: the arms that `draws_of` leaves out.
     """
-    names, keys = drawn.names, ("adapt_loss", "val_forgetting")
-    measures = {key: drawn.values[key] for key in keys if key in drawn.values}
-    if len(measures) == 2 and set(on_chord) <= set(names):
-        # over the draw's own chord; NaN on it and without one
-        loss_BA, forgetting_BA = measures.values()
-        measures["gain"] = gain_BA = np.full_like(loss_BA, np.nan)
-        for loss_A, forgetting_A, gain_A in zip(loss_BA, forgetting_BA, gain_BA, strict=True):
-            places = [names.index(name) for name in on_chord]
-            chord = chord_through((forgetting_A[i], loss_A[i]) for i in places)
-            for place in {*range(len(names))} - {*places}:
-                if (value := chord_at(chord, float(forgetting_A[place]))) is not None:
-                    gain_A[place] = value[0] - loss_A[place]
+    ends = {
+        key: np.percentile(drawn.values[key], PERCENTILES, axis=0).T.tolist()
+        for key in ("adapt_loss", "val_forgetting")
+        if key in drawn.values
+    }
     return {
-        name: {
-            measure: np.percentile(value_BA[:, place], PERCENTILES).tolist()
-            for measure, value_BA in measures.items()
-            if np.isfinite(value_BA[:, place]).all()
-        }
-        for place, name in enumerate(names)
+        name: {key: by_arm[place] for key, by_arm in ends.items()}
+        for place, name in enumerate(drawn.names)
     }

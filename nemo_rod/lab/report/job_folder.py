@@ -13,6 +13,7 @@ A job that scored is judged by another one, which follows `report/tables/schedul
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,12 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.files import interpreting, read_json
+from nemo_rod.files import read_json
 from nemo_rod.lab.history import History, read_history
-from nemo_rod.lab.metrics import Metrics, metrics_of, read_metrics
-from nemo_rod.lab.report.build_report import Files, judged, write_explorers, write_page
-from nemo_rod.lab.report.provenance import provenance_of
+from nemo_rod.lab.metrics import Metrics, metrics_of
+from nemo_rod.lab.report.build_report import Files, results_of_all, write_explorers, write_page
 from nemo_rod.lab.report.run_files import FREE, Arm, Run
-from nemo_rod.lab.report.under_way import Part
+from nemo_rod.lab.report.under_way import read_part
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import costs
@@ -83,31 +83,25 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         )
     with Curriculum.open(file, read_only=True) as curriculum:
         header, done = curriculum.header, len(curriculum)
-    metrics, job, start = (folder / name for name in ("metrics.jsonl", "job.json", START_FILE))
-    with interpreting(metrics):
-        read = read_metrics(metrics)
-    about = read_json(job, "steps", "scored_length") if job.exists() else {}
-    steps = about.get("steps")
-    before = dict(read_json(start)) if start.exists() else {}
     name = "rod" if header.scored else "watched"
-    last = int(read.step_T[-1]) + 1 if len(read) else None
-    state = "done" if last is not None and last == steps else "running"
-    parts = [Part(name, parse_arm(name).label, state, last, steps, read, before)]
+    part = read_part(folder, name, parse_arm(name).label)
+    if part.done is None or part.done != part.steps:
+        part = replace(part, state="running")
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
     explorers = write_explorers({name: file}, files, recipe=title, texts=None)
     history = read_history(file) if done else None
-    control = [_write_control(history, files)] if header.scored and history else []
-    at_first = metrics_of([before | {"step": -1}])
-    losses = {"base": _losses(at_first), name: _losses(read)}
-    measured = {arm: loss for arm, loss in losses.items() if loss}
+    notes = [_write_control(history, files)] if header.scored and history else []
+    losses = {
+        "base": _losses(metrics_of([{**part.start, "step": -1}])),
+        name: _losses(part.metrics),
+    }
+    losses = {arm: loss for arm, loss in losses.items() if loss}
     values = (value for loss in losses.values() for of in loss.values() for value in of.values())
-    if not all(map(isfinite, values)):
-        measured = {}  # the job diverges, as its curves show
-    if name not in measured or history is None:
-        write_page(files, [], parts, explorers, recipe=title, folder=folder)
+    is_finite = all(map(isfinite, values))  # otherwise the job diverges, as its curves show
+    if name not in losses or history is None or not is_finite:
+        write_page(files, [], [part], explorers, recipe=title, folder=folder)
         return None
-    length = about.get("scored_length", header.block_size) if header.scored else 0
-    facts = {"base": FREE, name: _facts(header, read, done, length)}
+    facts = {"base": FREE, name: _facts(header, part.metrics, done, folder / "job.json")}
     arms = {
         arm: Arm(
             name=parse_arm(arm),
@@ -118,29 +112,21 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
             facts=facts[arm],
             history=None if arm == "base" else history,
         )
-        for arm, loss in measured.items()
+        for arm, loss in losses.items()
     }
     counts = {role: {s.name: s.count for s in header.sources if s.role == role} for role in ROLES}
-    weights = {r: weights_of(measured[name].get(r, {}), r, header.sources) for r in ROLES}
+    weights = {r: weights_of(losses[name].get(r, {}), r, header.sources) for r in ROLES}
     run = Run(folder, title, arms, counts, (), [], weights)
-    results = judged(run) | {"replicates": [], "settings": []}
-    results = {"provenance": provenance_of(folder, results)} | results
-    results["provenance"]["data"] = [
-        {"role": row.role, "source": row.name, "blocks": row.count, "commit": None, "digest": None}
-        for row in header.sources
-    ]
     if header.first_step:
-        results["notes"].append(
-            f"The record begins at step {header.first_step}: costs and shares are of the steps "
-            "since then."
-        )
-    results["notes"] += control
-    if not losses["base"]:
-        results["notes"].append(
+        text = f"The record begins at step {header.first_step}: costs and shares are of the steps "
+        notes.insert(0, text + "since then.")
+    if "base" not in losses:
+        notes.append(
             f"{START_FILE} is not there: the base's held-out losses, from which F_val counts, are "
             "not known."
         )
-    write_page(files, [(run, results)], parts, explorers, recipe=title, folder=folder)
+    results = results_of_all([run], notes)
+    write_page(files, [(run, results)], [part], explorers, recipe=title, folder=folder)
     return results
 
 
@@ -169,12 +155,12 @@ def _losses(read: Metrics) -> dict[str, dict[str, float]]:
     return losses
 
 
-def _facts(
-    header: CurriculumHeader, read: Metrics, done: int, scored_length: int
-) -> dict[str, Any]:
+def _facts(header: CurriculumHeader, read: Metrics, done: int, job: Path) -> dict[str, Any]:
     """Returns the keys of an `arm.json`, as far as a job's record has them."""
     since = int(np.searchsorted(read.step_T, header.first_step))
     seconds = read.values("timing/train/total", since)
+    about = read_json(job) if job.exists() else {}
+    scored_length = about.get("scored_length", header.block_size) if header.scored else 0
     return {
         "kind": "trained",
         **costs(

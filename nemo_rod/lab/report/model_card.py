@@ -10,7 +10,7 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.files import read_bytes, read_json, write_whole
 from nemo_rod.lab.report.results import Results
-from nemo_rod.lab.report.table import markdown
+from nemo_rod.lab.report.table import markdown, row_of
 from nemo_rod.lab.report.verdict import sentences
 from nemo_rod.run.hub import is_here
 from nemo_rod.run.run_folder import RunFolder
@@ -93,13 +93,12 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
         )
         told = results["verdict"]
         verdict = " ".join([*sentences(told), told["advice"]]) if told else ""
-        plain = (results["arms"].get("no_replay") or {}).get("compute")
-        for name, arm in results["arms"].items():
+        for name in results["arms"]:
             card = run.arm(name) / "hf" / "README.md"
             changed = card.exists() and _MARK not in read_bytes(card).decode(errors="replace")
             if name == "base" or not card.parent.is_dir() or changed:
                 continue
-            cost = arm["compute_in_all"]
+            arm = row_of(results, name)
             text = _TEXT.format(
                 data=data.to_yaml(),
                 mark=_MARK,
@@ -111,7 +110,7 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
                 forgetting=number(arm["val_forgetting"], ".4f"),
                 share=number(arm["replay_share"], ".1%"),
                 tokens=number(arm["trained_tokens"], ","),
-                cost=number(cost / plain if plain and cost is not None else None, ".2f"),
+                cost=number(arm["runs_in_all"], ".2f"),
                 verdict=verdict if name == "rod" else "",
                 seed=number(arm["seed"], ""),
                 block_size=f"{config.domain.block_size:,}",

@@ -107,33 +107,17 @@ def _bundle() -> str:
 def _outcome(results: Results) -> dict[str, Any]:
     """Returns the template's values on the results."""
     runs, verdict = [results, *results["replicates"]], results["verdict"]
-    rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
     names = list(results["arms"])
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
     seeds = [str(run["seed"]) for run in runs if run["seed"] is not None]
     subtitle = f"{len(names)} arms"
     if seeds:
         subtitle += f" · seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
-    fixed = results["arms"].get(results["reference_arm"], {})
-    is_fair, forgotten = comparison.get("same_tokens"), fixed.get("val_forgetting") or 0.0
-    ratio = None
-    if is_fair and forgotten > 0 and rod["val_forgetting"] is not None:
-        ratio = rod["val_forgetting"] / forgotten
-    reference = parse_arm(results["reference_arm"] or "").label
-    gain = comparison["gain"] if is_fair and not comparison["extrapolated"] else None
-    against = "learned more than fixed replay of equal forgetting (nats)"
-    tiles = [
-        (f"forgetting, relative to {reference}", ratio, table.times),
-        (against, gain, table.signed(3)),
-        ("mean replay share, emergent", rod.get("replay_share"), table.percent),
-        ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
-    ]
     return {
         "subtitle": subtitle,
         "summary": summarise(results),
         "advice": verdict["advice"] if verdict else "",
         "comparisons": sentences(verdict) if verdict else [],
-        "tiles": [(name, show(value)) for name, value, show in tiles if value is not None],
         "marks": {name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
         "notes": results["notes"],
         "paper_title": title_of(results["recipe"]),
@@ -146,40 +130,21 @@ def _outcome(results: Results) -> dict[str, Any]:
 
 
 def summarise(results: Results) -> str:
-    """Returns plain sentences on what RoD came to; `verdict.py` compares it."""
-    rod = results["arms"].get("rod")
-    if rod is None:
-        text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
-        if watched := results["arms"].get("watched"):
-            text = ["The job is watched, and chooses nothing."]
-            for key, what in (("adapt_loss", "held-out loss on new data"),
-                              ("val_forgetting", "forgetting F_val")):  # fmt: skip
-                if watched[key] is not None:
-                    text.append(f"Its {what} is {watched[key]:.3f} nats per token.")
-    elif rod["val_forgetting"] is None:
-        why = "The base model was not evaluated"
-        if "base" in results["arms"]:
-            why = "No held-out loss of replay was measured"
-        text = [f"{why}, so the arms' forgetting is unknown."]
-    elif rod["adapt_loss"] is None:  # a job whose validation split has no new data
-        text = [
-            f"RoD's forgetting F_val is {rod['val_forgetting']:.3f} nats per token; no held-out "
-            "loss of adaptation was measured."
-        ]
-    else:
-        text = [
-            f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and a "
-            f"forgetting F_val of {rod['val_forgetting']:.3f} nats per token."
-        ]
-    return " ".join([*text, *_share(rod)])
-
-
-def _share(rod: Results | None) -> list[str]:
-    """Returns a sentence on RoD's share of replay, if it is known."""
-    if rod is None or rod["replay_share"] is None:
-        return []
-    share = f"Its replay share is not a setting: it averages {100 * rod['replay_share']:.0f} %"
-    if deciles := rod["share_by_decile"]:
-        share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
-        share += f"{100 * deciles[-1]:.0f} % in the last"
-    return [share + "."]
+    """Returns plain sentences on what RoD, or a watched job, came to; `verdict.py` compares it."""
+    arms = results["arms"]
+    if (arm := arms.get("rod") or arms.get("watched")) is None:
+        return "RoD was not run, so there is nothing to compare the baselines with yet."
+    measures = {"held-out loss on new text": "adapt_loss", "forgetting F_val": "val_forgetting"}
+    said = [
+        f"an unknown {what}" if arm[key] is None else f"a {what} of {arm[key]:.3f} nats per token"
+        for what, key in measures.items()
+    ]
+    subject = "RoD" if "rod" in arms else "The job, which is watched and chooses nothing,"
+    text = f"{subject} has {' and '.join(said)}."
+    if "rod" in arms and arm["replay_share"] is not None:
+        text += f" Its replay share is not a setting: it averages {100 * arm['replay_share']:.0f} %"
+        if deciles := arm["share_by_decile"]:
+            text += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
+            text += f"{100 * deciles[-1]:.0f} % in the last"
+        text += "."
+    return text

@@ -21,7 +21,6 @@ from nemo_rod.cli import latest_config
 from nemo_rod.files import read_bytes, read_json
 from nemo_rod.lab.data_alone import read_settings, without_secrets
 from nemo_rod.lab.report.results import Results
-from nemo_rod.roles import ROLES
 from nemo_rod.run.stage_log import StageLog
 
 _PACKAGES = ("numpy", "torch", "transformer-engine", "megatron-core", "megatron-bridge",
@@ -64,10 +63,11 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    for role in ROLES:
-        for source in sorted((run_dir / "blocks" / role).glob("*/manifest.json")):
-            content = read_json(source)
-            row = {"role": role, "source": source.parent.name, "blocks": content.get("count")}
+    for role, counts in results["sources"].items():
+        for source, blocks in counts.items():
+            file = run_dir / "blocks" / role / source / "manifest.json"
+            content = read_json(file) if file.is_file() else {}
+            row = {"role": role, "source": source, "blocks": blocks}
             data.append(row | {key: content.get(key) for key in ("commit", "digest")})
     return {
         "version": sys.modules["nemo_rod"].__version__,

@@ -80,27 +80,11 @@ def results_of(run: Run) -> dict[str, Any]:
     for role in ROLES:
         if unseen := sorted(set(run.block_counts[role]) - set(first.loss[role])):
             notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
-    # costs of scoring arms besides their updates, in plain steps of the arm
-    num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
     file = run.folder / "arms" / SPECIALIST / "arm.json"  # it may be trained and not evaluated
     specialist = facts_of(file).get("compute") if file.is_file() else None
-    costs = {}
-    for name, arm in run.arms.items():
-        keys = ("scored_tokens", "batch_size", "block_size", "steps")
-        scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
-        has_terms = (arm.facts.get("train") or {}).get("terms")  # terms read blocks, too
-        if scored and batch_size and block_size and steps and not has_terms:
-            costs[name] = {
-                "updates": steps,
-                "scored_tokens": scored,
-                "scoring": FORWARD * scored / (batch_size * block_size),
-                "specialist": specialist,
-                "reference_losses": FORWARD * num_blocks / batch_size,
-            }
     for name in arms:
         arms[name]["compute_in_all"] = _in_all(name, run, specialist)
     chord = chord_of(arms, chord_arms)
-    on_chord = chord_arms if chord else []
     return {
         "schema": SCHEMA,
         "recipe": run.recipe,
@@ -108,14 +92,13 @@ def results_of(run: Run) -> dict[str, Any]:
         "arms": arms,
         "profile": profiles_of(arms, reference),
         "reference_arm": reference,
-        "chord": on_chord,
+        "chord": chord_arms if chord else [],
         "comparisons": {
             name: {"on_chord": name in chord_arms}
             | _comparison(arm, arms[name], against, [] if name in chord_arms else chord)
             for name, arm in run.arms.items()
         },
-        "intervals": intervals_of(draws_of(run), on_chord),
-        "costs": costs,
+        "intervals": intervals_of(draws_of(run)),
         "sources": run.block_counts,
         "weights": run.weights,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
@@ -256,15 +239,9 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int] | None
 def _comparison(arm: Arm, values: Results, against: Arm | None, chord: Chord) -> dict[str, Any]:
     """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
     ours, theirs = arm.facts, against.facts if against else {}
-    is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
-
-    def ratio(key: str) -> float | None:
-        known = ours.get(key) is not None and theirs.get(key)
-        return float(ours[key] / theirs[key]) if known else None
-
     # a merge costs no more than the no-replay arm that it contains
-    same_tokens = same_compute = True if is_merge else None
-    if against and not is_merge and not is_base:
+    same_tokens = same_compute = True if arm.name.kind == "merge" else None
+    if against and arm.name.kind not in ("merge", "base"):
         same_tokens = same_budget(ours.get("trained_tokens"), theirs.get("trained_tokens"))
         # Steps are whole, so compute budgets are only equal to within one of them.
         compute, steps = ours.get("compute"), ours.get("steps")
@@ -273,15 +250,11 @@ def _comparison(arm: Arm, values: Results, against: Arm | None, chord: Chord) ->
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
     is_measured = forgetting is not None and adapt_loss is not None
     value = chord_at(chord, forgetting) if is_measured else None
-    gain = value[0] - adapt_loss if value else None
+    own, other = (facts.get("seconds_per_step") for facts in (ours, theirs))
     return {
-        "gain": gain,
+        "gain": value[0] - adapt_loss if value else None,
         "extrapolated": value[1] if value else None,
-        "gain_at_equal_tokens": gain if same_tokens else None,
-        "gain_at_equal_compute": gain if same_compute else None,
-        "tokens_ratio": None if is_merge or is_base else ratio("trained_tokens"),
-        "compute_ratio": None if is_merge or is_base else ratio("compute"),
-        "time_ratio": ratio("seconds_per_step"),
+        "time_ratio": own / other if own is not None and other else None,
         "same_tokens": same_tokens,
         "same_compute": same_compute,
     }

@@ -14,7 +14,7 @@ Only the evaluation is required; other missing files leave their columns empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,13 +26,12 @@ import numpy.typing as npt
 from nemo_rod.bounds import has_type
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.lab.history import History, read_history
-from nemo_rod.lab.metrics import Metrics, read_metrics
 from nemo_rod.lab.report.early_stops import Stops, stops_of
+from nemo_rod.lab.report.under_way import Part, arm_folders, is_evaluated, read_part
 from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection import arms
 from nemo_rod.selection.arm_names import ArmName, parse_arm
-from nemo_rod.selection.held_out import START_FILE
 
 Losses = npt.NDArray[np.float64]
 
@@ -99,13 +98,8 @@ class Run:
     block_counts: dict[str, dict[str, int]]  # training blocks by role and source
     left_out: tuple[str, ...]  # names of arms that have files but no evaluation
     disagreements: list[str]  # a sentence on each evaluated arm that cannot be compared
-    # weights of the held-out sources by role, where they are not their training blocks
-    own_weights: dict[str, dict[str, int]] | None = None
-
-    @property
-    def weights(self) -> dict[str, dict[str, int]]:
-        """Weights of the held-out sources by role and source."""
-        return self.block_counts if self.own_weights is None else self.own_weights
+    # of the held-out sources by role and source: their training blocks, unless a job weighs others
+    weights: dict[str, dict[str, int]]
 
     @property
     def seed(self) -> int | None:
@@ -119,12 +113,11 @@ def read_run(
     run_dir: Path,
     *,
     shared_dir: Path | None = None,
-    metrics: Mapping[str, Metrics] = MappingProxyType({}),
+    parts: Sequence[Part] = (),
 ) -> Run:
     """Reads a run folder.
 
-    Blocks and base that it lacks are those of the run in `shared_dir`. `metrics` are those of arms
-    that were read before.
+    Blocks and base that it lacks are those of the run in `shared_dir`; `parts` were read before.
 
     Raises:
         ValueError: no arm has been evaluated, or a file is damaged.
@@ -153,10 +146,10 @@ def read_run(
                     "or prepare the source again"
                 )
             block_counts[role][manifest.parent.name] = count
-    read = []
+    read, known = [], {part.name: part for part in parts if part.done is not None}
     for folder in evaluated:
         with interpreting(folder):
-            read.append(_read_arm(folder, block_counts, metrics.get(folder.name)))
+            read.append(_read_arm(folder, block_counts, known.get(folder.name)))
     read.sort(key=lambda arm: arm.name.order)
     comparable: dict[str, Arm] = {}
     disagreements = []
@@ -168,21 +161,12 @@ def read_run(
                 disagreements.append(f"{run_dir}/arms/{name}/{error}; {name} is left out.")
             else:
                 comparable[name] = arm
-    return Run(run_dir, run_dir.resolve().name, comparable, block_counts, left_out, disagreements)
-
-
-def arm_folders(run_dir: Path) -> list[Path]:
-    """Returns the folders of a run's arms, without those that `rebuild` has moved aside."""
-    return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
-
-
-def is_evaluated(arm_dir: Path) -> bool:
-    """Returns whether an arm's folder holds held-out losses."""
-    return (arm_dir / "evaluation.json").is_file()
+    name = run_dir.resolve().name
+    return Run(run_dir, name, comparable, block_counts, left_out, disagreements, block_counts)
 
 
 def _read_arm(
-    folder: Path, block_counts: Mapping[str, Mapping[str, int]], metrics: Metrics | None
+    folder: Path, block_counts: Mapping[str, Mapping[str, int]], part: Part | None
 ) -> Arm:
     file = folder / "evaluation.json"
     evaluation = read_json(file, "loss")
@@ -206,7 +190,7 @@ def _read_arm(
                 f"{file} has {role} source {source!r}, but blocks/{role}/ has no manifest of it; "
                 "evaluate the arm on this run's blocks"
             )
-    arm_file, tasks_file, start = (folder / file for file in ("arm.json", "tasks.json", START_FILE))
+    arm_file, tasks_file = folder / "arm.json", folder / "tasks.json"
     name = parse_arm(folder.name)
     is_given = name.kind == "base" and not arm_file.is_file()
     facts = FREE if is_given else facts_of(arm_file, FREE if name.kind == "base" else {})
@@ -217,8 +201,8 @@ def _read_arm(
                 f"{file} is missing, expected one in every trained arm: restore it from a copy, "
                 "or train the arm again"
             )
-    with interpreting(metrics_file):
-        metrics = metrics or read_metrics(metrics_file)
+    part = part or read_part(folder, name.name)
+    metrics = part.metrics
     if metrics_file.is_file() and facts.get("steps") not in (None, len(metrics)):
         raise ValueError(
             f"{metrics_file} holds {len(metrics)} steps, but arm.json has steps={facts['steps']}: "
@@ -242,7 +226,7 @@ def _read_arm(
         },
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
         block_losses=_read_block_losses(folder, evaluation),
-        early_stops=stops_of(metrics, read_json(start) if start.is_file() else {}, block_counts),
+        early_stops=stops_of(metrics, part.start, block_counts),
     )
 
 

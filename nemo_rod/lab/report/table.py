@@ -1,16 +1,14 @@
-"""The report's tables, each described once for CSV (unrounded), Markdown and the page.
+"""The report's tables, each described once for Markdown and the page.
 
 The paper's tables with our numbers come last.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nemo_rod.lab.plan.plan_text import count
@@ -20,11 +18,12 @@ from nemo_rod.lab.report.results import Results
 from nemo_rod.selection.arm_names import filter_kinds, parse_arm
 
 Format = Callable[[Any], str]
+Columns = dict[str, tuple[str, Format]]  # titles and formats of values by their key
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `key` in CSV files, a readable `title`, and the format `show` of values.
+    """A column: the `key` of its values in rows, a readable `title`, and their format `show`.
 
     The page omits details.
     """
@@ -41,11 +40,6 @@ class Column:
         return "" if value is None else self.show(value)
 
 
-ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
-# of a gain over the chord beyond its ends
-EXTRAPOLATED = Column("extrapolated", "Gain extrapolated", lambda _: "yes", is_text=True)
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of values by column key; a missing or None value is an empty cell."""
@@ -53,15 +47,6 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     rows: tuple[Mapping[str, Any], ...]
-
-    def to_csv(self) -> str:
-        """Returns comma-separated values, with unrounded numbers."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([column.key for column in self.columns])
-        for row in self.rows:
-            writer.writerow(_uncomputed(row.get(column.key)) for column in self.columns)
-        return stream.getvalue()
 
     def to_markdown(self) -> str:
         """Returns a Markdown table with rounded, right-aligned numbers."""
@@ -71,9 +56,20 @@ class Table:
         return "".join(f"| {' | '.join(map(markdown, cells))} |\n" for cells in lines)
 
 
-def _uncomputed(cell: Any) -> Any:
-    """Returns a cell, without a text that a spreadsheet would take for a formula."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") else cell
+def table_of(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Columns,
+    details: Container[str] = (),
+) -> Table:
+    """Returns a table of rows with those columns, of title and format, that have a value."""
+    made = []
+    for key, (title, show) in columns.items():
+        values = [row[key] for row in rows if row.get(key) is not None]
+        if values:
+            is_text = all(isinstance(value, str) for value in values)
+            made.append(Column(key, title, show, is_text, key in details))
+    return Table(name, tuple(made), tuple(rows))
 
 
 def markdown(text: str) -> str:
@@ -112,59 +108,66 @@ def gain(value: float | str) -> str:
     return value if isinstance(value, str) else signed(3)(value)
 
 
+ARM = ("Arm", lambda name: parse_arm(name).label)
+NATS = decimals(3)
+
+
 def arms_table(results: Results) -> Table:
     """Returns every arm's losses and budgets, and its gain over fixed replay at equal budgets."""
-    columns = (
-        ARM,
-        Column("replay_share", "Replay share", percent),
-        Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
-        Column("mean_adapt_loss", "Adaptation loss, sources alike (nats)", decimals(3)),
-        Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
-        Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3)),
-        Column("task_forgetting", "Task forgetting", decimals(3)),
-        Column("at_equal_tokens", "Gain over fixed replay at equal tokens (nats)", gain),
-        Column("at_equal_compute", "Gain over fixed replay at equal compute (nats)", gain),
-        Column("trained_tokens", "Trained tokens", magnitude),
-        Column("scored_tokens", "Scored tokens", magnitude),
-        Column("compute", "Compute (plain steps)", decimals(0)),
-        Column("compute_ratio", "Compute, relative", times),
-        Column("time_ratio", "Time per step, relative", times),
-        Column("scored", "Of its candidates scored", percent),
-        Column("kept", "Kept of RoD's gain", percent),
-        Column("budget", "Budget", times),
-        Column("curriculum", "Curriculum of", is_text=True, is_detail=True),
-        Column("references", "References", is_text=True, is_detail=True),
-        Column("wall_seconds", "Wall time (s)", decimals(0), is_detail=True),
-        Column("seed", "Seed", is_detail=True),
-    )
-    rows = []
-    for name, arm in results["arms"].items():
-        comparison = results["comparisons"][name]
-        design = arm["design"] or {}
-        row = {**arm, **comparison, "arm": name, "scored": scored_share(arm)}
-        row |= {key: design.get(key) for key in ("budget", "curriculum")}
-        row |= {"references": ", ".join(design.get("references") or []) or None}
-        row |= {"kept": kept(results, name)}
-        for budget in ("tokens", "compute"):
-            value = comparison[f"gain_at_equal_{budget}"]
-            if comparison["on_chord"]:
-                value = "on the chord"
-            elif comparison["extrapolated"]:
-                value = "beyond the fixed arms"  # there is nothing to compare with
-            elif comparison["gain"] is not None and value is None:
-                value = "other budget"
-            row[f"at_equal_{budget}"] = value
-        rows.append(row)
-    # the mean of one source, or of sources of one size, is the weighted one
-    alike = {"mean_adapt_loss": "adapt_loss", "mean_forgetting": "val_forgetting"}
-    used = []
-    for column in (c for c in columns if any(row.get(c.key) is not None for row in rows)):
-        other = [column.cell({column.key: row.get(alike.get(column.key, ""))}) for row in rows]
-        is_repeated = other == [column.cell(row) for row in rows]
-        if column.key in ("scored", "budget"):  # the same for every other arm
-            is_repeated = {row[column.key] for row in rows} <= {None, 1.0}
-        used.append(replace(column, is_detail=column.is_detail or is_repeated))
-    return Table("arms", tuple(used), tuple(rows))
+    rows = [row_of(results, name) for name in results["arms"]]
+    columns: Columns = {
+        "arm": ARM,
+        "replay_share": ("Replay share", percent),
+        "adapt_loss": ("Adaptation loss (nats)", NATS),
+        "mean_adapt_loss": ("Adaptation loss, sources alike (nats)", NATS),
+        "val_forgetting": ("Forgetting F_val (nats)", NATS),
+        "mean_forgetting": ("Forgetting, sources alike (nats)", NATS),
+        "task_forgetting": ("Task forgetting", NATS),
+        "at_equal_tokens": ("Gain over fixed replay at equal tokens (nats)", gain),
+        "at_equal_compute": ("Gain over fixed replay at equal compute (nats)", gain),
+        "trained_tokens": ("Trained tokens", magnitude),
+        "scored_tokens": ("Scored tokens", magnitude),
+        "compute": ("Compute (plain steps)", decimals(0)),
+        "runs": ("Cost (plain runs)", decimals(2)),
+        "runs_in_all": ("Cost in all (plain runs)", decimals(2)),
+        "time_ratio": ("Time per step, relative", times),
+        "scored": ("Of its candidates scored", percent),
+        "kept": ("Kept of RoD's gain", percent),
+        "budget": ("Budget", times),
+        "curriculum": ("Curriculum of", str),
+        "references": ("References", str),
+        "wall_seconds": ("Wall time (s)", decimals(0)),
+        "seed": ("Seed", str),
+    }
+    for key in ("scored", "budget"):
+        if {row[key] for row in rows} <= {None, 1.0}:  # the same for every arm
+            del columns[key]
+    details = {"mean_adapt_loss", "mean_forgetting", "compute", "curriculum", "references",
+               "wall_seconds", "seed"}  # fmt: skip
+    return table_of("arms", rows, columns, details)
+
+
+def row_of(results: Results, name: str) -> dict[str, Any]:
+    """Returns all that is said of an arm, by the keys of `results.json` and of `arms_table`."""
+    arm, comparison = results["arms"][name], results["comparisons"][name]
+    design, arms = arm["design"] or {}, results["arms"]
+    plain = (arms.get("no_replay") or arms.get(results["reference_arm"]) or {}).get("compute")
+    row = {**arm, **comparison, "arm": name, "scored": scored_share(arm)}
+    row |= {key: design.get(key) for key in ("budget", "curriculum")}
+    row |= {"references": ", ".join(design.get("references") or []) or None}
+    row |= {"kept": kept(results, name)}
+    for key, cost in (("runs", arm["compute"]), ("runs_in_all", arm["compute_in_all"])):
+        row[key] = cost / plain if plain and cost is not None else None
+    for budget in ("tokens", "compute"):
+        value = comparison["gain"]
+        if comparison["on_chord"]:
+            value = "on the chord"
+        elif comparison["extrapolated"]:
+            value = "beyond the fixed arms"  # there is nothing to compare with
+        elif value is not None and not comparison[f"same_{budget}"]:
+            value = "other budget"
+        row[f"at_equal_{budget}"] = value
+    return row
 
 
 def kept(results: Results, name: str) -> float | None:
@@ -181,68 +184,32 @@ def kept(results: Results, name: str) -> float | None:
 
 
 def sources_table(results: Results) -> Table:
-    """Returns every replay source's size, forgetting per arm and RoD's sampling ratio."""
-    arms = filter_kinds(results["arms"], "no_replay", "fixed", "rod")
-    arms = [name for name in arms if results["arms"][name]["forgetting_by_source"]]
-    columns = [
-        Column("source", "Replay source", is_text=True),
-        Column("blocks", "Training blocks", decimals(0)),
-        *(Column(name, f"Forgetting, {parse_arm(name).label}", signed(3)) for name in arms),
-    ]
-    ratio = results["arms"].get("rod", {}).get("sampling_ratio_by_source")
-    if ratio:
-        columns.append(Column("sampling_ratio", "Sampling ratio, RoD", times))
-    first = results["arms"][arms[0]]["forgetting_by_source"] if arms else {}
-    order = sorted(first, key=lambda source: -first[source])
-    rows = [
-        {
-            "source": source,
-            "blocks": results["sources"]["replay"].get(source),
-            "sampling_ratio": (ratio or {}).get(source),
-            **{name: results["arms"][name]["forgetting_by_source"][source] for name in arms},
-        }
-        for source in order
-    ]
-    return Table("sources", tuple(columns), tuple(rows))
-
-
-def intervals_table(results: Results) -> Table:
-    """Returns the results of every arm between the ends of their intervals, see `intervals.py`."""
-    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val", "gain": "Gain"}
+    """Returns every source's blocks and epochs, and the forgetting of replay sources, by arm."""
+    arms = results["arms"]
+    names = filter_kinds(arms, "no_replay", "fixed", "rod")
+    ratio = (arms.get("rod") or {}).get("sampling_ratio_by_source") or {}
+    columns: Columns = {
+        "source": ("Source", str), "role": ("Role", str),
+        "blocks": ("Training blocks", decimals(0)),
+        **{f"forgetting_{n}": (f"Forgetting, {parse_arm(n).label}", signed(3)) for n in names},
+        "sampling_ratio": ("Sampling ratio, RoD", times),
+        **{f"epochs_{n}": (f"Epochs, {parse_arm(n).label}", decimals(2)) for n in arms},
+    }  # fmt: skip
     rows = []
-    for name, ends in results["intervals"].items():
-        values = {**results["arms"][name], **results["comparisons"][name]}
-        row = {"arm": name} | {key: values[key] for key in ends}
-        row |= {f"{key}_p5": low for key, (low, _) in ends.items()}
-        row |= {"extrapolated": True} if "gain" in ends and values["extrapolated"] else {}
-        rows.append(row | {f"{key}_p95": high for key, (_, high) in ends.items()})
-    columns = [
-        Column(f"{key}{suffix}", f"{title}{more}", decimals(3))
-        for key, title in measures.items()
-        for suffix, more in (("", " (nats)"), ("_p5", ", 5 %"), ("_p95", ", 95 %"))
-        if any(key in row for row in rows)
-    ]
-    columns += [EXTRAPOLATED] * any("extrapolated" in row for row in rows)
-    return Table("intervals", (ARM, *columns), tuple(rows))
-
-
-def epochs_table(results: Results) -> Table:
-    """Returns how often every source was trained on by each arm that trained."""
-    epochs = {name: arm.get("epochs_by_source") for name, arm in results["arms"].items()}
-    epochs = {name: by_role for name, by_role in epochs.items() if by_role}
-    sources = {(r, s): n for r, counts in results["sources"].items() for s, n in counts.items()}
-    columns = [
-        Column("source", "Source", is_text=True),
-        Column("role", "Role", is_text=True),
-        Column("blocks", "Training blocks", decimals(0)),
-        *(Column(name, parse_arm(name).label, decimals(2)) for name in epochs),
-    ]
-    rows = [
-        {"source": source, "role": role, "blocks": blocks}
-        | {name: by_role[role].get(source) for name, by_role in epochs.items()}
-        for (role, source), blocks in sources.items()
-    ]
-    return Table("epochs", tuple(columns), tuple(rows if epochs else ()))
+    for role, source, blocks in (
+        (role, *each) for role, counts in results["sources"].items() for each in counts.items()
+    ):
+        row = {"source": source, "role": role, "blocks": blocks, "sampling_ratio": None}
+        for name, arm in arms.items():
+            row[f"epochs_{name}"] = (arm["epochs_by_source"] or {}).get(role, {}).get(source)
+            if role == "replay":
+                row[f"forgetting_{name}"] = (arm["forgetting_by_source"] or {}).get(source)
+                row["sampling_ratio"] = ratio.get(source)
+        rows.append(row)
+    worst = f"forgetting_{names[0]}" if names else ""
+    rows.sort(key=lambda row: (row["role"], -(row.get(worst) or 0.0)))
+    details = {f"epochs_{name}" for name in arms if name not in names}
+    return table_of("sources", rows, columns, details)
 
 
 def seeds_table(results: Results) -> Table:
@@ -255,20 +222,20 @@ def seeds_table(results: Results) -> Table:
     parts: dict[object, str] = {"mean": "mean", "range": "range"}
     for i, run in enumerate(runs):
         parts[i] = f"run {i + 1}" if run["seed"] is None else f"seed {run['seed']}"
-    titles = {f"{key}_{part}": f"{title}, {label}" for part, label in parts.items()
-              for key, title in measures.items()}  # fmt: skip
+    columns: Columns = {"arm": ARM} | {
+        f"{key}_{part}": (f"{title}, {label}", NATS)
+        for part, label in parts.items()
+        for key, title in measures.items()
+    }
     rows = []
     for name in in_order(name for run in runs for name in run["arms"]) if len(runs) > 1 else []:
         row: dict[str, Any] = {"arm": name}
+        of_runs = [row_of(run, name) if name in run["arms"] else {} for run in runs]
+        for one in of_runs:
+            if one.get("extrapolated"):  # beyond the ends of the chord there is no gain
+                one["gain"] = None
         for key in measures:
-            values = [run["arms"].get(name, {}).get(key) for run in runs]
-            if key == "gain":  # beyond the ends of the chord there is none
-                compared = [run["comparisons"].get(name, {}) for run in runs]
-                values = [
-                    None if each.get("extrapolated") else each.get("gain") for each in compared
-                ]
-            elif key == "kept":
-                values = [kept(run, name) for run in runs]
+            values = [one.get(key) for one in of_runs]
             row |= {f"{key}_{i}": value for i, value in enumerate(values)}
             if len(known := [value for value in values if value is not None]) > 1:
                 row[f"{key}_mean"] = sum(known) / len(known)
@@ -276,26 +243,7 @@ def seeds_table(results: Results) -> Table:
         rows.append(row)
     # shares and gains of single seeds are in the files alone
     details = {f"{key}_{i}" for key in ("replay_share", "gain", "kept") for i in range(len(runs))}
-    columns = [
-        Column(key, title, decimals(3), is_detail=key in details)
-        for key, title in titles.items()
-        if any(row.get(key) is not None for row in rows)
-    ]
-    return Table("seeds", (ARM, *columns), tuple(rows))
-
-
-def costs_table(results: Results) -> Table:
-    """Returns the costs of every scoring arm, in plain steps."""
-    columns = (
-        ARM,
-        Column("updates", "Updates", decimals(0)),
-        Column("scored_tokens", "Scored tokens", magnitude),
-        Column("scoring", "Scoring them", decimals(0)),
-        Column("specialist", "Once: the specialist", decimals(0)),
-        Column("reference_losses", "Once: reference losses, at most", decimals(0)),
-    )
-    rows = tuple({"arm": name, **costs} for name, costs in results["costs"].items())
-    return Table("costs", columns, rows)
+    return table_of("seeds", rows, columns, details)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -303,27 +251,22 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda name: parse_arm(name).order)
 
 
-_MEASURES = {
-    "adapt_loss": ("adaptation loss", decimals(3)),
-    "val_forgetting": ("F_val", decimals(3)),
-    "task_forgetting": ("task forgetting", decimals(3)),
-    "replay_share": ("replay share", percent),
-}
-
-
 def paper_table(results: Results) -> Table:
     """Returns every arm that the paper reports for this setting: our numbers and the paper's."""
     theirs = paper_arms(results["recipe"])
-    columns = [ARM]
-    for key, (title, show) in _MEASURES.items():
-        columns.append(Column(key, f"{title[:1].upper()}{title[1:]}", show))
-        columns.append(Column(f"paper_{key}", f"Paper: {title}", show))
-    rows = []
-    for name in in_order(theirs):
-        ours = results["arms"].get(name, {})
-        row = {"arm": name, **{key: ours.get(key) for key in _MEASURES}}
-        rows.append(row | {f"paper_{key}": theirs[name].get(key) for key in _MEASURES})
-    return Table("paper", tuple(columns), tuple(rows))
+    columns: Columns = {"arm": ARM}
+    for key, title, show in (
+        ("adapt_loss", "adaptation loss", NATS), ("val_forgetting", "F_val", NATS),
+        ("task_forgetting", "task forgetting", NATS), ("replay_share", "replay share", percent),
+    ):  # fmt: skip
+        columns[key] = (f"{title[:1].upper()}{title[1:]}", show)
+        columns[f"paper_{key}"] = (f"Paper: {title}", show)
+    rows = [
+        {**results["arms"].get(name, {}), "arm": name}
+        | {f"paper_{key}": value for key, value in theirs[name].items()}
+        for name in in_order(theirs)
+    ]
+    return table_of("paper", rows, columns)
 
 
 def base_loss_table(results: Results) -> Table:
@@ -337,34 +280,29 @@ def base_loss_table(results: Results) -> Table:
     theirs = paper()["tab:proxy_replay_base_loss"].get(results["recipe"], {})
     rows = []
     for group, sources in groups.items():
-        total = sum(counts[source] for source in sources)
-        if total:
+        if total := sum(counts[source] for source in sources):
             mean = math.fsum(counts[source] * loss[source] for source in sources) / total
             rows.append({"group": group, "loss": mean, "paper_loss": theirs.get(group)})
-    columns = [
-        Column("group", "Replay data", is_text=True),
-        Column("loss", "Loss of the base (nats)", decimals(3)),
-    ]
-    if theirs:
-        columns.append(Column("paper_loss", "Paper: loss of the base", decimals(2)))
-    return Table("base_loss", tuple(columns), tuple(rows))
+    columns: Columns = {
+        "group": ("Replay data", str), "loss": ("Loss of the base (nats)", NATS),
+        "paper_loss": ("Paper: loss of the base", decimals(2)),
+    }  # fmt: skip
+    return table_of("base_loss", rows, columns)
 
 
 def capabilities_table(results: Results) -> Table:
     """Returns the change of accuracy against the base model, by capability and arm."""
-    arms = {name: arm for name, arm in results["arms"].items() if arm["capability_change"]}
-    names = [name for name in arms if name != "base"]
-    groups = arms[names[0]]["capability_change"] if names else {}
-    columns = [Column("capability", "Capability", is_text=True)]
-    columns += [Column(name, parse_arm(name).label, signed(3)) for name in names]
+    changes = {name: arm["capability_change"] for name, arm in results["arms"].items()}
+    names = [name for name, change in changes.items() if change and name != "base"]
+    columns: Columns = {"capability": ("Capability", str)}
+    columns |= {name: (parse_arm(name).label, signed(3)) for name in names}
     rows = [
-        {"capability": group, **{name: arms[name]["capability_change"][group] for name in names}}
-        for group in groups
+        {"capability": group, **{name: changes[name][group] for name in names}}
+        for group in (changes[names[0]] if names else ())
     ]
-    return Table("capabilities", tuple(columns), tuple(rows))
+    return table_of("capabilities", rows, columns)
 
 
 TABLES = (
-    arms_table, intervals_table, sources_table, epochs_table, costs_table,
-    seeds_table, paper_table, base_loss_table, capabilities_table,
+    arms_table, sources_table, seeds_table, paper_table, base_loss_table, capabilities_table,
 )  # fmt: skip

@@ -7,46 +7,73 @@ arms/<arm>/evaluation.json           the arm is part of the report
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.lab.metrics import Metrics, read_metrics
-from nemo_rod.lab.report.run_files import arm_folders, is_evaluated
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.selection.held_out import START_FILE
 
 
 @dataclass(frozen=True)
 class Part:
-    """One product of a run."""
+    """One product of a run, or a job."""
 
     name: str  # name of the arm, "base", or the name of its folder
-    label: str  # its name for readers
+    label: str = ""  # its name for readers
     # as of `nemo-rod status`: "done", "running", "stopped", "failed" or "to do"; "trained" for a
     # model whose evaluation is to do
-    state: str
-    done: int | None = None  # steps done; None if it has no training, or that has not begun
+    state: str = "done"
     steps: int | None = None  # all steps; None if unknown
     metrics: Metrics = field(default_factory=Metrics)  # metrics of the steps done
     # held-out losses before the first step; empty if unknown
-    start: dict[str, float] = field(default_factory=dict)
+    start: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def progress(self) -> float | None:
-        """Share of the steps done, in [0, 1]; None if unknown."""
-        return min(1.0, self.done / self.steps) if self.done is not None and self.steps else None
+    def done(self) -> int | None:
+        """Steps done; None if it has no training, or that has not begun."""
+        return int(self.metrics.step_T[-1]) + 1 if len(self.metrics) else None
 
     @property
     def last(self) -> str:
         """The last metrics, in words."""
-        shown: tuple[tuple[str, str, str], ...]
-        shown = (("loss", "train/loss", "{:.3f}"), ("replay", "rod/replay_share", "{:.0%}"))
+        shown = {"loss": "train/loss", "replay": "rod/replay_share", "lr": "train/lr"}
         if self.name == "base":  # all of its pretraining counts as replay
-            shown = shown[:1]
-        known = ((name, self.metrics.last(key), form) for name, key, form in shown)
-        return ", ".join(f"{name} {form.format(v)}" for name, v, form in known if v is not None)
+            del shown["replay"]
+        known = ((name, self.metrics.last(key)) for name, key in shown.items())
+        return "  ".join(f"{name} {value:.3g}" for name, value in known if value is not None)
+
+
+def read_part(folder: Path, name: str, label: str = "", state: str = "done") -> Part:
+    """Returns a part with what its training, if it has any, has recorded in a folder.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    job, metrics, start = (folder / f for f in ("job.json", "metrics.jsonl", START_FILE))
+    if not metrics.is_file():
+        return Part(name, label, state)
+    about = read_json(job) if job.is_file() else {}
+    with interpreting(job):  # of an arm of a run, or of a job in another trainer
+        steps = about["config"]["train"]["steps"] if "config" in about else about.get("steps")
+        if steps is not None and (steps := int(steps)) < 1:
+            raise ValueError(f"it has steps={steps}")
+    with interpreting(metrics):
+        read = read_metrics(metrics)
+    return Part(name, label, state, steps, read, read_json(start) if start.is_file() else {})
+
+
+def arm_folders(run_dir: Path) -> list[Path]:
+    """Returns the folders of a run's arms, without those that `rebuild` has moved aside."""
+    return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
+
+
+def is_evaluated(arm_dir: Path) -> bool:
+    """Returns whether an arm's folder holds held-out losses."""
+    return (arm_dir / "evaluation.json").is_file()
 
 
 def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
@@ -80,16 +107,7 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
             state = ends[0] if ends in (["stopped"], ["failed"]) else "running"
         else:
             state = "to do"
-        files = ("metrics.jsonl", "job.json", "validation_start.json")
-        metrics, job, start = (folder / file for file in files)
-        read, steps, before, done = Metrics(), None, {}, None
-        if metrics.is_file():
-            with interpreting(metrics):
-                read = read_metrics(metrics)
-            config = read_json(job).get("config", {}) if job.is_file() else {}
-            steps, done = config.get("train", {}).get("steps"), len(read)
-            before = read_json(start) if start.is_file() else {}
-        parts.append(Part(name, label, state, done, steps, read, before))
+        parts.append(read_part(folder, name, label, state))
     return parts
 
 

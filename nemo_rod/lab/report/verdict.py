@@ -27,6 +27,7 @@ from nemo_rod.lab.report.early_stops import at_forgetting
 from nemo_rod.lab.report.intervals import PERCENTILES, Draws, draws_of
 from nemo_rod.lab.report.results import Results, same_budget
 from nemo_rod.lab.report.run_files import Losses, Run
+from nemo_rod.lab.report.table import arms_table
 from nemo_rod.selection.arm_names import parse_arm
 
 NEAR = 0.25  # difference of two shares that are near, as a part of RoD's
@@ -199,17 +200,14 @@ def sentences(verdict: Results) -> list[str]:
 
 def text_of(results: Results) -> str:
     """Returns what a terminal shows: the arms with their costs, and the verdict in words."""
-    plain = (results["arms"].get("no_replay") or {}).get("compute")
-    rows = []
-    for name, arm in results["arms"].items():
-        costs = [arm["compute"], arm["compute_in_all"]]
-        runs = ["-" if not plain or c is None else f"{c / plain:.2f}" for c in costs]
-        shown = [arm[key] for key in ("replay_share", "adapt_loss", "val_forgetting")]
-        share, *losses = ["-" if value is None else value for value in shown]
-        share = share if share == "-" else f"{100 * share:.0f} %"
-        rows.append([name, share, *(v if v == "-" else f"{v:z.3f}" for v in losses), *runs])
-    head = ("arm", ">replay", ">loss", ">F_val", ">plain runs", ">in all")
-    lines = [table(head, rows), ""]
+    head = {
+        "arm": "arm", "replay_share": ">replay", "adapt_loss": ">loss", "val_forgetting": ">F_val",
+        "runs": ">plain runs", "runs_in_all": ">in all",
+    }  # fmt: skip
+    arms = arms_table(results)
+    shown = [column for column in arms.columns if column.key in head]
+    rows = [[column.cell(row) for column in shown] for row in arms.rows]
+    lines = [table([head[column.key] for column in shown], rows), ""]
     if verdict := results["verdict"]:
         lines += [*sentences(verdict), verdict["advice"]]
     return "\n".join(lines)

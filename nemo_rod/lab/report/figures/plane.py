@@ -72,7 +72,10 @@ def frontier(shown: Sequence[RunResults]) -> Picture | None:
     if (loss := base["adapt_loss"]) is not None:
         text += f"The base model ({loss:.3f} nats, no forgetting) is off the picture. "
     if results["intervals"]:
-        text += "Thin crosses are 90 % intervals over the held-out blocks, not over seeds. "
+        text += (
+            "Thin crosses are 90 % intervals over draws of the held-out blocks; other seeds vary "
+        )
+        text += "besides. "
     return _picture(planes, "Adaptation against forgetting", text + _beside(results), 10)
 
 
