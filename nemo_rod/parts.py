@@ -80,8 +80,6 @@ HOUSE: dict[str, dict[str, str]] = {
     "checks": {},
     # (Config) -> str: the remaining time of a run, such as "12 min"; "" if unknown
     "time_left": {},
-    # (Config, list[run.handover.Stage]) -> context manager: shows a run on a terminal
-    "progress_displays": {},
     # modules with prepare(), prepare_bridge() and adapt(provider): what NVIDIA's stack lacks here
     "stand_ins": {},
     # (program, environment, open files) -> run.processes.torchrun.Running: `python -m` on CPU

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,10 +177,7 @@ def execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> 
         if is_launch:
             check_idle(config)
             write_files(launch_folder(config), stages.launcher.render(config, chosen))
-        displays = parts.load_all("progress_displays") if sys.stderr and sys.stderr.isatty() else ()
-        with ExitStack() as stack:
-            shown = [stack.enter_context(display(config, chosen)) for display in displays]
-            _run_here(config, chosen, tells_time=not any(shown))
+        _run_here(config, chosen)
 
 
 class StageState(NamedTuple):
@@ -247,9 +243,9 @@ def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) ->
         )
 
 
-def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
+def _run_here(config: Config, stages: list[Stage]) -> None:
     """Runs stages one after the other, skipping finished ones."""
-    estimates = parts.load_all("time_left") if tells_time and len(stages) > 1 else []
+    estimates = parts.load_all("time_left") if len(stages) > 1 else []
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
         log = StageLog(Path(config.run_dir), stage.name)
@@ -260,7 +256,7 @@ def _run_here(config: Config, stages: list[Stage], *, tells_time: bool) -> None:
             if stage.is_done():
                 say(f"{label}: done before")
                 continue
-            left = next((estimate(config) for estimate in estimates), "")
+            left = next((tell(config) for tell in estimates), "")
             say(f"{label}  (about {left} left of all)" if left else label)
             start = time.monotonic()
             with log.attempt():

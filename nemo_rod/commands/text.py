@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,16 +44,21 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lines:
-    """A stream that indents progress lines instead of marking them."""
+    """A stream that indents progress lines; on a terminal, each replaces the one before."""
 
     stream: TextIO
+    _replaces: bool = False
 
     def write(self, text: str) -> int:
         """Writes text; `print` passes a line and its end separately."""
-        marked = text.startswith(PREFIX)
-        return self.stream.write("  " + text.removeprefix(PREFIX) if marked else text)
+        before, shown = self._replaces, re.sub(f"^{PREFIX}", "  ", text)
+        if text != "\n":  # a job's remarks are marked, too, but have no parts
+            self._replaces = shown != text and "  " in text and self.stream.isatty()
+        if self._replaces and text != "\n":
+            shown = "\033[A\033[2K" * before + f"\033[?7l{shown}\033[?7h"  # it never wraps
+        return self.stream.write(shown)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
