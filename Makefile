@@ -133,7 +133,7 @@ nemo-rl-project: ## write the folder of a pull request to NeMo-RL's research/: N
 docs: $(READY) ## write the page of every key, runs/docs/configuration.md, and the pages' tables from raw numbers
 	@$(BIN)/python tests/helpers/config_page.py
 	@$(BIN)/python benchmarks/_tables.py
-	@$(BIN)/python benchmarks/_mix_figure.py
+	@$(BIN)/python benchmarks/_frontiers.py
 
 # uv asks the index for the digests of every file of a pin, and downloads none of them.
 hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests of their files

@@ -86,7 +86,7 @@ def over_seeds(runs: list[Arms], labels: dict[str, str], *, of_rod: bool = False
     for name, label in labels.items():
         arms = [run for run in runs if name in run]
         share = sum(run[name]["replay_share"] for run in arms) / len(arms)
-        is_judged = not name.startswith(("fixed_", "no_replay"))
+        is_judged = "_kl_base_" in name or not name.startswith(("fixed_", "no_replay"))
         losses = (of(arms, name, key, ".3f") for key in ("adapt_loss", "val_forgetting"))
         gap = better(arms, name) if is_judged else ""
         row = [label, *losses, f"{share:.3f}" if share else "0", gap]
@@ -134,11 +134,13 @@ def mix_french() -> list[Row]:
 
 PRACTICE = {
     "no_replay": "no replay", "fixed_20": "fixed replay, 20 %", "fixed_32": "32 %",
-    "fixed_43": "43 %", "fixed_50": "50 %", "rod": "RoD", "rod_mix": "`rod_mix`",
-    "fixed_20_kl_base_1": "20 %, KL to the base on replay",
-    "fixed_32_kl_base_1": "32 %, KL to the base on replay",
-    "mix_kl": "`rod_mix`, KL to the base on replay",
-    "rod_kl": "RoD, KL to the base on replay",
+    "fixed_43": "43 %", "fixed_50": "50 %", "fixed_65": "65 %", "fixed_80": "80 %",
+    "rod": "RoD", "rod_mix": "`rod_mix`",
+    "fixed_32_kl_base_0.3": "32 %, KL of 0.3", "fixed_20_kl_base_1": "20 %, KL of 1",
+    "fixed_32_kl_base_1": "32 %, KL of 1", "fixed_20_kl_base_3": "20 %, KL of 3",
+    "fixed_32_kl_base_3": "32 %, KL of 3", "fixed_20_kl_base_10": "20 %, KL of 10",
+    "fixed_32_kl_base_10": "32 %, KL of 10", "fixed_20_kl_base_30": "20 %, KL of 30",
+    "mix_kl": "`rod_mix`, KL of 1", "rod_kl": "RoD, KL of 1", "rod_kl_base_3": "RoD, KL of 3",
     "fixed_20_l2_base_0.01": "20 %, L2-SP of 0.01", "fixed_20_sfa_80": "20 %, SFA every 80 steps",
     "fixed_20_adapters": "20 %, LoRA of rank 8, ten times the rate",
     "lower_lr_3": "no replay, a third of the rate",
@@ -146,11 +148,15 @@ PRACTICE = {
     "fixed_32_lower_lr_0.5": "32 %, twice the rate",
     "fixed_43_lower_lr_0.5": "43 %, twice the rate",
     "fixed_50_lower_lr_0.5": "50 %, twice the rate", "rod_fast": "RoD, twice the rate",
+    "kl_fast": "32 %, KL of 1, twice the rate", "kl_3_fast": "32 %, KL of 3, twice the rate",
+    "rod_kl_fast": "RoD, KL of 1, twice the rate",
+    "fixed_43_total": "43 % for RoD's cost in all",
+    "fixed_65_total": "65 % for RoD's cost in all",
 }  # fmt: skip
 
 
 def practice() -> list[Row]:
-    runs = [read(f"practice/seed_{seed}")["arms"] for seed in (44, 45)]
+    runs = [read(f"practice/seed_{seed}")["arms"] for seed in (44, 45, 46)]
     rows = list[Row]()
     for name, label in PRACTICE.items():
         arms = [run for run in runs if name in run]
