@@ -117,8 +117,7 @@ def test_curves_against_hours_colours_and_scores(tmp_path):
     names = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
     rows = [
         {"step": step, "train/loss": 3.0, "timing/train/total": 1800.0}
-        | {f"rod/rho_{role}_{p}": 0.5 for role in ("adaptation", "replay")
-           for p in ("p10", "p50", "p90")}
+        | {f"rod/rho_{role}": 0.5 for role in ("adaptation", "replay")}
         | {"validation/adaptation/news/loss": 2.0}
         for step in range(500)
     ]  # fmt: skip
@@ -132,5 +131,6 @@ def test_curves_against_hours_colours_and_scores(tmp_path):
     scale = charts["curve-loss"]["encoding"]["color"]["scale"]
     assert scale["domain"] == list(names[1:])
     assert scale["range"] == [arm_colour(name, names) for name in names[1:]]
+    assert {"curve-rho_adaptation", "curve-rho_replay"} <= {*charts}
     for spec in charts.values():
         assert "<path" in vl_convert.vegalite_to_svg(whole(spec))

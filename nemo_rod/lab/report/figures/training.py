@@ -10,7 +10,7 @@ import numpy as np
 
 from nemo_rod.lab.report.figures.drawing import Rows, Spec, layer, named, number, short, view
 from nemo_rod.lab.report.figures.picture import Picture
-from nemo_rod.lab.report.style import arm_colour, light
+from nemo_rod.lab.report.style import arm_colour
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.arm_names import parse_arm
@@ -51,7 +51,9 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
         ("hours", "Held-out adaptation loss against time",
          _lines(times, looks, f"adaptation {_LOSS}", x=f"{unit} of training", smooth=False)),
         ("sources", "Held-out loss by source", _by_source(arms, looks)),
-        ("scores", "Scores: median, tenth and ninetieth percentile", _quantiles(arms)),
+        *((f"rho_{role}", f"Mean score, {role}",
+           _lines(_metric(arms, f"rod/rho_{role}"), looks, "score (nats per token)"))
+          for role in ROLES),
         *((re.sub(r"\W", "_", key), key, _lines(_metric(arms, key), looks, key))
           for key in columns if "/" in key and key.partition("/")[0] not in _OURS),
         ("base", "The base: training loss",
@@ -209,34 +211,3 @@ def _by_source(arms: Sequence[Part], looks: Mapping[str, Mapping[str, Any]]) -> 
     shown = set(order[:_MOST_SOURCES])
     kept = [row for row in rows if row["source"] in shown]
     return _lines(kept, looks, "nats per token", smooth=False, facet="source")
-
-
-def _quantiles(arms: Sequence[Part]) -> Spec | None:
-    """Returns both roles' median scores with the tenth and ninetieth percentile."""
-    rows: Rows = []
-    for part in arms:
-        for role in ROLES:
-            keys = [f"rod/rho_{role}_{percentile}" for percentile in ("p10", "p50", "p90")]
-            low, middle, high = (_metric([part], key) for key in keys)
-            rows += [
-                {"arm": part.label, STEPS: two[STEPS], "role": role}
-                | {"p10": one["value"], "p50": two["value"], "p90": three["value"]}
-                for one, two, three in zip(low, middle, high, strict=False)
-            ]
-    if not rows:
-        return None
-    labels = sorted({row["arm"] for row in rows}, key=lambda label: (label != "RoD", label))
-    menu = {"input": "select", "options": labels, "name": "arm "}
-    score = number("p10", "score (nats per token)")
-    return view(
-        layer({"type": "area", "opacity": 0.2}, y=score, y2={"field": "p90"}),
-        layer({"type": "line", "strokeWidth": 2.5, "tooltip": {"content": "data"}},
-              y=score | {"field": "p50"}),
-        params=[{"name": "shown", "value": labels[0], "bind": menu}],
-        transform=[{"filter": "datum.arm == shown"}],
-        encoding={
-            "x": number(STEPS, STEPS),
-            "color": named("role", {role: light(role) for role in ROLES}),
-        },
-        data={"values": rows}, height=260,
-    )  # fmt: skip
