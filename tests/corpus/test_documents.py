@@ -44,11 +44,6 @@ def corpus(tmp_path_factory):
         "b.jsonl.zst": pack(second),
         "hub/train.jsonl": first + second,
     }
-    for number, text in enumerate(TEXTS):
-        name, is_packed = f"texts/{number:02d}.txt", number % 2
-        files[name + ".gz" * is_packed] = (
-            gzip.compress(text.encode()) if is_packed else text.encode()
-        )
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
@@ -62,23 +57,6 @@ def sources(root: Path, **fields: Any) -> Iterator[SourceSpec]:
     yield web(root / "*.parquet", kind="parquet", **fields)
     pytest.importorskip("datasets")
     yield web(kind="huggingface", path=str(root / "hub"), **fields)
-
-
-def test_every_format_is_read_in_order_and_goes_on_where_it_stopped(corpus):
-    used = [*TEXTS[:5], *TEXTS[6:18]]
-    cases = [(s, used) for s in sources(corpus, filter="meta.score != 0.5", max_documents=17)]
-    cases.append((web(corpus / "texts" / "**", kind="text"), TEXTS))
-    capped = web(corpus / "texts" / "*", kind="text", max_bytes=205)
-    cases.append((capped, [*TEXTS[:14], "docum"]))
-    for spec, texts in cases:
-        whole = list(Documents(spec))
-        assert [document.text for document in whole] == texts, spec
-        for stop in range(len(whole) + 1):
-            reader = Documents(spec)
-            iterator = iter(reader)
-            first = [next(iterator) for _ in range(stop)]
-            state = json.loads(json.dumps(reader.state()))
-            assert first + list(Documents(spec, state)) == whole, (spec, stop)
 
 
 @pytest.mark.parametrize(

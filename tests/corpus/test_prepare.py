@@ -1,4 +1,7 @@
-"""From documents to blocks: the same files whatever happens on the way, or one clear sentence."""
+"""From documents to blocks: the same files whatever happens on the way, or one clear sentence.
+
+Packing loses nothing but the counted rest, and keeps the order.
+"""
 
 import dataclasses
 import json
@@ -10,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_cases import (
-    BYTE,
     S,
     interrupted,
     manifest,
@@ -24,7 +26,7 @@ from corpus_cases import (
 )
 
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
-from nemo_rod.corpus.pack import pack
+from nemo_rod.corpus.pack import Packer, pack
 
 
 @pytest.fixture
@@ -46,29 +48,6 @@ def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int3
 def read(spec: SourceSpec) -> list[str]:
     files = (Path(file).read_text("utf-8").splitlines() for file in spec.files)
     return [json.loads(line)["text"] for lines in files for line in lines]
-
-
-def test_blocks_are_what_packing_by_hand_gives(blocks, corpus):
-    train, held = BlockStore(blocks), BlockStore(blocks, "holdout")
-    for spec in corpus:
-        documents = list(dict.fromkeys(read(spec))) if spec.dedup else read(spec)
-        ids = BYTE.encode_batch(documents)
-        if spec.document_holdout:
-            parts = [[d for d in ids if is_holdout(d, fraction=0.1) == side] for side in (0, 1)]
-            expected = [list(pack(part, S, BYTE.eod_id)) for part in parts]
-        else:
-            packed = list(pack(ids, S, BYTE.eod_id))
-            expected = [[b for b in packed if is_holdout(b, fraction=0.1) == s] for s in (0, 1)]
-        for store, side in ((train, 0), (held, 1)):
-            assert all_tokens(store, spec.name).tolist() == np.stack(expected[side]).tolist()
-        told = manifest(blocks, f"{spec.role}/{spec.name}")
-        tokens = sum(len(document.encode()) + 1 for document in documents)
-        assert (told["documents"], told["tokens"]) == (len(documents), tokens)
-        assert told["dropped_tokens"] == tokens - S * sum(map(len, expected))
-        assert told["count"] == len(expected[0])
-        assert sum(file["documents"] for file in told["files"]) == len(documents)
-        sizes = [Path(file).stat().st_size for file in spec.files]
-        assert [file["bytes"] for file in told["files"]] == sizes
 
 
 def test_sources_are_capped_by_tokens(tmp_path, corpus):
@@ -278,3 +257,40 @@ def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(tmp_path, monkeyp
     assert told["commit"] == "a" * 40 and hub.read == {"a" * 40}
     assert told["reading"]["revision"] is None
     run(tmp_path / "blocks", [spec])  # it is there: a branch that moved is no other source
+
+
+@pytest.mark.parametrize("document_holdout", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "cap", "stream"),
+    [  # | is the name of the EOD, whose id is 0
+        (["ab|", "cd"], {}, b"ab\0cd\0"),
+        (["ab||", "|cd"], {}, b"ab\0cd\0"),
+        (["|", "ab", "||"], {}, b"ab\0"),
+        (["a|b", "a||b|"], {}, b"a\0b\0a\0\0b\0"),
+        (["abc|", "def"], {"max_tokens": 6}, b"abc\0de"),
+        (["abc", "def"], {"max_tokens": 6}, b"abc\0de"),
+        (["abc", "def"], {"max_tokens": 7}, b"abc\0def"),
+        (["abc", "def", "ghi"], {"max_tokens": 8}, b"abc\0def\0"),
+        (["abc", "d\U0001f642", "ghi"], {"max_tokens": 7}, b"abc\0d"),
+        (["abc", "d\U0001f642", "ghi"], {"max_tokens": 9}, b"abc\0d" + "\U0001f642".encode()),
+        (["abc", "def"], {"max_bytes": 5}, b"abc\0de"),
+        (["abc", "def"], {"max_bytes": 6}, b"abc\0def\0"),
+        (["abc", "dü"], {"max_bytes": 5}, b"abc\0d"),
+    ],
+)
+def test_ends_are_those_of_the_documents(tmp_path, texts, cap, stream, document_holdout):
+    load_tokenizer("byte").save_pretrained(tmp_path / "tokenizer")
+    named = load_tokenizer(str(tmp_path / "tokenizer"))
+    file = write(tmp_path / "a.jsonl", [text.replace("|", str(named.token(0))) for text in texts])
+    spec = web(file, document_holdout=document_holdout, **cap)
+    whole = len(stream) // 2 * 2
+    options = {"block_size": 2, "holdout_fraction": 0, "holdout_floor": 0, "tokenizer": named}
+    store = run(tmp_path / "blocks", [spec], **options)
+    assert bytes(store.tokens(range(len(store))).ravel().tolist()) == stream[:whole]
+    told = manifest(tmp_path / "blocks")
+    assert (told["tokens"], told["dropped_tokens"]) == (len(stream), len(stream) - whole)
+
+
+def test_a_block_without_a_target_is_refused():
+    with pytest.raises(ValueError, match="block_size must be at least 2"):
+        Packer(1, 0)

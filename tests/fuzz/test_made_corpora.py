@@ -1,7 +1,7 @@
 """Corpora of every format, prepared with interruptions, against an oracle of a few lines.
 
-The oracle knows the documents: their ids with an EOD each, concatenated and cut. Every block of
-that is the next training block or the next held-out one, and nothing is left.
+The oracle knows the documents: their ids with an EOD each, concatenated and cut, are the blocks to
+train on and those that are held out, where documents are not held out whole.
 """
 
 import bz2
@@ -92,9 +92,9 @@ def write(folder: Path, form: str, parts: list[list[Record]], rows: int) -> Sour
     return source("web", [f"{folder}/**/*.{suffix}"], kind=kind)
 
 
-def expected(texts: list[str], options: dict[str, Any]) -> Iterator[str]:
-    """The documents in use."""
-    seen, size = set(), 0
+def expected(texts: list[str], options: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """The documents in use, and the numbers of their records."""
+    seen, size, number_used = set(), 0, 0
     for number, text in enumerate(texts):
         if not text or (options.get("filter") and number % 10 < 3):
             continue
@@ -109,7 +109,10 @@ def expected(texts: list[str], options: dict[str, Any]) -> Iterator[str]:
         if size > options.get("max_bytes", 10**9):
             text = text.encode()[:limit].decode(errors="ignore")
         if text:
-            yield text
+            yield number, text
+        number_used += bool(text)
+        if number_used == options.get("max_documents"):
+            return
         if limit <= len(text.encode()) or size >= options.get("max_bytes", 10**9):
             return
 
@@ -118,7 +121,7 @@ def expected(texts: list[str], options: dict[str, Any]) -> Iterator[str]:
     "seeds",
     [range(22), pytest.param(range(22, 522), marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
 )
-def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_corpora(seeds, tmp_path, monkeypatch):
     import datasets
 
     datasets.disable_progress_bars()
@@ -135,14 +138,19 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         texts = documents(dice)
         records = [{"text": t, "meta": {"score": i % 10 / 10}} for i, t in enumerate(texts)]
         ends = [0, *sorted(dice.integers(0, len(texts), 2)), len(texts)]
-        parts = [records[a:b] for a, b in pairwise(ends) if a < b]
+        parts = [(a, b) for a, b in pairwise(ends) if a < b]
         options: dict[str, Any] = {}
         if form != "text" and dice.random() < 0.3:
             options["filter"] = "meta.score >= 0.3"
-        for name, value in (("subsample", 0.6), ("dedup", True), ("max_bytes", None)):
+        for name, value in (
+            *(("subsample", 0.6), ("dedup", True), ("document_holdout", True)),
+            *(("max_bytes", int(dice.integers(400, 4000))),),
+            *(("max_documents", int(dice.integers(20, 60))),),
+        ):
             if dice.random() < 0.3:
-                options[name] = value or int(dice.integers(400, 4000))
-        plain = write(tmp_path / f"{seed}", form, parts, int(dice.integers(1, 20)))
+                options[name] = value
+        rows = [records[a:b] for a, b in parts]
+        plain = write(tmp_path / f"{seed}", form, rows, int(dice.integers(1, 20)))
         spec = dataclasses.replace(plain, **options)
         left = int(dice.integers(0, 3))
 
@@ -156,13 +164,22 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "tokenizer": tokenizer, "progress": stop, "checkpoint_seconds": 0,
             "holdout_fraction": 0.2, "holdout_floor": 0,
         }  # fmt: skip
-        used = list(expected(texts, options))
-        eod = [tokenizer.eod_id]
-        ids = [token for t in tokenizer.encode_batch(used) for token in t.tolist() + eod]
-        if used and used[-1] not in texts:  # the cap has cut it, so that it does not end
-            ids.pop()
-        blocks = [ids[start : start + S] for start in range(0, len(ids) - S + 1, S)]
-        held = {is_holdout(block, fraction=0.2) for block in blocks}
+        used = [text for _, text in expected(texts, options)]
+        ids = [text.tolist() for text in tokenizer.encode_batch(used)]
+        streams: list[list[int]] = [[], []]
+        for number, document in enumerate(ids, start=1):
+            # the cap may have cut the last one, so that it does not end
+            ends = [tokenizer.eod_id] * (number < len(ids) or used[-1] in texts)
+            is_held = options.get("document_holdout") and is_holdout(document, fraction=0.2)
+            streams[bool(is_held)] += document + ends
+        blocks: list[list[list[int]]] = [[], []]
+        for side, stream in enumerate(streams):
+            for start in range(0, len(stream) - S + 1, S):
+                block = stream[start : start + S]
+                is_held = side or (
+                    not options.get("document_holdout") and is_holdout(block, fraction=0.2)
+                )
+                blocks[bool(is_held)].append(block)
         while True:
             try:
                 run(root, [spec], **run_options)
@@ -170,20 +187,24 @@ def test_made_corpora(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             except KeyboardInterrupt:
                 continue
             except ValueError as error:
-                assert held != {False, True}, (seed, form, options, str(error))
+                assert not all(blocks), (seed, form, options, str(error))
                 break
-        if held != {False, True}:
+        if not all(blocks):
             assert not (root / "store.json").exists()
             continue
-        sides = [BlockStore(root, split) for split in ("train", "holdout")]
-        rows = [iter(side.tokens(np.arange(len(side))).tolist()) for side in sides]
-        heads = [next(row, None) for row in rows]
-        for number, block in enumerate(blocks):
-            assert block in heads, (seed, form, options, number)
-            side = heads.index(block)
-            heads[side] = next(rows[side], None)
-        assert heads == [None, None], (seed, form, options)
-        told = manifest(root)
-        assert (told["documents"], told["tokens"]) == (len(used), len(ids)), (seed, form)
-        assert told["dropped_tokens"] == len(ids) % S
+        for split, expected_blocks in zip(("train", "holdout"), blocks, strict=True):
+            store = BlockStore(root, split)
+            assert store.tokens(np.arange(len(store))).tolist() == expected_blocks, (seed, options)
+        told, tokens = manifest(root), sum(map(len, streams))
+        assert (told["documents"], told["tokens"]) == (len(used), tokens), (seed, form)
+        assert (told["dropped_tokens"], told["count"]) == (
+            sum(len(stream) % S for stream in streams), len(blocks[0]),
+        )  # fmt: skip
+        counts = [file["documents"] for file in told["files"]]
+        assert sum(counts) == len(used), (seed, form, options)
+        if form not in ("text", "saved", "hub"):
+            numbers = [number for number, _ in expected(texts, options)]
+            assert counts == [sum(a <= n < b for n in numbers) for a, b in parts], (seed, form)
+        sizes = {file.stat().st_size for file in (tmp_path / f"{seed}").iterdir()}
+        assert {file["bytes"] for file in told["files"]} <= {*sizes, None}
     assert stops > len(seeds) // 3
