@@ -1,4 +1,4 @@
-"""Candidate pools: as the golden file and a plain Python oracle have them, epoch by epoch."""
+"""Candidate pools, and the keyed permutation that deals them: golden files and plain oracles."""
 
 import json
 import math
@@ -72,23 +72,14 @@ def test_golden_pools(case):
         assert source.pool(int(step)).block_ids.tolist() == block_ids
 
 
-@given(source=candidates(), step=st.integers(0, 30))
-def test_a_pool_is_the_one_described(source, step):
-    pool = source.pool(step)
-    assert pool.step == step
-    assert pool.block_ids.dtype == np.int64 and pool.is_replay_C.dtype == bool
-    assert pool.block_ids.tolist() == oracle_pool(source, step)
-    assert np.array_equal(pool.is_replay_C, pool.block_ids >= source.num_adaptation)
-
-
-@given(source=candidates(), steps=st.lists(st.integers(0, 10**9), min_size=2, max_size=4))
-def test_a_pool_depends_on_nothing_but_seed_and_step(source, steps):
-    # In any order, and from another object: there is no state.
-    again = Candidates(**vars(source))
-    one = {step: source.pool(step).block_ids.tolist() for step in steps}
-    other = {step: again.pool(step).block_ids.tolist() for step in reversed(steps)}
-    assert one == other
-    assert all(len(ids) == source.size for ids in one.values())
+@given(source=candidates(), steps=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_pools_are_those_described_in_any_order(source, steps):
+    for step in steps:
+        pool = source.pool(step)
+        assert pool.step == step
+        assert pool.block_ids.dtype == np.int64 and pool.is_replay_C.dtype == bool
+        assert pool.block_ids.tolist() == oracle_pool(source, step)
+        assert np.array_equal(pool.is_replay_C, pool.block_ids >= source.num_adaptation)
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -120,3 +111,73 @@ def test_the_whole_corpus_is_within_reach(a, r):
 
 def test_no_replay_needs_none():
     assert retention_for_share(0.0, 10, 0) == 0.0
+
+
+PERMUTED = json.loads((GOLDEN / "permutation.json").read_text())
+MASK64 = (1 << 64) - 1
+
+
+def mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    return ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+
+
+def permute_one(index: int, size: int, key: int) -> int:
+    """The permutation as golden/permutation.json describes it, on Python's integers."""
+    b = math.ceil(math.sqrt(size)) if size < 10**12 else math.isqrt(size - 1) + 1
+    a = (size + b - 1) // b
+    round_keys = [mix((key + n * 0x9E3779B97F4A7C15) & MASK64) for n in range(1, 9)]
+    round_keys = [z ^ (z >> 31) for z in round_keys]
+
+    def below(modulus, z):
+        return (mix(z & MASK64) >> 32) * modulus >> 32
+
+    value = index
+    while True:
+        high, low = divmod(value, b)
+        for number, round_key in enumerate(round_keys):
+            if number % 2 == 0:
+                high = (high + below(a, low + round_key)) % a
+            else:
+                low = (low + below(b, high + round_key)) % b
+        value = high * b + low
+        if value < size:
+            return value
+
+
+@pytest.mark.parametrize(
+    "case", PERMUTED["keys"], ids=lambda case: "/".join(map(str, case["parts"]))
+)
+def test_golden_keys(case):
+    assert f"{derive_key(*case['parts']):016x}" == case["key"]
+
+
+@pytest.mark.parametrize("case", PERMUTED["permutations"], ids=lambda case: str(case["size"]))
+def test_golden_permutations(case):
+    key = int(case["key"], 16)
+    assert permute(case["index"], case["size"], key).tolist() == case["value"]
+
+
+@given(size=st.integers(1, 1 << 60), key=st.integers(0, MASK64), data=st.data())
+def test_a_permutation_is_the_one_described(size, key, data):
+    index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
+    value = permute(index, size, key)
+    assert value.dtype == np.int64
+    assert value.tolist() == [permute_one(i, size, key) for i in index]
+
+
+def test_shape_is_kept_and_nothing_is_changed():
+    index = np.arange(12).reshape(3, 4)
+    value = permute(index, 100, 5)
+    assert value.shape == (3, 4)
+    assert np.array_equal(index, np.arange(12).reshape(3, 4))
+    assert np.array_equal(value.reshape(-1), permute(np.arange(12), 100, 5))
+    assert permute(7, 100, 5).shape == ()
+    assert permute([], 100, 5).shape == (0,)
+    assert np.array_equal(permute([3], np.int64(100), 5), permute([3], 100, 5))
+
+
+@pytest.mark.parametrize("index", [[-1], [10], [3, 10]])
+def test_an_index_outside_is_the_programmers_mistake(index):
+    with pytest.raises(AssertionError, match="outside"):
+        permute(index, 10, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, stateful
 from hypothesis import strategies as st
-from mishaps import killed, largest_file
+from mishaps import largest_file
 
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.curriculum_tools import diff, export, verify
@@ -318,30 +318,6 @@ def test_sources_of_block_ids():
     ids = [0, 29, 30, 39, 40, 99, PADDING_ID]
     assert HEADER.source_index(ids).tolist() == [0, 0, 1, 1, 2, 2, -1]
     assert HEADER.is_replay(ids).tolist() == [False] * 4 + [True] * 2 + [False]
-
-
-RECORD_FOREVER = """
-import sys
-from test_curriculum import *
-with Curriculum.open(sys.argv[1], expect=HEADER) as curriculum:
-    for step in range(curriculum.next_step, 10**9):
-        curriculum.append(step_of(step))
-        print(step, flush=True)
-"""
-
-
-def test_killed_and_read_meanwhile(path):
-    Curriculum.create(path, HEADER).close()
-    for _ in range(2):
-        with killed(RECORD_FOREVER, path) as output:
-            for _ in range(20):
-                reported = int(output.readline())
-            with Curriculum.open(path, read_only=True) as reader:  # while the run appends
-                check(reader, len(reader))
-                assert len(reader) > reported
-        with Curriculum.open(path, expect=HEADER) as curriculum:
-            assert len(curriculum) > reported
-            check(curriculum, len(curriculum))
 
 
 # --- training on a recorded curriculum
