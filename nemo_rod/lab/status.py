@@ -259,48 +259,40 @@ def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def time_left(config: Config) -> str:
-    """Returns the time that a run still takes if one stage runs after the other; "" if unknown."""
-    from nemo_rod.lab.plan.plan_text import wall
+    """Returns the time that a run still takes if one stage runs after the other; "" if unknown.
 
-    left = sum(hours_left(config).values())
-    return wall(left) if left else ""
-
-
-def hours_left(config: Config) -> dict[str, float]:
-    """Returns the hours that each open stage of a run still takes; nothing if unknown.
-
-    They are its plan, less the share of its steps that are done; where a model runs, times the pace
-    of such stages that are done: their working time over their plan. Stages that read text or copy
-    files are no measure of that.
+    It is the plan of the open stages, less the share of their steps that are done; where a model
+    runs, times the pace of such stages that are done: their working time over their plan. Stages
+    that read text or copy files are no measure of that.
     """
     from nemo_rod.lab.plan.command import make_plan
+    from nemo_rod.lab.plan.plan_text import wall
     from nemo_rod.run.handover import partial
     from nemo_rod.run.stage_log import StageLog
     from nemo_rod.run.stages import Stages
 
     model = config.model
     if model.hf and not (model.shape or Path(model.hf).is_dir()):
-        return {}  # not worth asking the hub
+        return ""  # not worth asking the hub
     try:
         planned = {stage.name: stage.hours for stage in make_plan(config).stages}
     except ValueError:
-        return {}
-    left, models, worked, taken = dict[str, float](), set[str](), 0.0, 0.0
+        return ""
+    of_models = others = worked = taken = 0.0
     for stage in Stages(config).all():
         hours = planned.get(stage.name, 0.0)
         seconds = working_seconds(StageLog(Path(config.run_dir), stage.name).events())
-        if stage.runs_model:
-            models.add(stage.name)
         if not stage.is_there() or stage.name in config.rebuild:
             begun = partial(stage.folder)
             if (begun / "metrics.jsonl").exists() and stage.name not in config.rebuild:
                 done, steps = map(int, training_progress(begun)[0].split("/"))
                 hours *= max(0.0, 1 - done / steps)
-            left[stage.name] = hours
+            of_models += hours * stage.runs_model
+            others += hours * (not stage.runs_model)
         elif seconds and hours and stage.runs_model:
             worked, taken = worked + hours, taken + seconds / 3600
-    pace = taken / worked if worked else 1.0
-    return {n: hours * (pace if n in models else 1.0) for n, hours in left.items() if hours}
+    left = others + of_models * (taken / worked if worked else 1.0)
+    return wall(left) if left else ""
 
 
 def _clock(seconds: float) -> str:

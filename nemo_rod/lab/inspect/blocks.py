@@ -8,9 +8,12 @@ import numpy as np
 
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore
+from nemo_rod.files import flat
 from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.overlap import overlap_report
 from nemo_rod.lab.text import facts, printable_lines, read_object
+
+_MOST_FILES = 20  # of a source
 
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
@@ -70,23 +73,11 @@ def describe_store(store: BlockStore) -> str:
 def describe_source(path: Path) -> str:
     """Returns one split of a source: how it was read, and from which files."""
     manifest = read_object(path / "manifest.json")
-    reading = {k: v for k, v in manifest["reading"].items() if v not in (None, False, 1.0)}
-    files = manifest["files"]
-    sizes = [None if f["bytes"] is None else f"{f['bytes']:,}" for f in files[:20]]
-    rows = [[f["name"], n, f"{f['documents']:,}"] for f, n in zip(files, sizes, strict=False)]
+    files = manifest.pop("files")
+    rows = [[f["name"], f["bytes"], f["documents"]] for f in files[:_MOST_FILES]]
     if len(files) > len(rows):
         rows.append([f"... and {len(files) - len(rows):,} more", None, None])
-    about = facts(
-        [
-            ("source", f"{manifest['role']}/{manifest['source']} ({manifest['split']})"),
-            ("blocks", f"{manifest['count']:,} of {manifest['block_size']} tokens"),
-            ("documents", f"{manifest['documents']:,}, both splits together"),
-            ("tokens", f"{manifest['tokens']:,}, of which {manifest['dropped_tokens']} dropped"),
-            ("reading", ", ".join(f"{key} {value}" for key, value in reading.items())),
-            ("tokenizer", manifest["tokenizer"]),
-            ("digest", manifest["digest"]),
-        ]
-    )
+    about = facts((key, value) for key, value in flat(manifest).items() if value is not False)
     return f"{about}\n\n{table(('file', '>bytes', '>documents'), rows)}"
 
 

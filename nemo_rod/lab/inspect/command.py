@@ -5,8 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
-
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.files import flat, interpreting, open_file
@@ -19,8 +17,8 @@ from nemo_rod.lab.inspect.blocks import (
     find_store,
 )
 from nemo_rod.lab.inspect.logs import describe_curriculum, describe_metrics, describe_references
+from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.text import facts, read_object
-from nemo_rod.roles import ROLES
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
@@ -148,22 +146,5 @@ def _describe_stage(path: Path) -> str:
 
 
 def _describe_run(path: Path) -> str:
-    folders = {path / "blocks", path / "base"}
-    folders |= {*(path / "references").glob("*"), *(path / "arms").glob("*")}
-    rows = []
-    for folder in sorted({f.with_name(f.name.removesuffix(".partial")) for f in folders}):
-        done = (folder / "manifest.json").exists()
-        begun = folder.with_name(folder.name + ".partial").exists()
-        evaluation = folder / "evaluation.json"
-        with interpreting(evaluation):
-            losses = read_object(evaluation).get("loss", {})
-            means = [
-                f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
-                for role in ROLES
-            ]
-        # arms/base is not a stage: it holds the evaluation of the base
-        state = "done" if done or losses else "interrupted" if begun else "to do"
-        rows.append([folder.relative_to(path), state, *means])
-    header = ("run folder", "state", ">adaptation", ">replay")
-    note = "Losses of the held-out blocks, nats per token, mean over a role's sources."
-    return f"{path}\n\n{table(header, rows)}\n\n{note}"
+    rows = [[part.label, part.state, part.done, part.steps, part.last] for part in parts_of(path)]
+    return f"{path}\n\n{table(('part', 'state', '>steps done', '>of', 'last step'), rows)}"

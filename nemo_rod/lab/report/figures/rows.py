@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from nemo_rod.lab.report.designs import frontier_arms
 from nemo_rod.lab.report.figures.drawing import (
     CROSS,
@@ -72,7 +70,7 @@ def capabilities(shown: Sequence[RunResults]) -> Picture | None:
 
 
 def seeds(shown: Sequence[RunResults]) -> Picture | None:
-    """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
+    """Draws mean and range over seeds of each arm's adaptation loss and F_val."""
     results = shown[0][1]
     runs = [results, *results["replicates"]]
     names = frontier_arms(results["arms"])
@@ -102,24 +100,4 @@ def seeds(shown: Sequence[RunResults]) -> Picture | None:
             )
             | {"height": {"step": 20}}
         )
-    shares = [run["arms"].get("rod", {}).get("share_by_decile") for run in runs]
-    if len(shares := [share for share in shares if share]) > 1:
-        share_RD = 100 * np.array(shares)
-        rows = [
-            {"tenth": place + 1, "low": low, "high": high, "value": mean}
-            for place, (low, high, mean) in enumerate(
-                zip(share_RD.min(0), share_RD.max(0), share_RD.mean(0), strict=True)
-            )
-        ]
-        x, y = number("tenth", "tenth of the run"), number("low", "replay share of RoD (%)",
-                                                           scale={"zero": True})  # fmt: skip
-        views.append(
-            view(
-                layer({"type": "area", "opacity": 0.25, "color": light("rod")}, rows, x=x, y=y,
-                      y2={"field": "high"}),
-                layer({"type": "line", "point": True, "strokeWidth": 3, "color": light("rod")},
-                      rows, x=x, y=y | {"field": "value"}),
-                height=200,
-            )
-        )  # fmt: skip
     return Picture(views, "Over seeds", "Every seed, their range and their mean.", 290)
