@@ -61,30 +61,27 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         return None
     drawn, fixed = draws_of(run), fixed_arms(results["arms"])
     equal = [arm for arm in fixed if _same(results["arms"], arm.name, "trained_tokens")]
-    values: dict[str, Any] = {"against": None, "difference": None, "distance": None}
-    values |= {"says": "not_judged", "missing": ""}
-    share = rod["replay_share"]
+    arms, share = results["arms"], rod["replay_share"]
     near = [arm for arm in equal if abs(arm.share - share) <= _near(share)]
-    if near:
-        best = min(near, key=lambda arm: abs(arm.share - share))
-        difference = _differences(results["arms"], drawn, best.name)
-        values |= {"against": best.name, "difference": difference}
-        values |= {"distance": best.share - share, "says": _says(difference)}
-    else:
-        values["missing"] = "fixed_like_rod"
-    values["frontier"] = _on_frontier(results["arms"], drawn)
-    values["total_cost"] = _at_total_cost(results["arms"], drawn, fixed)
-    values["alternatives"] = {
-        name: _differences(results["arms"], drawn, name) for name in _alternatives(results["arms"])
-    }
-    values["early_stops"] = _stopped_early(results, fixed)
-    passes = {name: arm.get("replay_passes") or 0.0 for name, arm in results["arms"].items()}
-    compared = {*values["frontier"]["between"], values["total_cost"]["against"]} - {None}
+    best = min(near, key=lambda arm: abs(arm.share - share), default=None)
+    difference = _differences(arms, drawn, best.name) if best else None
+    frontier, cost = _on_frontier(arms, drawn), _at_total_cost(arms, drawn, fixed)
+    passes = {name: arm.get("replay_passes") or 0.0 for name, arm in arms.items()}
     often = REPEATED * max(1.0, passes["rod"])
-    values["repeated"] = {name: passes[name] for name in sorted(compared) if passes[name] > often}
-    no_replay = results["arms"].get("no_replay") or {}
-    values["forgotten"] = no_replay.get("val_forgetting")
-    return values
+    compared = sorted({*frontier["between"], cost["against"]} - {None})
+    return {
+        "against": best.name if best else None,
+        "difference": difference,
+        "distance": best.share - share if best else None,
+        "says": _says(difference) if difference else "not_judged",
+        "missing": "" if best else "fixed_like_rod",
+        "frontier": frontier,
+        "total_cost": cost,
+        "alternatives": {name: _differences(arms, drawn, name) for name in _alternatives(arms)},
+        "early_stops": _stopped_early(results, fixed),
+        "repeated": {name: passes[name] for name in compared if passes[name] > often},
+        "forgotten": (arms.get("no_replay") or {}).get("val_forgetting"),
+    }
 
 
 def across_seeds(verdicts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
@@ -222,8 +219,7 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
     for name, arm in arms.items():
         design = arm["design"] or {}
         is_random = design.get("adaptation") == design.get("replay") == "random"
-        is_fixed = parse_arm(design.get("of") or name).kind in ("no_replay", "fixed")
-        is_fixed |= design.get("share") is not None and is_random
+        is_fixed = _varies_fixed(name, arm) or (design.get("share") is not None and is_random)
         values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
         if is_fixed and None not in values and name not in alternatives:
             found.append(FixedArm(name, *values))
@@ -233,15 +229,20 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
 def _alternatives(arms: Mapping[str, Results]) -> list[str]:
     """Returns the arms without RoD's choice that are trained otherwise, or merged with the base."""
     like_rod = (arms["rod"]["design"] or {}).get("train")
-    found = []
-    for name, arm in arms.items():
-        design = arm["design"] or {}
-        is_fixed = parse_arm(design.get("of") or name).kind in ("no_replay", "fixed")
-        is_other = is_fixed and design.get("train") != like_rod
-        is_measured = None not in (arm["adapt_loss"], arm["signed_forgetting"])
-        if is_measured and (is_other or parse_arm(name).kind == "merge"):
-            found.append(name)
-    return found
+    return [
+        name
+        for name, arm in arms.items()
+        if None not in (arm["adapt_loss"], arm["signed_forgetting"])
+        and (
+            (_varies_fixed(name, arm) and (arm["design"] or {}).get("train") != like_rod)
+            or parse_arm(name).kind == "merge"
+        )
+    ]
+
+
+def _varies_fixed(name: str, arm: Results) -> bool:
+    of = (arm["design"] or {}).get("of") or name
+    return parse_arm(of).kind in ("no_replay", "fixed")
 
 
 class ShareSearch(NamedTuple):
