@@ -47,41 +47,36 @@ def replay_share(shown: Sequence[RunResults]) -> Picture | None:
         step_B, colours, share_BO = _stacked(history)
         if not colours:
             continue
-        rows: Rows = []
-        for i, name in enumerate(colours):
-            top_B = 100 * share_BO[:, : i + 1].sum(axis=1)
-            bottom_B = 100 * share_BO[:, :i].sum(axis=1)
-            rows += [
-                {_STEP: short(step), "source": name, "from": short(low), "share": short(high)}
-                for step, low, high in zip(step_B, bottom_B, top_B, strict=True)
-            ]
-        total_B = 100 * share_BO.sum(axis=1)
+        rows = [
+            {_STEP: short(step), "source": name, "share": short(100 * value), "place": place}
+            for place, name in enumerate(colours)
+            for step, value in zip(step_B, share_BO[:, place], strict=True)
+        ]
         deciles = results["arms"]["rod"]["share_by_decile"] or []
-        most = 1.25 * max(float(total_B.max()), 100 * max(deciles, default=0.0), 1.0)
+        parts = np.array_split(history.step_T, len(deciles)) if deciles else []
+        tenths = [
+            {_STEP: short((part[0] + part[-1]) / 2), "share": short(100 * share)}
+            for part, share in zip(parts, deciles, strict=True)
+        ]
+        most = 125 * max(float(share_BO.sum(axis=1).max()), *deciles, 0.01)
         x, y = _steps(history), number("share", "share of the trained batch (%)",
                                        scale={"domain": [0, short(most)]})  # fmt: skip
-        sums = [{_STEP: short(s), "share": short(v)} for s, v in zip(step_B, total_B, strict=True)]
-        parts = np.array_split(history.step_T, len(deciles)) if deciles else []
-        tenths = []
-        for part, share in zip(parts, deciles, strict=True):
-            centre = (part[0] + part[-1]) / 2
-            # the number is above the dot, the line and the bands
-            near_B = np.abs(step_B - centre) <= 0.35 * len(part)  # none in a short run
-            top = max([100 * share, *total_B[near_B]])
-            tenths.append({_STEP: short(centre), "share": short(100 * share), "top": short(top),
-                           "text": f"{100 * share:.0f}"})  # fmt: skip
         band = {"type": "area", "opacity": 0.85, "stroke": light("surface"), "strokeWidth": 0.6}
         dot = {"type": "point", "filled": True, "opacity": 1, "fill": light("surface"),
                "stroke": light("ink"), "size": 35}  # fmt: skip
+        words: Spec = {"type": "text", "dy": -12, "fontWeight": "bold"}
+        halo = {"fill": light("surface"), "stroke": light("surface"), "strokeWidth": 4}
+        at, percent = {"x": x, "y": y}, {"field": "share", "format": ".0f", "type": "quantitative"}
         views.append(
             view(
-                layer(band, rows, x=x, y=y | {"field": "from"}, y2={"field": "share"},
-                      color=named("source", colours)),
-                layer({"type": "line", "color": light("ink"), "strokeWidth": 2}, sums, x=x, y=y),
+                layer(band, rows, x=x, y=y | {"stack": "zero"}, color=named("source", colours),
+                      order={"field": "place"}),
+                layer({"type": "line", "color": light("ink"), "strokeWidth": 2}, rows, x=x,
+                      y=y | {"aggregate": "sum"}),
                 *_phases(run, history),
-                layer(dot, tenths, x=x, y=y),
-                layer({"type": "text", "dy": -10, "fontWeight": "bold"}, tenths, x=x,
-                      y=y | {"field": "top"}, text={"field": "text"}),
+                layer(dot, tenths, **at),
+                layer(words | halo, tenths, **at, text=percent),
+                layer(words, tenths, **at, text=percent),
                 title=title_of(results["recipe"]) if len(shown) > 1 else "",
             )
         )  # fmt: skip
