@@ -314,32 +314,18 @@ def test_a_file_that_changes_before_the_store_is_done_is_noticed(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("documents", "fields", "sentence"),
+    ("documents", "sentence"),
     [
-        ([], {"subsample": 0.5},
-         r"\.options\.copy=false takes the \.bin files as they are: leave out subsample, or copy"),
-        ([], {"dedup": True}, "leave out dedup, or copy"),
-        ([], {"document_holdout": True}, "leave out document_holdout, or copy"),
-        ([], {"max_documents": 9}, "leave out max_documents, or copy"),
-        ([], {"max_tokens": 9}, "leave out max_tokens, or copy"),
-        ([], {"files": [0.5, "a"]}, "leave out the weights of files, or copy"),
-        ([], {"options": {"copy": 0}}, r"options=\{'copy': 0\} is not valid: kind=megatron takes"),
-        ([], {"options": {"move": True}}, r"options=\{'move': True\} is not valid"),
-        ([], {"kind": "jsonl"}, "kind=jsonl reads files instead; remove options"),
-        ([[5, 6], [5, 6, 7]], {}, r"a\.bin: some of its documents do not end with EOD"),
-        ([[5, EOD], [6]], {}, r"a\.bin: some of its documents do not end with EOD"),
-        ([[5, EOD], [EOD]], {}, r"a\.bin: some of its documents do not end with EOD"),
-        ([*[[5, EOD]] * 1100, [6], *[[5, EOD]] * 1100], {},
+        ([[5, 6], [5, 6, 7]], r"a\.bin: some of its documents do not end with EOD"),
+        ([[5, EOD], [6]], r"a\.bin: some of its documents do not end with EOD"),
+        ([[5, EOD], [EOD]], r"a\.bin: some of its documents do not end with EOD"),
+        ([*[[5, EOD]] * 1100, [6], *[[5, EOD]] * 1100],
          r"source web: \S*a\.bin, from byte \d+ on has other tokens than its documents with one "
          r"EOD after each: leave out options\.copy"),
     ],
 )  # fmt: skip
-def test_documents_that_cannot_stay_in_their_file_are_refused(
-    tmp_path, documents, fields, sentence
-):
-    if documents:
-        build(tmp_path / "a", documents)
-    values = {"options": {"copy": False}, "files": [tmp_path / "a"], **fields}
+def test_documents_that_cannot_stay_in_their_file_are_refused(tmp_path, documents, sentence):
+    build(tmp_path / "a", documents)
     with pytest.raises(ValueError, match=sentence) as error:
-        run(tmp_path / "store", [source(*values.pop("files"), **values)])
+        run(tmp_path / "store", [in_place(tmp_path / "a")])
     assert "\n" not in str(error.value) and not (tmp_path / "store/replay").exists()

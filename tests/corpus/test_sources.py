@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
-from command_line import composed, nemo_rod
+from command_line import composed
 from corpus_cases import manifest, run, texts, web, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +19,6 @@ from nemo_rod.corpus.adapters.text_list import TextList
 from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import takes
-
-BOOLEAN = "a boolean (true or false)"
 
 
 def parsed(values: Any, name: Any = "web") -> SourceSpec:
@@ -43,24 +41,6 @@ def registered(monkeypatch):
     others: Callable[[str], dict[str, EntryPoint]]
     others = lambda kind: {"mine": point} if kind == "readers" else {}  # noqa: E731
     monkeypatch.setattr(parts, "installed", others)
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        (False, f'a source false, which YAML reads as {BOOLEAN}: quote it, as in "no".'),
-        (True, f'a source true, which YAML reads as {BOOLEAN}: quote it, as in "yes".'),
-        (2024, 'a source 2024, which YAML reads as a whole number: quote it, as in "2024".'),
-        (0, 'a source 0, which YAML reads as a whole number: quote it, as in "0".'),
-        (1.5, 'a source 1.5, which YAML reads as a number: quote it, as in "1.5".'),
-        ("a/b", "source name 'a/b' must consist of letters, "),
-        ("", "source name '' must consist of letters, "),
-    ],
-)
-def test_a_name_that_is_not_valid_is_refused(name, sentence):
-    with pytest.raises(ValueError) as error:
-        parsed({}, name)
-    assert sentence in str(error.value)
 
 
 YAML = st.recursive(
@@ -91,26 +71,6 @@ def test_valid_keys_are_what_they_were():
         name="2024", role="replay", kind="jsonl", files=["x"], max_tokens=3, dedup=True
     )
     assert spec == expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ("no: {role: replay, kind: jsonl, files: [a]}", "a source false, which YAML reads as a bo"),
-        ("~: {role: replay, kind: jsonl, files: [a]}", "domain.sources has a name that YAML reads"),
-        (
-            "web: {role: replay, kind: text, files: [a], dedup: 'false'}",
-            'sources.web.dedup="false"',
-        ),
-    ],
-)
-def test_the_command_line_has_the_same_sentence(keys, sentence, tmp_path):
-    (tmp_path / "recipe").mkdir()
-    head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\ndomain:\n  sources:\n    "
-    (tmp_path / "recipe" / "mine.yaml").write_text(head + keys)
-    done = nemo_rod("prepare", "--config-dir", str(tmp_path), "recipe=mine", "dry_run=true")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert sentence in done.stderr
 
 
 def test_sources_are_parsed_once_by_a_command():

@@ -14,7 +14,7 @@ from places import TESTS
 from test_render import CLUSTER
 
 from nemo_rod import cli
-from nemo_rod.config import Domain
+from nemo_rod.config import Config, Domain
 from nemo_rod.corpus import SourceSpec, block_hash, is_holdout
 from nemo_rod.corpus.adapters.synthetic import synthetic_input
 from nemo_rod.corpus.documents import open_inputs
@@ -35,6 +35,11 @@ from nemo_rod.selection.schedule import Schedule
 
 HEAD = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
 MINE = Path("my/recipe/mine.yaml")
+SIX_STEPS = (
+    *("train.steps=6", "train.warmup_steps=1", "train.decay_steps=2", "arms=[base,rod,mine]"),
+    *("checkpoint.every=2", "checkpoint.keep=3", "+variants.end={of:rod,at:2,anneal:3}"),
+    "+variants.longer={of:rod,at:4,steps:8}",
+)
 ROWS = [
     (kind, *row)
     for kind, rows in yaml.safe_load((TESTS / "refusals.yaml").read_text("utf-8")).items()
@@ -103,12 +108,14 @@ def of_variant(text: str) -> str:
     return by_call(lambda: check(dataclasses.replace(toy, variants=variants)))
 
 
-def of_cluster(line: str) -> str:
-    on = {"CLUSTER": CLUSTER, "ON_CLUSTER": ["launcher=slurm", *CLUSTER]}
-    words = [word for given in line.split() for word in on.get(given, [given])]
+def of_toy(line: str) -> Config:
+    short = {"CLUSTER": CLUSTER, "ON_CLUSTER": ["launcher=slurm", *CLUSTER], "SIX_STEPS": SIX_STEPS}
+    return composed("recipe=toy", *(w for word in line.split() for w in short.get(word, [word])))
 
+
+def of_cluster(line: str) -> str:
     def submitted() -> None:
-        stages = Stages(composed("recipe=toy", *words, "dry_run=true"))
+        stages = Stages(of_toy(f"{line} dry_run=true"))
         submit(stages, stages.all())
 
     return by_call(submitted)
@@ -145,7 +152,7 @@ ANSWERS: dict[str, Callable[[Any], str]] = {
     "paths": of_paths,
     "file": of_file,
     "whole_file": lambda content: of_file(content, head=""),
-    "recipe": lambda line: by_call(lambda: composed("recipe=toy", *line.split())),
+    "recipe": lambda line: by_call(lambda: of_toy(line)),
     "variant": of_variant,
     "cluster": of_cluster,
     "source": of_source,
@@ -157,14 +164,15 @@ ANSWERS: dict[str, Callable[[Any], str]] = {
 
 @pytest.mark.parametrize(("kind", "given", "sentence"), ROWS)
 def test_bad_input_is_answered_by_its_sentence(
-    kind: str, given: Any, sentence: str | list[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kind, given, sentence, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what is wrong here is known without the hub
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
     answer = ANSWERS[kind](given) or capsys.readouterr().err.removesuffix("\n")
     parts = [sentence] if isinstance(sentence, str) else sentence
     assert [part for part in parts if part not in answer] == [], answer
-    assert "\n" not in answer
+    assert "\n" not in answer and "hf_0123456789" not in answer and "planted" not in answer
     if kind == "cluster":
         assert [*tmp_path.iterdir()] == []

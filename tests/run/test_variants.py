@@ -1,6 +1,5 @@
 """Variants of arms: what a name stands for, and what is refused."""
 
-import copy
 import dataclasses
 from functools import cache
 
@@ -97,67 +96,6 @@ def test_a_run_that_is_cut_short_keeps_a_schedule():
     assert train.warmup == 1
 
 
-def test_an_optimizer_on_the_host_needs_both_keys():
-    train = dataclasses.replace(recipe().train, optimizer_offload=True)
-    with pytest.raises(ValueError, match=r"needs train\.precision_aware_optimizer=true"):
-        check(dataclasses.replace(recipe(), train=train))
-
-
-@pytest.mark.parametrize("kind", ["ray", "nemo_rl"])
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("no_replay_converged", "ends when it has converged, which"),
-        ("rod_mix", "has selection.policy=mix, which"),
-    ],
-)
-def test_nemo_rl_refuses_what_its_workers_cannot(name, sentence, kind):
-    config = copy.deepcopy(recipe())
-    config.arms = ["base", "rod", name]
-    config.validation.every = 10
-    check(config)
-    config.launcher.kind = kind
-    with pytest.raises(ValueError, match=rf"^{name} {sentence}.* use launcher=local or slurm, or "):
-        check(config)
-    config.arms.remove(name)  # known, and not of this run
-    check(config)
-
-
-def test_nemo_rl_scores_in_the_models_precision_alone():
-    config = copy.deepcopy(recipe())
-    config.scoring.precision, config.launcher.kind = "fp8", "nemo_rl"
-    with pytest.raises(ValueError, match=r"^rod has scoring\.precision=fp8, which NeMo-RL's work"):
-        check(config)
-    config.scoring.precision, config.parallel.context = None, 2
-    with pytest.raises(ValueError, match=r"^parallel\.context=2 and virtual_pipeline=1 do not run"):
-        check(config)
-
-
-def test_what_is_looked_at_while_it_trains_needs_looks():
-    bounded = {"of": "rod_mix", "selection": {"policy_options": {"forgetting": 0.1}}}
-    config = recipe("toy_synthetic")
-    config.variants["bounded"] = bounded
-    for arm, sentence in (("no_replay_converged", "can converge"), ("bounded", "needs held-out")):
-        config = dataclasses.replace(config, arms=["base", arm])
-        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} {sentence}"):
-            check(config)
-
-
-@pytest.mark.parametrize("arm", ["rod_mix", "rod_averages"])
-@pytest.mark.parametrize(("key", "value"), [("prefix", "1/4"), ("precision", "fp8")])
-def test_losses_of_training_are_compared_with_those_of_whole_blocks_in_their_precision(
-    arm, key, value
-):
-    config = copy.deepcopy(recipe())
-    config.arms = ["base", arm]
-    if key == "precision":
-        config.scoring.precision = value
-    else:
-        config.variants[arm] = {**config.variants[arm], "scoring": {key: value}}
-    with pytest.raises(ValueError, match=rf"{key}={value}.* set one of them"):
-        check(config)
-
-
 def test_arms_that_a_recipe_trains_without_naming_them_are_checked():
     converging = {"no_replay": {"of": "no_replay", "converge": True}}
     other = {"other": {"of": "no_replay", "converge": True}}
@@ -175,11 +113,7 @@ def test_arms_that_a_recipe_trains_without_naming_them_are_checked():
         check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
 
 
-def test_variants_that_wait_for_each_other_are_refused():
-    with pytest.raises(ValueError, match="waits for itself: x -> y -> x"):
-        toy(x="{of: rod, share: y}", y="{of: rod, follow: x}")
-    with pytest.raises(ValueError, match="leads back to itself"):
-        toy(x="{of: y}", y="{of: x}")
+def test_more_variants_than_anybody_writes_are_refused():
     for count, form, sentence in (  # any of them would take hours
         (60, "{{of: v{0}}}", "v0 has more than 50 parents"),
         (60, "{{of: rod, follow: v{0}}}", "v0 waits for more than 50 arms: v0 -> v1 -> "),
@@ -269,14 +203,10 @@ def test_what_a_recipe_runs_follows_from_what_its_policies_need(selection, neede
 def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("import nosuch\n")
-    for name, sentence in (
-        (f"{file}:Any", r"selection.policy=.*broken.py:Any cannot be imported \(ModuleNotFound"),
-        (f"{tmp_path}/gone.py:Any", "gone.py:Any names a file that is not there"),
-        ("nosuch", "selection.policy='nosuch' is not valid: expected joint"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            config = toy(mine=f"{{of: rod, selection: {{policy: '{name}'}}}}")
-            check(dataclasses.replace(config, arms=["mine"]))
+    sentence = r"selection.policy=.*broken.py:Any cannot be imported \(ModuleNotFound"
+    config = toy(mine=f"{{of: rod, selection: {{policy: '{file}:Any'}}}}")
+    with pytest.raises(ValueError, match=sentence):
+        check(dataclasses.replace(config, arms=["mine"]))
 
 
 def test_half_the_retention_keeps_half_of_the_blocks_of_replay():
