@@ -152,7 +152,7 @@ LANES = (
         3000,
         ("NEMO_RL/3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/src",),
         only=tuple(
-            f"tests/hosts/test_{name}.py" for name in ("own_worker", "rehearsed", "ray_node")
+            f"tests/hosts/test_{name}.py" for name in ("own_worker", "ray_node")
         ),
         marker="nemo_rl",
     ),

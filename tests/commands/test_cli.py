@@ -1,10 +1,11 @@
-"""The command line; bad input gets one sentence."""
+"""The command line: its words, its help, what a first hour gets wrong, and lines of progress."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -13,14 +14,18 @@ from command_line import RECIPES, composed, nemo_rod
 from made_up_run import RECIPE as RECIPE_OF_IT
 
 import nemo_rod as nemo_rod_package
-from nemo_rod import cli
+from nemo_rod import cli, parts
 from nemo_rod.commands import recipes
+from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.errors import errors_in_one_sentence
 from nemo_rod.config import Config
 from nemo_rod.installation import config_folder
-from nemo_rod.run import beforehand
+from nemo_rod.progress import PREFIX, Progress
+from nemo_rod.run import beforehand, hub
 from nemo_rod.run.launch.render import typed_command
 from nemo_rod.run.processes import pythons
 from nemo_rod.run.stages import Stages
+from nemo_rod.signals import Stopped
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
 
@@ -92,13 +97,6 @@ def test_dictionaries_need_no_plus(tmp_path):
     words = ("cluster.env.NAME=x", "domain.sources.dialect.max_documents=3", "--cfg", "job")
     done = nemo_rod("run", "recipe=toy_synthetic", *words, cwd=tmp_path)
     assert "NAME: x" in done.stdout and "max_documents: 3" in done.stdout, done.stderr
-
-
-def test_a_recipe_in_a_folder_that_was_not_named_is_found(tmp_path):
-    assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
-    done = nemo_rod("run", "recipe=mine", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "There is no recipe=mine (did you mean --config-dir my?)" in done.stderr
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.recipe_commands()} - {"merge", "report"}))
@@ -348,3 +346,166 @@ def test_no_help_and_no_list_imports_what_takes_seconds():
     )
     words = [sys.executable, "-c", program]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize(
+    "verb", [*parts.names("commands"), "curriculum materialise", "import references"]
+)
+def test_every_command_of_paths_has_help(verb, option, monkeypatch, capsys):
+    """Its arguments and keys are in it by how `Arguments` adds them."""
+    monkeypatch.setattr(sys, "argv", ["nemo-rod", *verb.split(), option])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: nemo-rod {verb} ")
+
+
+def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
+    parser = Arguments(prog="verb")
+    parser.add_argument("path")
+    parser.add_argument("other", nargs="?")
+    parser.add_keys(
+        Key(name="b", value="B", help=""),
+        Key(name="d", value="D", help="a number", read=int, expected="an integer"),
+    )
+    for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
+        options = parser.parse_args(words)
+        assert (options.path, options.other, options.b, options.d) == ("a=0", "c=2", "1=1", None)
+    assert parser.parse_args(["a", "d=3"]).d == 3
+    assert "d=D" in parser.format_help() and "other" in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("inspect", True), ("doctor recipe=toy", True), ("run --help", False), ("train", False),
+        ("train recipe=toy --help", False), ("train --config-path x --config-name config", False),
+        ("train job=a.py:f", False), ("reference recipe=toy arm=base", False),
+        ("reference --config-dir my recipe=mine", False),
+        ("merge", False),
+        ("merge recipe=toy arm=merge_0.4", False), ("merge -m recipe=toy", False),
+        ("merge base adapted", True), ("merge a=b c d lambda=0.5", True), ("report", False),
+        ("report recipe=toy report.seeds=[a]", False), ("report checkpoints/rod", True),
+    ],
+)  # fmt: skip
+def test_paths_or_a_recipe(line, expected):
+    name, *words = line.split()
+    assert cli.takes_paths(name, words) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError, 2), (RuntimeError, 1), (Stopped, 75), (KeyboardInterrupt, 130)]
+)
+def test_a_stop_and_a_failed_job_have_a_status_of_their_own(error, status, capsys):
+    with pytest.raises(SystemExit) as left, errors_in_one_sentence():
+        raise error("rank 1:\nfailed")
+    said = "stopped by Ctrl-C" if error is KeyboardInterrupt else "rank 1: failed"
+    assert (left.value.code, capsys.readouterr().err) == (status, f"nemo-rod: {said}\n")
+
+
+def test_a_missing_package_is_named_with_its_smallest_extra(capsys):
+    with pytest.raises(SystemExit), errors_in_one_sentence():
+        raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    assert "[data]" in capsys.readouterr().err
+
+
+def test_dry_run_shows_the_stages_and_then_refuses(tmp_path):
+    done = nemo_rod("run", "recipe=toy_synthetic", "cluster=h100_1", "dry_run=true", cwd=tmp_path)
+    *stages, sentence = done.stderr.splitlines()
+    assert done.returncode == 2 and len(stages) == 12 and "torch sees no GPU" in sentence
+
+
+def test_a_plan_for_another_machine_is_no_mistake(tmp_path):
+    words = ("recipe=toy_synthetic", "cluster=h100_1", "parallel=single")
+    done = nemo_rod("plan", *words, cwd=tmp_path)
+    assert done.returncode == 0 and "Note: a run is refused here: cluster.gpu=H100" in done.stdout
+
+
+def test_too_small_a_disk_is_a_matter_of_this_machine(monkeypatch):
+    config = composed("recipe=toy_synthetic")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10_000}))
+    ((sentence, everywhere),) = beforehand.lacking(Stages(config).all(), config)
+    assert not everywhere and "and 10 kB are free there: choose another run_dir" in sentence
+
+
+def test_a_silent_hub_costs_its_seconds_once(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    asked: list[hub.Repository] = []
+
+    def silent(repository: hub.Repository) -> None:
+        asked.append(repository)
+        time.sleep(5)
+
+    monkeypatch.setattr(hub, "check_access", silent)
+    monkeypatch.setattr(hub, "_SECONDS", 0.2)
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "arms=[base]", "model.hf=own/silent")
+    began = time.monotonic()
+    for _ in range(2):
+        ((sentence, everywhere),) = beforehand.lacking(Stages(config).all(), config)
+    assert time.monotonic() - began < 5 and len(asked) == len({*asked})
+    assert not everywhere and "domain.sources" in sentence
+    assert "model.hf=own/silent" in sentence and "the hub does not answer within 0 s" in sentence
+
+
+def test_what_the_hub_lacks_is_named_by_its_key(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+
+    def refuse(repository: hub.Repository) -> None:
+        if repository.name == "own/none":
+            raise ValueError("The hub has no model own/none that this account may read.")
+
+    monkeypatch.setattr(hub, "check_access", refuse)
+    monkeypatch.setattr(hub, "_answer", hub._answer.__wrapped__)
+    config = composed("recipe=german_qwen3_0_6b", "~cluster", "arms=[base]", "model.hf=own/none")
+    lacks = beforehand.lacking(Stages(config).all(), config)
+    assert lacks == [("model.hf: The hub has no model own/none that this account may read.", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_name"),
+    [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("a/b@main", True), ("a/b/c", False),
+     *((name, False) for name in ("./a", "~/a", "/a", "a/", "a b", "a/b@", ""))],
+)  # fmt: skip
+def test_names_of_the_hub(name, is_name):
+    assert hub.is_name(name) == is_name
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time in seconds; tests move it."""
+    now = [100.0]
+    monkeypatch.setattr("nemo_rod.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_resumed_work_has_its_own_pace(clock, capsys):
+    progress = Progress("references/base", 10_000, unit="blocks")
+    progress.start(4_000)
+    clock[0] += 1
+    progress.step(4_100)  # too soon for a line
+    clock[0] += 9
+    progress.step(5_000, "slow")
+    clock[0] += 50
+    progress.step(10_000)
+    assert capsys.readouterr().err.splitlines() == [
+        PREFIX + "references/base  5,000/10,000 blocks  slow  100 blocks/s  0:00:50 left",
+        PREFIX + "references/base  10,000/10,000 blocks  100 blocks/s  0:00:00 left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "tokens", "done", "line"),
+    [
+        (0, "bytes", 0, 600, "600 bytes  20 bytes/s"), (0, "", 0, 600, "600"),
+        (1200, "", 0, 600, "600/1,200  0:00:30 left"),
+        (6, "models", 0, 2, "2/6 models  15 s a model  0:01:00 left"),
+        (6, "", 4096, 2, "2/6  273 tokens/s  0:01:00 left"),
+        (6, "blocks", 64, 6, "6/6 blocks  5 s a block  13 tokens/s  0:00:00 left"),
+    ],
+)  # fmt: skip
+def test_a_line_has_what_is_known(total, unit, tokens, done, line, clock, capsys):
+    progress = Progress("web", total, unit=unit, tokens=tokens)
+    clock[0] += 30
+    progress.step(done)
+    assert capsys.readouterr().err == f"{PREFIX}web  {line}\n"

@@ -334,7 +334,7 @@ READERS = {
 
 
 @pytest.fixture(scope="module")
-def sandbox(made_run: Path) -> Sandbox:
+def sandbox(made_run):
     root = made_run.parent
     make_texts(root / "texts")
     make_foreign(root)
@@ -342,7 +342,7 @@ def sandbox(made_run: Path) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def counted() -> Iterator[dict[str, int]]:
+def counted():
     """Counts the cases of every reader, and prints them at the end."""
     counts: dict[str, int] = {}
     yield counts
@@ -365,7 +365,7 @@ def limited() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_files_are_a_sentence(name: str, sandbox: Sandbox, counted: dict[str, int]) -> None:
+def test_damaged_files_are_a_sentence(name, sandbox, counted):
     reader = READERS[name]
     files = sandbox.files(*reader.files)
     others = [content for content in sandbox.content.values() if content]

@@ -9,7 +9,6 @@ import io
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,18 +65,18 @@ PATHS = (
 
 
 @pytest.fixture(scope="module")
-def sandbox(made_run: Path) -> Sandbox:
+def sandbox(made_run):
     return Sandbox(made_run.parent)
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # a random word may be the name of a folder to write
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a random word may be the name of a tokenizer
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_random_keys_of_recipes(verb: str, sandbox: Sandbox) -> None:
+def test_random_keys_of_recipes(verb, sandbox):
     launchers = st.sampled_from(((), ON_A_CLUSTER))
 
     @cases(RECIPE_CASES)
@@ -90,7 +89,7 @@ def test_random_keys_of_recipes(verb: str, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("verb", PATH_VERBS)
-def test_random_paths_and_keys(verb: str, sandbox: Sandbox) -> None:
+def test_random_paths_and_keys(verb, sandbox):
     words = st.one_of(
         st.sampled_from(PATHS).map(lambda path: str(sandbox.root / path)),
         st.sampled_from(("export", "verify", "diff", "--help", "--config", "--x")),

@@ -21,7 +21,7 @@ CHECKOUT = os.environ.get("LLAMA_FACTORY", "")
 
 
 @pytest.fixture(scope="module")
-def llama_factory(tmp_path_factory, torchrun) -> Path:
+def llama_factory(tmp_path_factory, torchrun):
     """A base, two corpora, and the example's file at their sizes, without a GPU."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -71,7 +71,7 @@ def llama_factory(tmp_path_factory, torchrun) -> Path:
     return root
 
 
-def test_a_watched_job_of_llama_factory_is_the_job_to_the_bit(llama_factory: Path) -> None:
+def test_a_watched_job_of_llama_factory_is_the_job_to_the_bit(llama_factory):
     stock, watched = (llama_factory / how / "steps.jsonl" for how in ("stock", "watch"))
     assert watched.read_bytes() == stock.read_bytes()
     losses = [json.loads(line)["loss"] for line in stock.read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_a_watched_job_of_llama_factory_is_the_job_to_the_bit(llama_factory: Pat
         assert 0 < last[f"validation/{role}/{name}/text_document/loss"] < losses[0]
 
 
-def test_automodel_trains_on_what_is_chosen_and_resumes(tiny, torchrun, tmp_path: Path) -> None:
+def test_automodel_trains_on_what_is_chosen_and_resumes(tiny, torchrun, tmp_path):
     """In two processes of FSDP2, from the base on: replay scores 0 at first, within rounding."""
     keys = {
         "rod.blocks": tiny.blocks, "rod.adaptation": tiny.references[0],

@@ -3,15 +3,27 @@
 Its setup, `train`, and saving and loading of checkpoints run unchanged on the
 Megatron-Bridge and Megatron-LM that the checkout pins, under real Ray. Only CUDA, NCCL and
 TransformerEngine have stand-ins (`tests/workers/nemo_rl_cpu/without_cuda.py`). Needs a checkout
-with its submodules and Python 3.12: `make test-nemo-rl-worker`.
+with its submodules and Python 3.12: `make test-nemo-rl-worker`. Every setting of the paper is
+rehearsed on it.
 """
 
+import json
 import re
 import shutil
+import subprocess
 
 import architectures
 import pytest
-from nemo_rl_runs import Runs, assert_same_choices_as_bridge, chosen_ids, kill_after, rows
+from command_line import OF_THE_PAPER
+from nemo_rl_runs import (
+    CLI,
+    Runs,
+    assert_same_choices_as_bridge,
+    chosen_ids,
+    kill_after,
+    records,
+    rows,
+)
 from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
 
@@ -82,3 +94,40 @@ def test_own_worker_refuses_a_checkpoint_with_a_gap(runs):
     assert process.returncode != 0
     assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in output, output[-5000:]
     assert f"1 tensor(s) without a place in the model ({name}_of_others)" in output
+
+
+# what no CPU has, and what the recipes' layouts need in twice the memory of bf16
+WITHOUT_A_GPU = (
+    *("model.precision=fp32", "plan.peak_tflops=80", "train.recompute=full"),
+    *("train.precision_aware_optimizer=false", "train.optimizer_offload=false"),
+    "++nemo_rl.policy.megatron_cfg.moe_permute_fusion=false",
+    "++nemo_rl.policy.megatron_cfg.optimizer.use_precision_aware_optimizer=false",  # references
+)
+REHEARSED = 3  # steps
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", OF_THE_PAPER)
+def test_a_setting_trains_on_nemo_rl(recipe, pinned, tmp_path):
+    done = subprocess.run(
+        [
+            *(*CLI, "rehearse", f"recipe={recipe}", "launcher=nemo_rl", "arms=[no_replay,rod]"),
+            *(
+                f"run_dir={tmp_path / 'run'}",
+                "rehearsal.processes=2",
+                f"rehearsal.steps={REHEARSED}",
+            ),
+            *WITHOUT_A_GPU,
+        ],
+        env={**pinned, "NRL_MEGATRON_CHECKPOINT_DIR": str(tmp_path / "converted")},
+        capture_output=True,
+        text=True,
+    )
+    folder = tmp_path / "run_rehearsal"
+    table = json.loads((folder / "table.json").read_text())
+    print(table["rows"])
+    assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}, done.stderr[-8000:]
+    assert done.returncode == 0
+    for arm in ("no_replay", "rod"):
+        assert len(records(folder / "arms" / arm)) == REHEARSED
+        assert (folder / "arms" / arm / "evaluation.json").exists()

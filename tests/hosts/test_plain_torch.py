@@ -80,9 +80,7 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    tmp_path_factory: pytest.TempPathFactory, tiny: Setting, torchrun: Callable[..., list[str]]
-) -> Runs:
+def runs(tmp_path_factory, tiny, torchrun):
     runs = Runs(tmp_path_factory.mktemp("plain_torch"), tiny, torchrun)
     specialist = {"model": str(tiny.specialist), "role": "adaptation"}
     own = [str(runs.root / name) for name in ("specialist", "base")]
@@ -108,18 +106,18 @@ def test_it_chooses_what_megatron_chooses_in_one_process_and_in_several(name, ru
 
 
 @pytest.mark.parametrize("name", ["mix", "mix_ddp"])
-def test_a_blend_follows_the_model_as_under_megatron(name: str, runs: Runs) -> None:
+def test_a_blend_follows_the_model_as_under_megatron(name, runs):
     runs.assert_same_choices(name, runs.tiny.single(policy_name="mix"))
 
 
-def test_it_trains_as_megatron_does(runs: Runs) -> None:
+def test_it_trains_as_megatron_does(runs):
     ours, theirs = (
         metric(folder, "train/loss") for folder in (runs.root / "one", runs.tiny.root / "single")
     )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
-def test_its_references_are_those_of_megatron(runs: Runs) -> None:
+def test_its_references_are_those_of_megatron(runs):
     """Those of the base itself leave replay a score of zero."""
     ids = np.arange(len(runs.tiny.store))
     ours, sharded = (runs.references("specialist", base) for base in ("base", "fsdp2_base"))
@@ -133,7 +131,7 @@ def test_its_references_are_those_of_megatron(runs: Runs) -> None:
     np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
 
 
-def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
+def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs):
     """Those of whoever measures the same weights; at the start, every 5 steps, and at the end."""
     from transformers import AutoModelForCausalLM
 
@@ -159,7 +157,7 @@ def test_held_out_losses_of_replicas_and_of_a_resumed_run(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("script", ["loop.py", pytest.param("trainer.py", marks=pytest.mark.slow)])
-def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> None:
+def test_examples_train_and_resume(script, runs, tmp_path):
     """The second call continues from the checkpoint of the first, the loop's in two processes."""
     inputs = (runs.tiny.base, runs.tiny.blocks, *runs.tiny.references)
     options = ["--steps", "{}", "--save-every", "2"] if script == "loop.py" else ["{}"]
@@ -259,7 +257,7 @@ COMPILED = partial(torch.compile, backend="eager")
         partial(Wrapped, flattened),
     ],
 )
-def test_whatever_is_around_a_model_its_losses_are_the_same(wrap: Callable[[], Any]) -> None:
+def test_whatever_is_around_a_model_its_losses_are_the_same(wrap):
     store: Any = RandomBlocks()
     actual, expected = (
         TorchScorer(each, store, micro_batch_size=2).losses(np.arange(5))
@@ -308,7 +306,7 @@ NOT_CAUSAL, NO_LOGITS = "is not causal, or random in evaluation", "which returns
         (lambda: with_config(SimpleNamespace(vocab_size=64)), "Wrapped has no config"),
     ],
 )
-def test_models_that_it_cannot_score_are_refused(build: Callable[[], Any], sentence: str) -> None:
+def test_models_that_it_cannot_score_are_refused(build, sentence):
     store: Any = RandomBlocks()
     with pytest.raises(ValueError, match=sentence):
         TorchScorer(build(), store, micro_batch_size=2).losses(np.arange(5))
@@ -335,7 +333,7 @@ def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [-1, 0, 25])
-def test_a_length_that_no_block_has_is_refused(length: int) -> None:
+def test_a_length_that_no_block_has_is_refused(length):
     store: Any = RandomBlocks()
     with pytest.raises(ValueError, match=f"length is {length}, expected 1 to 24 tokens"):
         TorchScorer(model("llama"), store, micro_batch_size=2, length=length)
@@ -383,7 +381,7 @@ def test_losses_are_those_of_transformers(kind, options, in_slices, length, monk
     ("cast", "autocast", "precision"),
     [(torch.bfloat16, False, "bf16"), (torch.float32, True, "bf16 over fp32")],
 )
-def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precision: str) -> None:
+def test_the_precision_is_of_the_pass(cast, autocast, precision):
     scored = model("llama").to(cast)
     scorer = TorchScorer(scored, RandomBlocks(), micro_batch_size=4)  # type: ignore[arg-type]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -422,7 +420,7 @@ def test_the_precision_is_of_the_pass(cast: torch.dtype, autocast: bool, precisi
         ({"references": None}, "with reference losses: give them"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:
+def test_what_does_not_fit_is_refused(change, sentence, runs):
     store, fits = runs.tiny.store, model("llama", vocab_size=256)
     roles = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
     own = {
@@ -450,7 +448,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, run
         next(iter(RoDBatches(**options)))
 
 
-def test_a_watched_loop_is_the_stock_loop(tmp_path: Path) -> None:
+def test_a_watched_loop_is_the_stock_loop(tmp_path):
     """One that reads the same blocks itself; losses are recorded by source."""
     store, held_out = RandomBlocks(), RandomBlocks()
     held_out.digest = "held out"
@@ -592,12 +590,12 @@ def test_workers_of_a_data_loader_are_refused():
         next(iter(DataLoader(taken_from(model("llama")))))
 
 
-def test_a_model_that_is_not_trained_may_be_read_through() -> None:
+def test_a_model_that_is_not_trained_may_be_read_through():
     assert len(list(taken_from(model("llama").requires_grad_(False)))) == 16
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_libraries_may_skip_the_batches_of_steps_done(done: int) -> None:
+def test_libraries_may_skip_the_batches_of_steps_done(done):
     """As Trainer does when it resumes with ignore_data_skip=False."""
     from accelerate import skip_first_batches
 
@@ -621,7 +619,7 @@ def test_a_state_of_no_step_is_refused(state):
         taken_from(model("llama")).load_state_dict(state)
 
 
-def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
+def test_a_model_is_known_by_all_that_is_saved_of_it():
     one, other = model("llama"), model("llama")
     assert weights_digest(one) == weights_digest(other)
     for number, each in enumerate((one, other)):  # such as an expert's bias
@@ -629,7 +627,7 @@ def test_a_model_is_known_by_all_that_is_saved_of_it() -> None:
     assert weights_digest(one) != weights_digest(other)
 
 
-def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
+def test_references_of_another_model_are_not_filled_in(runs):
     folder = runs.tiny.references[1]
     with pytest.raises(ValueError, match="holds references with model"):
         write_references(
@@ -638,7 +636,7 @@ def test_references_of_another_model_are_not_filled_in(runs: Runs) -> None:
         )  # fmt: skip
 
 
-def test_references_of_further_lengths_are_filled_in(runs: Runs, tmp_path: Path) -> None:
+def test_references_of_further_lengths_are_filled_in(runs, tmp_path):
     store, scored = runs.tiny.store, model("llama", vocab_size=256)
     lengths = [store.block_size, store.block_size // 2]
     manifest = role_manifest(

@@ -2,7 +2,9 @@
 
 import ast
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from places import ROOT, Later
@@ -339,3 +342,36 @@ def test_a_script_runs_with_the_megatron_core_beside_it(tmp_path, monkeypatch):
     assert os.environ["PYTHONPATH"] == f"{tmp_path}{os.pathsep}code"
     with pytest.raises(ValueError, match=r"was imported instead of.*run the script from another"):
         _prefer_megatron_of(tmp_path)
+
+
+PROGRAM = """
+import os, signal
+import nemo_rod.megatron
+from nemo_rod.hosts.save_helpers import end_with_rank
+from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
+import psutil
+
+if __name__ == "__main__":
+    end_with_rank()
+    make = getattr(filesystem_async, "get_write_results_queue", None)
+    results = (make or filesystem_async._get_write_results_queue)()
+    results.put(1)
+    assert results.get() == 1
+    async_utils.PersistentAsyncCaller._get_process(0)
+    helpers = psutil.Process().children()
+    print(*(helper.pid for helper in helpers if "resource_tracker" not in str(helper.cmdline())))
+    os.sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_helpers_end_with_a_killed_rank(tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250)
+    queue, writer = map(int, done.stdout.split())
+    end = time.monotonic() + 20
+    while time.monotonic() < end and (psutil.pid_exists(queue) or psutil.pid_exists(writer)):
+        time.sleep(0.1)
+    assert not psutil.pid_exists(queue) and not psutil.pid_exists(writer)

@@ -1,7 +1,7 @@
 """The same choice in every parallel layout, and the one that plain arithmetic makes.
 
 The oracle knows nothing of Megatron: it scores every pool with Hugging Face's own model on the
-weights that the step started from.
+weights that the step started from. Ranks agree, and a saved step is exported from any layout.
 """
 
 import functools
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures import NEMOTRON, token_losses
+import torch
+from architectures import NEMOTRON, tensors, token_losses
 from places import WORKERS
 from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric, printed
 
@@ -20,6 +21,7 @@ from nemo_rod.alternatives.odm import ODM
 from nemo_rod.checkpoints.losses import load
 from nemo_rod.config import Parallel
 from nemo_rod.corpus import BlockStore
+from nemo_rod.jobs import ExportJob
 from nemo_rod.selection import Choice, References
 from nemo_rod.selection.mix import Mix
 
@@ -251,3 +253,76 @@ def test_scoring_does_not_run_heads_for_later_tokens(torchrun):
         "The model would also be trained by multi-token prediction in the model, which is not part "
         "of the loss that selection and its references use: set mtp_num_layers=null."
     )
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "pp2", "tp2"])
+def test_references_are_the_same_in_every_layout(tiny, layout):
+    folders = tiny.root / f"references_{layout}", tiny.references[1]
+    values = json.loads((folders[1] / "job.json").read_text()) | {"out": str(folders[0])}
+    values["config"]["parallel"] = vars(LAYOUTS[layout])
+    job = tiny.root / f"references_{layout}.json"
+    job.write_text(json.dumps(values))
+    tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job)
+    if layout != "tp2":  # the order in which a matrix's parts are added up shows in the last bits
+        one, other = (
+            {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "job.json"}
+            for folder in folders
+        )
+        assert one == other
+        return
+    (ids,) = np.nonzero(tiny.store.is_replay(np.arange(len(tiny.store))))
+    one, other = (
+        References.open([tiny.references[0], folder], tiny.store)[ids] for folder in folders
+    )
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Parallel(), Parallel(tensor=2)])
+def test_a_saved_step_is_what_was_validated_then(tiny, layout):
+    """Validated after step 10 of 20; the last step equals the export at the end, bit for bit."""
+    out = tiny.root / f"exported_tp{layout.tensor}"
+    tiny.rod_run(out, layout, checkpoint__every=10)
+    exported = {step: export(tiny, out, step) for step in (10, 20)}
+    at_end, last = tensors(out / "hf"), tensors(exported[20])
+    assert at_end.keys() == last.keys() and len(last) > 10
+    assert all(torch.equal(at_end[name], last[name]) for name in last)
+    row = json.loads((out / "metrics.jsonl").read_text().splitlines()[9])
+    assert_validated(tiny, row, exported[10])
+
+
+def export(tiny: Setting, trained: Path, step: int) -> Path:
+    """Exports a step with one process; returns the folder of the Hugging Face checkpoint."""
+    out = trained / f"export_{step}"
+    checkpoint = str(trained / "checkpoints" / f"iter_{step:07d}")
+    job = tiny.write(ExportJob, out.name, out, start=str(tiny.base), saved=checkpoint)
+    tiny.torchrun(1, "nemo_rod.megatron", job)
+    return out / "hf"
+
+
+@pytest.fixture(scope="module")
+def ranks(torchrun):
+    """The line of each of two tensor-parallel ranks."""
+    outputs = torchrun(2, WORKERS / "ranks_worker.py", timeout=120)
+    return [row for output in outputs for row in printed(output)]
+
+
+def test_ranks_agree_without_room_for_the_answers_of_all(ranks):
+    for number, rank in enumerate(ranks):
+        agreed = rank["agreed"]
+        assert agreed["result"] == {"rank": 1}  # the recorder's
+        assert agreed["any"] == ["rank 1 lacks it"]
+        assert agreed["all"] == [True, False, False]
+        assert agreed["none fails"] == number
+        for case in ("one fails", "the recorder fails"):
+            assert "No space left on device: 'curriculum.rod'" in agreed[case]
+        assert agreed["worked"] == [0][number:]  # the first rank of a node alone
+
+
+def test_ranks_that_choose_differently_end_and_others_choose_the_same(ranks):
+    for rank in ranks:
+        assert rank["one ulp"] == [0, 1]  # by losses that differ in a bit
+        assert rank["refused"].keys() == {"own_job", "nemo_rl_worker"}
+        for refusal in rank["refused"].values():
+            assert refusal.startswith("step 3: ranks chose different blocks")

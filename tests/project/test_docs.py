@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, commands exist, quoted errors are those of the code."""
+"""The documents: links lead somewhere, commands exist, every metric and key has its row."""
 
 import ast
 import dataclasses
@@ -8,20 +8,25 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import config_page
+import numpy as np
 import pytest
 from command_line import composed, nemo_rod
 from places import ROOT
 
 from nemo_rod import cli
+from nemo_rod.alternatives.odm import ODM
 from nemo_rod.commands.mistakes import OPEN, known_keys, understood
 from nemo_rod.config import Config
 from nemo_rod.run.beforehand import lacking
 from nemo_rod.run.processes.pythons import sees_gpu
 from nemo_rod.run.stages import Stages
+from nemo_rod.selection import Joint, Pool, SourceRow, choose, selection_metrics
+from nemo_rod.selection.mix import Mix
 from tests import lanes
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -282,43 +287,6 @@ def test_commands_of_the_readme_run(tmp_path):
             assert done.returncode == 0, (words, done.stderr)
 
 
-@cache
-def of_tests() -> tuple[str, str]:
-    """Words of the tests' calls and lists, a call in a line, and all that their files hold."""
-    texts = [file.read_text() for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
-    calls = []
-    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
-        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
-        calls.append(" ".join(str(getattr(word, "value", "")) for word in words))
-    return "\n".join(calls), "\n".join(texts)
-
-
-def is_run(line: str) -> bool:
-    """Whether a test runs a command of a page: itself, its lane or rule of make, or its program."""
-    words, (starts, texts) = shlex.split(line, comments=True), of_tests()
-    if any(line.strip() in call for call in whole_recipes()):
-        return True
-    if words[0] == "make":
-        rules = (ROOT / "Makefile").read_text().replace("$(BIN)/", "").replace(" $(ARGS)", "")
-        rule = re.search(rf"^{words[1]}:.*\n((?:\t.*\n)+)", rules, re.MULTILINE)
-        steps = re.findall("^\t(nemo-rod .*)", rule[1], re.MULTILINE) if rule else []
-        return words[1] in {lane.target for lane in lanes.LANES} or any(map(is_run, steps))
-    if words[0] == "nemo-rod":
-        verbs = words[1:3] if re.fullmatch("[a-z]+", words[2]) else words[1:2]
-        return re.search(rf"^{' '.join(verbs)}\b", starts, re.MULTILINE) is not None
-    scripts = [Path(word).stem for word in words if word.endswith(".py")]
-    return any(re.search(rf"\b{script}\b", texts) for script in scripts)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_are_run_by_a_test_or_need_what_a_machine_may_lack(page):
-    """A GPU, a queue, or a program of containers, which their lines name."""
-    blocks = re.findall("^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    needs = re.compile("docker|enroot|apptainer|gpu|^srun|^mkdir|launcher=")
-    assert [line for line in lines if not (needs.search(line) or is_run(line))] == []
-
-
 # What is made from the code, and what is quoted from it
 
 
@@ -330,23 +298,6 @@ def test_every_key_of_the_configuration_page_has_a_meaning():
     assert [key for key, meaning in keys.items() if not meaning] == []
     for link, file, anchor in targets(config_page.PAGE, text):
         assert file == config_page.PAGE or anchor in anchors(file.resolve()), link
-
-
-def quoted() -> list[str]:
-    """First cells of the tables in troubleshooting.md."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-
-
-def test_quoted_errors_are_those_of_the_code():
-    assert quoted()
-    texts, wrong = [*said(), *(file.read_text() for file in (ROOT / "nemo_rod").rglob("*.sh"))], []
-    for sentence in quoted():
-        parts = [re.escape(part.strip()) for part in sentence.split("…") if part.strip()]
-        pattern = re.compile("[^\n]*?".join(parts))
-        if not any(map(pattern.search, texts)):
-            wrong.append(sentence)
-    assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
 
 
 def test_every_step_of_the_method_has_its_function():
@@ -407,3 +358,41 @@ def test_tables_of_german_laws_are_those_of_their_raw_numbers():
         *heads[0], *rows[:11], *heads[1], *rows[11:18], *heads[2], *rows[18:26], *heads[3],
         *rows[26:],
     ]  # fmt: skip
+
+
+OF_CALLERS = {  # of the update, the trainer and the journal
+    *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
+    *("throughput/tokens_per_second", "throughput/model_tflops_per_gpu"),
+    *(f"timing/train/{part}" for part in ("scoring", "update", "lookup", "selection", "total")),
+    *("validation/<role>/<source>/loss", "validation/forgetting", "validation/adaptation_loss"),
+}
+
+
+def documented() -> set[str]:
+    """Names in the first column of the table; a word without a slash replaces the name's end."""
+    text = (ROOT / "docs" / "watching.md").read_text()
+    names: set[str] = set()
+    for line in re.findall(r"^\| (`.*?) \|", text.split("## Loggers")[0], re.MULTILINE):
+        first, *others = re.findall(r"`(.*?)`", line)
+        names.add(first)
+        for word in others:
+            end = r"_p10$" if word.startswith("_") else r"[^/]+$"
+            names.add(word if "/" in word else re.sub(end, word, first))
+    return names
+
+
+def test_the_page_has_every_metric_of_a_step():
+    pool = Pool(0, np.arange(4), np.array([False, False, True, True]))
+    loss = np.ones(4, dtype=np.float32)
+    choice = choose(pool, Joint(), 2, loss, 0 * loss)
+    row = selection_metrics(choice, np.array([0, 0, 1, 1]), ["SOURCE", "OTHER"])
+    sources = [SourceRow("<source>", "adaptation", 0, 2), SourceRow("OTHER", "replay", 2, 2)]
+    mixed = replace(pool, sources=sources, source_C=np.array([0, 0, 1, 1]))
+    mixed_choice = replace(choice, pool=mixed)
+    logged = {*Mix(target=1.0).metrics(mixed_choice)}
+    for name in [*row, *ODM().metrics(mixed_choice)]:
+        if "OTHER" not in name:
+            name = re.sub(r"(rod/(?:loss|reference))_.*", r"\1_<group>", name)
+            name = re.sub(r"rho_(adaptation|replay)_", "rho_<role>_", name)
+            logged.add(name.replace("SOURCE", "<source>"))
+    assert documented() == logged | OF_CALLERS

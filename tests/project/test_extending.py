@@ -1,4 +1,7 @@
-"""A package's parts work through the command line: those of the example in docs/extending.md."""
+"""A package's parts work through the command line: those of the example in docs/extending.md.
+
+Its run also has branches of an arm, which are the unbroken arms with their schedules.
+"""
 
 import importlib
 import re
@@ -11,12 +14,24 @@ import numpy as np
 import pytest
 from command_line import nemo_rod, with_packages
 from places import ROOT
-from tiny_recipe import ARMS, BATCH, BRANCHES, EXAMPLE, EXTENDED, SHARE, STEPS, WHOLE, write_rows
+from tiny_recipe import (
+    ARMS,
+    BATCH,
+    BRANCHES,
+    EXAMPLE,
+    EXTENDED,
+    SHARE,
+    STEPS,
+    WHOLE,
+    assert_is_the_unbroken_arm,
+    write_rows,
+)
 
 from nemo_rod import parts
 from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts import swap_in
+from nemo_rod.run import branches
 from nemo_rod.selection import Curriculum, References
 
 
@@ -121,6 +136,24 @@ def test_metric_and_figure(small_run):
     assert "<h3>margin/scores</h3>" in page and "<h2>Compute by arm</h2>" in page
     assert "compute (plain steps)" in page
     assert {"compute.svg", "compute.png"} <= {file.name for file in (report / "figures").iterdir()}
+
+
+@pytest.mark.parametrize(("name", "at", "steps"), [("end", 2, 5), ("longer", 4, 8)])
+def test_a_branch_is_the_unbroken_arm(small_run, name, at, steps):
+    arms = [small_run / "arms" / arm for arm in (name, f"{name}_unbroken", "rod")]
+    assert_is_the_unbroken_arm(*arms, at, steps)
+
+
+def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):
+    (tmp_path / "checkpoints.partial/iter_0000002").mkdir(parents=True)
+    (tmp_path / "curriculum.rod").write_bytes(b"cut")
+    for _ in range(2):  # the second finds that all is there
+        branches.begin(tmp_path, small_run / "arms/rod", 2, "digest")
+    with Curriculum.open(tmp_path / "curriculum.rod") as curriculum:
+        assert (len(curriculum), curriculum.header.config) == (2, "digest")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter_0000002"]
+    with pytest.raises(ValueError, match=r"step=3 has no checkpoint .*one of 2, 4, 6;"):
+        branches.begin(tmp_path / "other", small_run / "arms/rod", 3, "digest")
 
 
 def test_command(small_run, installed):

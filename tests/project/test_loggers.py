@@ -1,10 +1,10 @@
 """`logger=`: what it accepts, whose account it uses, and which runs go on."""
 
 import importlib.util
+import json
 import os
 import posixpath
 import re
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import composed
-from test_metrics_page import documented
+from test_docs import documented
 
 from nemo_rod.loggers import (
     check_installed,
@@ -171,62 +171,14 @@ def test_the_users_server_serves_every_run(tmp_path, monkeypatch):
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
 
 
-ATTEMPT = """
-import json, os, sys, time
-from pathlib import Path
-from types import SimpleNamespace
-import wandb
-from torch.utils.tensorboard import SummaryWriter
-from nemo_rod.loggers import (
-    continue_runs, known_metrics, prepare_runs, show
-)
+@pytest.mark.parametrize("step", [0, 6])
+def test_attempts_are_one_curve(step, tmp_path):
+    """What two attempts have done is the second's, and W&B gets what it lost when one was killed.
 
-out, first, last, child = Path(sys.argv[1]), 1, 9, os.fork()  # what is imported serves both
-if child:
-    assert os.waitpid(child, 0)[1] == 9  # its signal
-    time.sleep(1)  # TensorBoard orders event files by the second in which they began
-    first, last = 6, 11
-prepare_runs(["tensorboard", "wandb"], out)
-wandb.init(dir=str(out), project="nemo-rod", name="tiny/rod")  # as both hosts do
-writer = SummaryWriter(str(out / "tensorboard"))
-state = SimpleNamespace(tensorboard_logger=writer, wandb_logger=wandb)
-continue_runs(out, first - 1, writer=writer, wandb_run=wandb.run)
-for done in range(first, last):
-    row = {"step": done - 1, "rod/rho_replay_p10": 10 * first + done, "rod/threshold": None}
-    with open(out / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(row) + "\\n")
-    show(state, done, known_metrics(row))
-    show(state, done, {"rod/seconds_total": 1.0})  # a step may come in parts
-if not child:
-    os.kill(os.getpid(), 9)
-wandb.finish()
-"""
-
-
-@pytest.mark.timeout(1500)
-def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path):
-    """Real TensorBoard and real W&B, offline: the first is killed after step 8, resumed at 6.
-
-    Steps that both have done are the second attempt's.
+    By NeMo-RL's logger; tests/megatron/test_resume.py kills a job with real W&B.
     """
-    pytest.importorskip("wandb")
-    pytest.importorskip("tensorboard")
-    from logged import of_tensorboard, of_wandb
-
-    command = [sys.executable, "-c", ATTEMPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    curve = {done: 10.0 * (1 if done < 6 else 6) + done for done in range(1, 11)}
-    assert of_tensorboard(tmp_path / "tensorboard")["rod/rho_replay_p10"] == curve
-    online, ids = of_wandb(tmp_path)
-    assert ids == {known_runs(tmp_path)["wandb"]}
-    # W&B had the killed steps in memory; those before the checkpoint are logged again
-    assert online["rod/rho_replay_p10"] == curve and "rod/threshold" not in online
-
-
-def test_a_run_of_nemo_rl_that_is_made_again_has_its_curve_alone(tmp_path):
-    """Without a checkpoint it begins at step 0, also on the curve."""
-    pytest.importorskip("tensorboard")
+    for package in ("tensorboard", "wandb"):
+        pytest.importorskip(package)
     from logged import of_tensorboard
     from torch.utils.tensorboard import SummaryWriter
 
@@ -236,89 +188,23 @@ def test_a_run_of_nemo_rl_that_is_made_again_has_its_curve_alone(tmp_path):
         def __init__(self) -> None:
             self.writer = SummaryWriter(str(tmp_path / "tensorboard"))
 
-    for attempt, steps in ((1, 4), (2, 2)):
-        made = SimpleNamespace(gpu_monitor=None, loggers=[TensorboardLogger()])
-        with continued_logger(lambda made=made: made, {}, tmp_path, step=0) as logger:
-            for step in range(steps):
-                logger.loggers[0].writer.add_scalar("loss", attempt, step)
-        time.sleep(1)  # TensorBoard orders event files by the second in which they began
-    assert of_tensorboard(tmp_path / "tensorboard")["loss"] == {0: 2.0, 1: 2.0}
+    class WandbLogger:
+        run = SimpleNamespace(step=4, log=lambda metrics, done: sent.append((done, metrics)))
 
-
-TWO_ARMS = """
-import sys
-import time
-from pathlib import Path
-from types import SimpleNamespace
-from nemo_rod.loggers import known_runs
-from nemo_rod.hosts.nemo_rl.algorithm import continued_logger
-
-name = sys.argv[2]
-
-
-class WandbLogger:  # what NeMo-RL's loggers do, which need its whole environment
-    def __init__(self, out):
-        import wandb
-        self.run = wandb.init(dir=out, project="nemo-rod", name=Path(out).name)
-
-    def log_metrics(self, metrics, step):
-        self.run.log(metrics, step=step)
-
-
-class MLflowLogger:
-    def __init__(self, out):
-        import mlflow
-        self.mlflow = mlflow
-        mlflow.set_experiment("nemo-rod")
-        mlflow.start_run(run_name=Path(out).name)
-
-    def log_metrics(self, metrics, step):
-        self.mlflow.log_metrics(metrics, step=step)
-
-    def __del__(self):
-        self.mlflow.end_run()
-
-
-def logger(out):
-    made = SimpleNamespace(gpu_monitor=None)
-    made.loggers = [{"wandb": WandbLogger, "mlflow": MLflowLogger}[name](out)]
-    made.itself = made  # so that it is collected late
-    return made
-
-
-for number, arm in enumerate(("first", "second", "first")):
-    out = Path(sys.argv[1]) / arm
-    enabled = {f"{name}_enabled": True}
-    with continued_logger(lambda: logger(str(out)), enabled, out, step=0) as log:
-        log.loggers[0].log_metrics({"train/loss": float(number)}, number + 1)
-"""
-
-
-CURVES = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}  # the first arm is resumed
-
-
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_arms_of_one_process_are_runs_of_their_own(tmp_path, name):
-    """Real W&B, offline, and real MLflow."""
-    pytest.importorskip(name)
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_ARMS, str(tmp_path), name], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    for arm, curve in CURVES.items():
-        run_id = known_runs(tmp_path / arm)[name]
-        if name == "wandb":
-            from logged import of_wandb
-
-            metrics, ids = of_wandb(tmp_path / arm)
-            assert metrics["train/loss"] == curve and ids == {run_id}
-            continue
-        from mlflow import MlflowClient
-
-        client = MlflowClient(f"sqlite:///{tmp_path}/{arm}/mlflow.db")
-        (run,) = client.search_runs([client.get_experiment_by_name("nemo-rod").experiment_id])
-        assert run.info.run_id == run_id
-        assert (run.info.status, run.info.run_name) == ("FINISHED", arm)
-        history = client.get_metric_history(run_id, "train/loss")
-        assert {metric.step: metric.value for metric in history} == curve
+    sent: list[Any] = []
+    ids: set[str] = set()
+    rows = [json.dumps({"step": number, "train/lr": number / 8}) for number in range(8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    for attempt, first, last in ((1, 0, 8), (2, step, 9)):
+        made = SimpleNamespace(gpu_monitor=None, loggers=[TensorboardLogger(), WandbLogger()])
+        names = {"wandb_enabled": True}
+        with continued_logger(lambda made=made: made, names, tmp_path, step=first) as logger:
+            ids.add(os.environ["WANDB_RUN_ID"])
+            for done in range(first, last):
+                logger.loggers[0].writer.add_scalar("loss", attempt, done + 1)
+        assert "WANDB_RUN_ID" not in os.environ and made.loggers == []
+        time.sleep(2 - attempt)  # TensorBoard orders event files by the second they began in
+    curve = {done: 1.0 if done <= step else 2.0 for done in range(1, 10)}
+    assert of_tensorboard(tmp_path / "tensorboard")["loss"] == curve
+    assert sent == [(done, {"host/lr": (done - 1) / 8}) for done in range(4, step + 1)]
+    assert ids == {known_runs(tmp_path)["wandb"]}

@@ -37,7 +37,7 @@ def rendered(*overrides: str) -> dict[str, str]:
     return launcher.render(config, Stages(config).all())
 
 
-def test_apptainer_runs_what_the_documents_promise() -> None:
+def test_apptainer_runs_what_the_documents_promise():
     files = rendered("launcher=slurm")
     assert "container-" not in files["stage.sh"]
     here, run = Path.cwd(), Path.cwd() / "runs" / "toy_synthetic"
@@ -58,7 +58,7 @@ def test_apptainer_runs_what_the_documents_promise() -> None:
     assert promised == {word for word in re.findall(r"--[\w-]+", script) if word != "--tmp"}
 
 
-def test_caches_are_on_the_node_unless_the_cluster_says_otherwise() -> None:
+def test_caches_are_on_the_node_unless_the_cluster_says_otherwise():
     node = slurm.render_node(configured("launcher=slurm"))
     exported = dict(re.findall(r"^export (\w+)=(\S+)$", node, re.MULTILINE))
     assert exported["TRITON_CACHE_DIR"] == "/local/triton"
@@ -68,12 +68,12 @@ def test_caches_are_on_the_node_unless_the_cluster_says_otherwise() -> None:
     assert "TORCHINDUCTOR_CACHE_DIR" not in pyxis
 
 
-def test_without_an_image_nothing_starts_a_container() -> None:
+def test_without_an_image_nothing_starts_a_container():
     files = rendered("launcher=slurm", "cluster.image=null")
     assert "container.sh" not in files and "container-" not in files["stage.sh"]
 
 
-def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
+def test_nemo_rl_stages_start_ray_themselves_in_apptainer():
     files = rendered("launcher=ray")
     assert not [name for name in files if name.startswith("ray.")]
     (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
@@ -85,7 +85,7 @@ def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
     assert "ray_node" not in files["prepare.sbatch"]
 
 
-def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
+def test_ray_sub_gets_ports_that_no_other_job_has():
     script = rendered(*RAY_SUB)["ray.sbatch"]
     offsets = dict(re.findall(r"^export (\w+)=\$\{\1:-\$\(\(base \+ (\d+)\)\)\}$", script, re.M))
     ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
@@ -94,7 +94,7 @@ def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
     assert "\nray_sub=/shared/RL/ray.sub\n" in script
 
 
-def test_ray_sub_gets_the_cores_and_the_memory_of_the_node() -> None:
+def test_ray_sub_gets_the_cores_and_the_memory_of_the_node():
     for overrides, words in (
         ([], ["CPUS_PER_WORKER=112", "--mem=0"]),
         (["+cluster.env.CPUS_PER_WORKER='64'", "+cluster.sbatch.mem=900G"],
@@ -124,7 +124,7 @@ def ports_of(number: int, node: int) -> set[int]:
     return single | set(range(low, high + 1))
 
 
-def test_ports_of_jobs_and_of_nodes_differ() -> None:
+def test_ports_of_jobs_and_of_nodes_differ():
     ports = [ports_of(number, node) for number in (7, 8, 49, 50) for node in (0, 1)]
     for one, other in itertools.combinations(ports, 2):
         assert not one & other
@@ -132,7 +132,7 @@ def test_ports_of_jobs_and_of_nodes_differ() -> None:
     assert ports_of(7, 0) == ports_of(57, 0)  # fifty jobs at a time
 
 
-def test_ray_listens_for_its_own_job_alone() -> None:
+def test_ray_listens_for_its_own_job_alone():
     alone = ray_node.ray_options({"SLURM_JOB_ID": "7"})
     assert "--node-ip-address=127.0.0.1" in alone and "--include-dashboard=false" in alone
     assert "--address=10.0.0.1:11400" in ray_node.ray_options(slurm_job(7, 1))
@@ -144,7 +144,7 @@ def test_ray_listens_for_its_own_job_alone() -> None:
     assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"]) == ("token", "secret")
 
 
-def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path) -> None:
+def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path):
     """The other nodes run Ray alone; `Nodes.from_environment` would count on them."""
     program = (
         "import pathlib, sys; from nemo_rod.run.processes.nodes import Nodes; "

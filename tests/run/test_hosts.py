@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {
 ELSEWHERE = {
     "scoring.precision", "of", "train", "selection", "scoring",
     "selection.policy", "selection.policy_options", "selection.score",
-    "at", "anneal",  # of a branch of another arm (test_branches.py)
+    "at", "anneal",  # of a branch of another arm (tests/project/test_extending.py)
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from places import ROOT
 
 from nemo_rod import parts
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
-from nemo_rod.lab.reproduce import Element, elements
+from nemo_rod.lab.reproduce import elements
 from nemo_rod.run.checks import check
 from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection.arms import arm_kind
@@ -33,12 +33,12 @@ def known_arms(recipe: str) -> set[str]:
     return {*config.arms, *config.variants}
 
 
-def test_every_item_of_the_paper_is_an_element() -> None:
+def test_every_item_of_the_paper_is_an_element():
     assert [*elements()] == paper()["items"]
 
 
 @pytest.mark.parametrize("element", elements().values(), ids=lambda element: element.label)
-def test_what_makes_an_element_exists(element: Element) -> None:
+def test_what_makes_an_element_exists(element):
     ran: dict[str, list[str]] = {}  # folder of a run -> the arms that it has by then
     for verb, recipe, *more in element.commands():
         config, words = composed(recipe), dict(word.split("=") for word in more)
@@ -70,7 +70,7 @@ def check_file(file: str) -> None:
         assert name in {"figures": set(FIGURES), "tables": TABLES}[kind], file
 
 
-def test_what_lies_beyond_the_paper_exists_too() -> None:
+def test_what_lies_beyond_the_paper_exists_too():
     beyond = [cells for cells in CELLS if len(cells) == 3 and "report/" in cells[2]]
     known = known_arms("toy_paper") | known_arms("toy_controls")
     for _, arms, files in beyond:
@@ -92,12 +92,12 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
         (["alg:rod"], 0, "nemo-rod run recipe=toy"),
     ],
 )  # fmt: skip
-def test_the_command(words: list[str], status: int, expected: str) -> None:
+def test_the_command(words, status, expected):
     done = nemo_rod("recipes", "--paper", *words)
     assert (done.returncode, expected in done.stdout + done.stderr) == (status, True), done
 
 
-def test_the_papers_numbers_belong_to_our_recipes_and_sources() -> None:
+def test_the_papers_numbers_belong_to_our_recipes_and_sources():
     for label in ("tab:frontier_full", "tab:cross_scale", "tab:rod_convergence"):
         for recipe, arms in paper()[label].items():
             assert {*arms} <= known_arms(recipe) | {"rod"}, (label, recipe)
@@ -115,7 +115,7 @@ def test_the_papers_numbers_belong_to_our_recipes_and_sources() -> None:
     assert category_of("wk_rqa") == "world knowledge" and category_of("gc_web") is None
 
 
-def test_what_several_tables_of_the_paper_say_of_an_arm() -> None:
+def test_what_several_tables_of_the_paper_say_of_an_arm():
     # The frontier's table goes before that of transfers, which rounds otherwise in one place.
     assert paper_arms("german_qwen3_5_9b")["no_replay"]["val_forgetting"] == 0.420
     assert paper_arms("german_qwen3_5_9b")["rod_transfer"]["adapt_loss"] == 1.795

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def rendered(folder: Path, *overrides: str) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start(tmp_path):
     jobs: list[Job] = []
 
     def started(*arguments: str, **options: int) -> Job:
@@ -96,7 +95,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         job.process.wait()
 
 
-def test_jobs_are_told_of_their_time_limit(tmp_path: Path) -> None:
+def test_jobs_are_told_of_their_time_limit(tmp_path):
     folder = rendered(tmp_path, "launcher.grace_seconds=120")
     script = (folder / "rod.sh").read_text()
     assert "\n  --signal=B:USR1@120 \\\n" in script
@@ -105,11 +104,11 @@ def test_jobs_are_told_of_their_time_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_job_ends_as_ray_sub_did(start: Callable[..., Job], status: int) -> None:
+def test_a_job_ends_as_ray_sub_did(start, status):
     assert start(f"exit {status}").ends(status)
 
 
-def test_near_its_time_limit_a_job_goes_back_into_the_queue(start: Callable[..., Job]) -> None:
+def test_near_its_time_limit_a_job_goes_back_into_the_queue(start):
     job = start(AT_WORK)
     job.near_its_limit()
     assert job.goes_back()
@@ -118,7 +117,7 @@ def test_near_its_time_limit_a_job_goes_back_into_the_queue(start: Callable[...,
     assert job.waits_for_its_end() and job.goes_back()
 
 
-def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start: Callable[..., Job]) -> None:
+def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start):
     job = start(AT_WORK, "launcher.requeues=2", restarts=2)
     job.near_its_limit()
     time.sleep(1)
@@ -129,13 +128,11 @@ def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start: Callable
 
 
 @pytest.mark.parametrize("ending", ["exit 75", "kill -TERM $$", STOPPED])
-def test_a_stage_that_was_asked_to_stop_goes_back(start: Callable[..., Job], ending: str) -> None:
+def test_a_stage_that_was_asked_to_stop_goes_back(start, ending):
     assert start(ending).goes_back()
 
 
-def test_a_requeued_job_does_not_find_the_marks_of_its_first_attempt(
-    start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_requeued_job_does_not_find_the_marks_of_its_first_attempt(start, tmp_path):
     """Its number, and so the folder of ray.sub's logs, is the same."""
     folder = tmp_path / "logs" / f"{JOB}-logs"
     folder.mkdir(parents=True)

@@ -1,5 +1,7 @@
 """A recipe on a real Slurm of two nodes: in order, together, interrupted, and failing.
 
+Its text may be tokenised by several jobs, and joined by another.
+
 `make test-slurm` starts the Slurm on loopback and ends it. It needs Debian's `slurm-wlm` and
 `munge`, and takes some ten minutes on two cores.
 """
@@ -9,13 +11,14 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from command_line import composed
+from corpus_cases import tree
 from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod, write_job
-from slurm_cluster import Cluster, slurm_cluster, wait_for
+from slurm_cluster import slurm_cluster, wait_for
+from split_texts import recipe_of, write_texts
 from tiny_recipe import RECIPE as TINY
 from tiny_recipe import SCHEDULED, assert_is_the_unbroken_arm
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.slurm
 ARMS = ("no_replay", "rod")
 
 
-def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_recipe_is_rehearsed_on_two_nodes(cluster, tmp_path):
     """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
     run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
     output = nemo_rod("rehearse", *run, *ON_SLURM, f"run_dir={tmp_path}/run", cluster=cluster)
@@ -43,7 +46,7 @@ def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> None:
+def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path):
     """Submitted with --export=NONE, which Slurm hands on to srun."""
     own = ["arms=[no_replay]", "pretrain.steps=8", "checkpoint.every=4"]
     options = [*RECIPE, *own, *ON_SLURM, "+cluster.sbatch.export=NONE", f"run_dir={tmp_path}/run"]
@@ -62,7 +65,7 @@ def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> Non
     assert weights.read_bytes() == together
 
 
-def test_tests_of_many_gpus_run_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+def test_tests_of_many_gpus_run_over_two_nodes(cluster, tmp_path):
     """`make test-gpus` with GPUS= and PER_NODE=, which here are processes without a GPU."""
     (lane,) = (lane for lane in lanes.LANES if lane.name == "gpus")
     program = [sys.executable, "-m", "pytest", *lane.arguments(), "-k", "pipeline"]
@@ -77,7 +80,7 @@ def test_tests_of_many_gpus_run_over_two_nodes(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+def chain(cluster, tmp_path_factory):
     """The recipe as a chain of jobs, interrupted in three ways."""
     chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
     run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
@@ -108,7 +111,7 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     return chain
 
 
-def test_every_job_completed_after_those_it_needs(chain: Chain) -> None:
+def test_every_job_completed_after_those_it_needs(chain):
     for stage in chain.numbers:
         assert chain.job(stage)["JobState"] == "COMPLETED"
         assert chain.kinds(stage)[-1] == "done"
@@ -120,7 +123,7 @@ def test_every_job_completed_after_those_it_needs(chain: Chain) -> None:
                 assert chain.events(need)[-1]["time"] <= chain.events(stage)[0]["time"]
 
 
-def test_two_nodes_trained_together(chain: Chain) -> None:
+def test_two_nodes_trained_together(chain):
     for stage in ("base", *ARMS):
         assert {e["nodes"] for e in chain.events(stage) if e["event"] == "began"} == {"n[1-2]"}
         assert (chain.run_dir / "logs" / f"{stage}.node1.log").exists()
@@ -128,7 +131,7 @@ def test_two_nodes_trained_together(chain: Chain) -> None:
     assert [e["nodes"] for e in chain.events("merge_0.6") if "nodes" in e] in (["n1"], ["n2"])
 
 
-def test_interrupted_jobs_went_back_into_the_queue(chain: Chain) -> None:
+def test_interrupted_jobs_went_back_into_the_queue(chain):
     assert chain.kinds("no_replay") == ["began", "stopped", "began", "done"]
     assert chain.job("no_replay")["Restarts"] == "1"
     assert chain.kinds("rod")[:3] == ["began", "stopped", "began"]
@@ -157,7 +160,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
+def test_job_ends_as_its_stage_did(cluster, tmp_path, ending):
     starts, state, status, requeues = ENDINGS[ending]
     config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
     cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
@@ -170,7 +173,7 @@ def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
 
 
-def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster, tmp_path):
     (tmp_path / "ray.sub").write_text("((SLURM_RESTART_COUNT > 0)) || { touch $AT; sleep 600; }\n")
     pyxis = ["cluster.image=/an/image.sqsh", f"launcher.nemo_rl={tmp_path}", "launcher.requeues=2"]
     config = composed("recipe=toy_synthetic", *ON_SLURM, *pyxis, "launcher=ray")
@@ -188,11 +191,11 @@ def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_pa
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
 
 
-def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
+def test_interrupted_arms_are_those_that_were_not(chain, tmp_path):
     chain.trained_the_same_here(tmp_path, ARMS, *RECIPE)
 
 
-def test_a_branch_is_a_job_after_its_trunk(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_branch_is_a_job_after_its_trunk(cluster, tmp_path):
     """To the bit, it is the unbroken arm, which is a job of its own."""
     recipe = [*TINY, *SCHEDULED, "arms=[rod,end,end_unbroken]"]
     chain = Chain(cluster, tmp_path / "run", {})
@@ -205,7 +208,7 @@ def test_a_branch_is_a_job_after_its_trunk(cluster: Cluster, tmp_path: Path) -> 
     assert_is_the_unbroken_arm(*arms, at=2, steps=5)
 
 
-def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
+def test_chain_ends_with_evaluation_and_report(chain):
     for arm in ("base", *ARMS, "merge_0.6"):
         result = json.loads((chain.run_dir / "arms" / arm / "evaluation.json").read_text())
         assert result["loss"]["adaptation"]["dialect"] > 0
@@ -217,7 +220,7 @@ def row(status: str, stage: str) -> str:
     return line
 
 
-def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
+def test_status_told_all_along_how_it_stood(chain):
     preempted = chain.shown["preempted"]
     assert row(preempted, "base").split()[1] == "done"
     assert row(preempted, "no_replay").split()[1] in ("requeued", "running", "completing")
@@ -228,19 +231,19 @@ def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
     assert {line.split()[1] for line in chain.shown["end"].splitlines()[2:]} == {"done"}
 
 
-def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
+def test_second_launch_is_refused_while_one_is_at_work(chain):
     assert "An earlier launch of" in chain.shown["again"]
     assert " --cancel`" in chain.shown["again"]
 
 
 @pytest.fixture
-def begun(chain: Chain, tmp_path: Path) -> Chain:
+def begun(chain, tmp_path):
     """A run whose base is there, and nothing after it."""
     copy(chain.run_dir, "blocks", "base", to=tmp_path)
     return Chain(chain.cluster, tmp_path, {})
 
 
-def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
+def test_failed_stage_stops_its_dependents_and_no_other(begun):
     # at this learning rate the loss is soon no number
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}", "train.lr=1e30"]
     nemo_rod("run", *options, cluster=begun.cluster)
@@ -262,7 +265,7 @@ def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
     assert "references_specialist: cancelled: no_replay did not end well" in status
 
 
-def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
+def test_refused_chain_leaves_no_job_behind(cluster, tmp_path):
     options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
     options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
     refusal = nemo_rod("run", *options, cluster=cluster, status=2)
@@ -272,7 +275,7 @@ def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) ->
     cluster.wait(60)
 
 
-def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
+def test_cancel_ends_the_chain_and_nothing_comes_back(begun):
     options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}"]
     nemo_rod("run", *options, cluster=begun.cluster)
     begun.reach("no_replay", 1, 20)
@@ -285,3 +288,40 @@ def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
     begun.reach("no_replay", 2, 21)
     nemo_rod("status", str(begun.run_dir), "--cancel", cluster=begun.cluster)
     begun.cluster.wait(120)
+
+
+def test_jobs_share_the_text_and_one_joins_it(cluster, tmp_path):
+    texts = write_texts(tmp_path / "texts", 900)
+    recipe = recipe_of(texts, tmp_path / "my")
+    nemo_rod("prepare", *recipe, f"run_dir={tmp_path}/here")
+    expected = tree(tmp_path / "here" / "blocks")
+    for count in (1, 2, 5):
+        chain = Chain(cluster, tmp_path / str(count), {})
+        words = [*recipe, *ON_SLURM, f"run_dir={chain.run_dir}", f"prepare.nodes={count}"]
+        print(nemo_rod("prepare", *words, cluster=cluster))
+        names = [f"prepare_{n + 1}_of_{count}" for n in range(count if count > 1 else 0)]
+        assert {*chain.numbers} == {*names, "prepare"}
+        if names:
+            cluster.preempt(5)  # whatever runs goes back into the queue
+        cluster.wait(500)
+        print(chain.status())
+        assert tree(chain.run_dir / "blocks") == expected
+        assert all(chain.kinds(name)[-1] == "done" for name in (*names, "prepare"))
+
+
+def test_a_job_that_fails_names_its_file(cluster, tmp_path):
+    texts = write_texts(tmp_path / "texts")
+    whole = (texts / "f5.jsonl").read_text()
+    (texts / "f5.jsonl").write_text(whole + '{"text": \n')
+    chain = Chain(cluster, tmp_path / "run", {})
+    recipe = recipe_of(texts, tmp_path / "my")
+    words = [*recipe, *ON_SLURM, f"run_dir={chain.run_dir}", "prepare.nodes=2"]
+    nemo_rod("prepare", *words, cluster=cluster)
+    cluster.wait(300)
+    said = chain.status()
+    assert "f5.jsonl" in said and "of 2: source old" in said
+    assert not (chain.run_dir / "blocks").exists()
+    (texts / "f5.jsonl").write_text(whole)
+    print(nemo_rod("prepare", *words, cluster=cluster))
+    cluster.wait(300)
+    assert (chain.run_dir / "blocks" / "store.json").exists()
