@@ -50,7 +50,6 @@ class Plane:
     # labels of arms other than their own name; "" for none
     texts: Mapping[str, str] = field(default_factory=dict)
     paths: Sequence[Sequence[str]] = ()  # arms to join by a line, in order
-    replicates: Sequence[Results] = ()  # other seeds, drawn faintly and without labels
     shows_gain: bool = False  # whether to show RoD's distance from the chord
 
 
@@ -170,7 +169,7 @@ def transfer(shown: Sequence[RunResults]) -> Picture | None:
     names = helped(results["arms"])
     beside = filter_kinds(results["arms"], "fixed", "rod")
     return _picture(
-        [Plane(results, [*beside, *names], replicates=results["replicates"])] if names else [],
+        [Plane(results, [*beside, *names])] if names else [],
         "Transfer from a smaller model",
         "Arms on a smaller model's recorded curriculum, or with its reference losses, beside RoD "
         "itself. " + _beside(results),
@@ -185,9 +184,7 @@ def _picture(planes: Sequence[Plane], title: str, caption: str, order: int) -> P
 
 
 def _beside(results: Results) -> str:
-    text = "Faint marks and lines are the other seeds. " if results.get("replicates") else ""
-    crosses = "Crosses are the paper's own numbers." if paper_arms(results["recipe"]) else ""
-    return text + crosses
+    return "Crosses are the paper's own numbers." if paper_arms(results["recipe"]) else ""
 
 
 def _frontier(results: Results, title: str = "") -> list[Plane]:
@@ -201,18 +198,17 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
         merges.setdefault(name.rpartition("_")[0], []).append(name)
     # arms labelled in the second view have no label here, except two that connect the views
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
-    others = results.get("replicates", [])
 
     def heading(text: str) -> str:
         return ": ".join(filter(None, (title, text)))
 
     everything = Plane(
         results, list(points), heading=heading("all arms" if zooms else ""), texts=texts,
-        paths=[*merges.values()], replicates=[] if zooms else others, shows_gain=not zooms,
+        paths=[*merges.values()], shows_gain=not zooms,
     )  # fmt: skip
     around = heading("around the fixed-replay chord")
-    zoomed = Plane(results, list(near), heading=around, replicates=others, shows_gain=True)
-    tasks = Plane(results, list(near), "task_forgetting", heading("tasks"), replicates=others)
+    zoomed = Plane(results, list(near), heading=around, shows_gain=True)
+    tasks = Plane(results, list(near), "task_forgetting", heading("tasks"))
     return [*([zoomed] if zooms else []), everything, tasks]
 
 
@@ -270,7 +266,6 @@ def draw_plane(plane: Plane) -> Spec | None:
     if not points:
         return None
     paper = points_of(paper_arms(results["recipe"]), list(points), measure)
-    others = [points_of(one["arms"], plane.names, measure) for one in plane.replicates]
     every = [*points.values(), *paper.values()]
     losses = [loss for loss, _ in every]
     pad = 0.12 * max(max(losses) - min(losses), 0.02)
@@ -292,12 +287,11 @@ def draw_plane(plane: Plane) -> Spec | None:
     order = {"order": {"field": "i", "type": "quantitative"}}
     clipped = {"type": "line", "clip": True, "tooltip": None}
     below, lines = list[Spec](), list[list[Point]]()
-    for one, opacity in [*((other, 0.3) for other in plane.replicates), (results, 1.0)]:
-        if is_log and (chord := chord_of(one["arms"], one["chord"])):
-            # straight on a logarithmic axis, exactly the interpolation that is judged
-            lines.append([(loss, forgetting) for forgetting, loss in chord])
-            mark = clipped | {"color": light("fixed-2"), "opacity": opacity}
-            below.append(layer(mark, [row(p, i=i) for i, p in enumerate(lines[-1])], **at, **order))
+    if is_log and (chord := chord_of(arms, results["chord"])):
+        # straight on a logarithmic axis, exactly the interpolation that is judged
+        lines.append([(loss, forgetting) for forgetting, loss in chord])
+        mark = clipped | {"color": light("fixed-2")}
+        below.append(layer(mark, [row(p, i=i) for i, p in enumerate(lines[-1])], **at, **order))
     names = list(arms)
     for path in plane.paths:
         met = [row(points[name]) for name in path if name in points]
@@ -306,7 +300,6 @@ def draw_plane(plane: Plane) -> Spec | None:
             colour = arm_colour(_as_drawn(results, path[-1])[0].name, names)
             mark = clipped | {"color": colour, "strokeWidth": 1, "opacity": 0.6}
             below.append(layer(mark, [r | {"i": i} for i, r in enumerate(met)], **at, **order))
-    faint = [row(p, **_mark(results, n, names)) for other in others for n, p in other.items()]
     marks = [
         row(point, **_mark(results, name, names), arm=parse_arm(name).label, F_val=point[1],
             text=plane.texts.get(name, parse_arm(name).label), bold=parse_arm(name).kind == "rod")
@@ -332,7 +325,6 @@ def draw_plane(plane: Plane) -> Spec | None:
     return view(
         *sign,
         *below,
-        layer(point | {"opacity": 0.35, "tooltip": None}, faint, **at, **by_look),
         layer(theirs, crosses, **at, stroke=as_is("stroke")),
         layer(point, marks, **at, **by_look, tooltip=tips),
         *labelled(labels, x, y, lines),
