@@ -26,7 +26,7 @@ def test_cards_say_what_a_model_was_made_of(run_dir):
         assert loaded.data.library_name == "transformers"
         assert str(run_dir.parent) not in text  # which is published, and no path of a machine
         arm = results["arms"][card.parent.parent.name]
-        assert f"| loss on new text, nats a token | {arm['adapt_loss']:.4f} |" in text
+        assert f"| Adaptation loss (nats) | {arm['adapt_loss']:.3f} |" in text
         assert "| dialect | adaptation | " in text and "| chain_0 | replay | " in text
         assert "Made of hf by" in text and r" | a/&lt;img src=x&gt;\|\`b\` |" in text
     first, second, *_ = cards
