@@ -167,8 +167,9 @@ def test_references_finished_and_not(run_dir):
     store = BlockStore(run_dir / "blocks")
     shown = lines(inspect(run_dir / "references" / "base"))
     start, count = store.num_adaptation, store.num_replay
-    assert ["references", f"blocks [{start}, {start + count}) of {S} tokens"] in shown
-    assert ["model", "model-1, in fp32"] in shown
+    about = {"start": start, "stop": start + count, "block_size": S, "model": "model-1"}
+    for key, value in (about | {"precision": "fp32"}).items():
+        assert [key, str(value)] in shown
     assert shown[-1][0] == "4.0000" and shown[-1][-1] == "8.0000"
     mean = (9 * (count // 2) + 5 * (count - count // 2)) / count
     assert [f"of the first {S // 4} tokens", f"{mean:.4f}"] in shown

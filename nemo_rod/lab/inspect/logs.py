@@ -30,22 +30,13 @@ def describe_references(path: Path) -> str:
     state = f"{present.sum():,} of {size:,} blocks ({present.mean():.1%})"
     if not (path / "manifest.json").exists():
         state += "; `nemo-rod reference` resumes"
-    blocks = f"blocks [{manifest.start}, {manifest.stop}) of {manifest.block_size} tokens"
-    about = [
-        ("references", blocks),
-        ("model", f"{manifest.model}, in {manifest.precision}"),
-        ("block store", manifest.store),
-        ("tokenizer", manifest.tokenizer),
-        ("loss", manifest.loss),
-        ("scored", state),
-    ]
+    about: list[tuple[str, object]] = [*vars(manifest).items(), ("scored", state)]
     scored = manifest.start + np.flatnonzero(present)
     if not len(scored):
         return facts(about)
     sample = folder.records(scored[:: -(-len(scored) // _SAMPLE)])["loss"].astype(np.float64)
     loss = sample[:, 0]
     about += [
-        ("digest", manifest.digest),
         ("mean loss", f"{loss.mean():.4f} nats a token, over {len(loss):,} blocks"),
         *(
             (f"of the first {length} tokens", f"{mean:.4f}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ _OURS = {"train", "rod", "validation", "timing", "throughput", "memory"}  # grou
 STEPS = "steps done"
 _SUBJECT = parse_arm("rod").label  # its line is the strongest, above the others
 _LOSS = "loss (nats per token)"
-_UNITS = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 _DASHES = ([6, 3], [2, 2], [8, 3, 2, 3], [4, 4])  # dashes of variants, which have RoD's colour
 
 
@@ -40,16 +40,13 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
     known = list(dict.fromkeys([*names, *(part.name for part in trained)]))
     looks = _looks(trained, known)
     columns = dict.fromkeys(key for part in arms for key in part.metrics.columns)  # others', too
-    alike = {role: [*_held_out(arms, role, by_source=False)] for role in ROLES}
-    times, unit = _over_time(arms)
     made: list[tuple[str, str, Spec | None]] = [
         ("loss", "Training loss", _lines(_metric(arms, "train/loss"), looks, "training " + _LOSS)),
         ("share", "Share of replay",
          _lines(_metric(arms, "rod/replay_share", 100.0), looks, "replay share (%)")),
         *((f"held_out_{role}", f"Held-out {role} loss, sources alike",
-           _lines(rows, looks, f"{role} {_LOSS}", smooth=False)) for role, rows in alike.items()),
-        ("hours", "Held-out adaptation loss against time",
-         _lines(times, looks, f"adaptation {_LOSS}", x=f"{unit} of training", smooth=False)),
+           _lines(_alike(_held_out(arms, role)), looks, f"{role} {_LOSS}", smooth=False))
+          for role in ROLES),
         ("sources", "Held-out loss by source", _by_source(arms, looks)),
         *((f"rho_{role}", f"Mean score, {role}",
            _lines(_metric(arms, f"rod/rho_{role}"), looks, "score (nats per token)"))
@@ -90,55 +87,33 @@ def _metric(parts: Sequence[Part], key: str, times: float = 1.0) -> Rows:
     return rows
 
 
-def _held_out(
-    parts: Sequence[Part], role: str, *, by_source: bool = True, most: int = _MAX_POINTS
-) -> Iterator[dict[str, Any]]:
-    """Yields held-out losses from before the first step on, by source or as their mean."""
+def _held_out(parts: Sequence[Part], role: str, most: int = _MAX_POINTS) -> Rows:
+    """Returns held-out losses by source, from before the first step on."""
+    rows = []
     for part in parts:
-        if not (keys := part.metrics.held_out(role)):
-            continue
-        row = np.unique(np.concatenate([part.metrics.finite(key)[0] for key in keys.values()]))
-        shown = np.unique(np.linspace(0, len(row) - 1, min(len(row), most)).round().astype(int))
-        points = [(-1, {s: part.start[k] for s, k in keys.items() if k in part.start})]
-        for place in row[shown].tolist() if len(row) else ():
-            here = {source: _at(part, key, place) for source, key in keys.items()}
-            points.append((place, {k: v for k, v in here.items() if v is not None}))
-        for place, values in points:
-            step = 0 if place < 0 else int(part.metrics.step_T[place]) + 1
-            point = {"arm": part.label, STEPS: step, "row": place}
-            if by_source:
-                for source, value in values.items():
-                    yield point | {"source": f"{source} ({role})", "value": short(value)}
-            elif values:
-                yield point | {"value": short(sum(values.values()) / len(values))}
+        for source, key in part.metrics.held_out(role).items():
+            row, value = part.metrics.finite(key)
+            shown = np.linspace(0, len(row) - 1, min(len(row), most)).round().astype(int)
+            steps, losses = part.metrics.step_T[row[shown]] + 1, value[shown]
+            points = [(0, part.start[key])] if key in part.start else []
+            point = {"arm": part.label, "source": f"{source} ({role})"}
+            rows += [
+                point | {STEPS: step, "value": short(loss)}
+                for step, loss in [*points, *zip(steps.tolist(), losses.tolist(), strict=True)]
+            ]
+    return [row for row in rows if row["value"] is not None]
 
 
-def _at(part: Part, key: str, row: int) -> float | None:
-    rows, value = part.metrics.finite(key)
-    place = int(np.searchsorted(rows, row))
-    return float(value[place]) if place < len(rows) and rows[place] == row else None
-
-
-def _over_time(parts: Sequence[Part]) -> tuple[Rows, str]:
-    """Returns held-out adaptation losses against the time of training, and its unit.
-
-    Parts that do not know the time of every step are left out.
-    """
-    rows, longest = [], 0.0
-    for part in parts:
-        seconds = part.metrics.values("timing/train/total")
-        if len(seconds) == len(part.metrics):
-            total = np.concatenate([[0.0], seconds.cumsum()])
-            longest = max(longest, float(total[-1]))
-            points = _held_out([part], "adaptation", by_source=False)
-            rows += [point | {"seconds": float(total[point["row"] + 1])} for point in points]
-    unit = next((unit for unit, size in _UNITS.items() if longest >= 2 * size), "seconds")
-    time = f"{unit} of training"
-    return [row | {time: short(row["seconds"] / _UNITS[unit])} for row in rows], unit
+def _alike(rows: Rows) -> Rows:
+    """Returns the means over sources of held-out losses by source."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        values.setdefault((row["arm"], row[STEPS]), []).append(row["value"])
+    return [{"arm": a, STEPS: step, "value": short(fmean(v))} for (a, step), v in values.items()]
 
 
 def _lines(
-    rows: Rows, looks: Mapping[str, Mapping[str, Any]], title: str, *, x: str = STEPS,
+    rows: Rows, looks: Mapping[str, Mapping[str, Any]], title: str, *,
     smooth: bool = True, facet: str = "",
 ) -> Spec | None:  # fmt: skip
     """Returns a line per arm; a smoothed one over the raw one, or one in each view of `facet`."""
@@ -146,7 +121,7 @@ def _lines(
     arms = [arm for arm in looks if any(row["arm"] == arm for row in rows)]
     if not rows:
         return None
-    keys = ("arm", x, "value", *([facet] if facet else []))
+    keys = ("arm", STEPS, "value", *([facet] if facet else []))
     order = [*(arm for arm in arms if arm != _SUBJECT), _SUBJECT]
     rows = sorted(rows, key=lambda row: order.index(row["arm"]))
     rows = [{key: row[key] for key in keys} for row in rows]
@@ -158,7 +133,7 @@ def _lines(
     legend = {"symbolType": "stroke", "symbolSize": 400}
     is_subject = f"datum.arm == '{_SUBJECT}'"
     encoding: Spec = {
-        "x": number(x, x),
+        "x": number(STEPS, STEPS),
         "y": number("value", title),
         "color": named("arm", {arm: looks[arm]["colour"] for arm in arms}, **legend),
         "strokeDash": of_arm("dash"),
@@ -173,13 +148,13 @@ def _lines(
         half = max(1, round(_SMOOTHED * longest))
         smoothed["transform"] = [{
             "window": [{"op": "mean", "field": "value", "as": "smoothed"}],
-            "groupby": ["arm"], "sort": [{"field": x}], "frame": [-half, half],
+            "groupby": ["arm"], "sort": [{"field": STEPS}], "frame": [-half, half],
         }]  # fmt: skip
         smoothed["encoding"] = {"y": number("smoothed", title)}
     smoothed["params"] = [
         {"name": "picked", "select": {"type": "point", "fields": ["arm"]}, "bind": "legend"}
     ]
-    tips = [{"field": "arm"}, {"field": x}, {"field": "value", "format": ".4~g"}]
+    tips = [{"field": "arm"}, {"field": STEPS}, {"field": "value", "format": ".4~g"}]
     # the nearest point of a line answers to the pointer
     near = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
     points = layer(
@@ -203,10 +178,10 @@ def _by_source(arms: Sequence[Part], looks: Mapping[str, Mapping[str, Any]]) -> 
     """Returns held-out losses of the sources whose loss changes most, each in its view."""
     keys = {k for part in arms for k in part.metrics.columns if k.startswith("validation/")}
     most = max(8, _MOST_POINTS // max(1, len(arms) * min(len(keys), _MOST_SOURCES)))
-    rows = [row for role in ROLES for row in _held_out(arms, role, most=most)]
+    rows = [row for role in ROLES for row in _held_out(arms, role, most)]
     values: dict[str, list[float]] = {}
     for row in rows:
-        values.setdefault(row["source"], []).append(row["value"] or 0.0)
+        values.setdefault(row["source"], []).append(row["value"])
     order = sorted(values, key=lambda name: min(values[name]) - max(values[name]))
     shown = set(order[:_MOST_SOURCES])
     kept = [row for row in rows if row["source"] in shown]
