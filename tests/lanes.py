@@ -6,12 +6,11 @@
     python tests/lanes.py arguments test-slurm    what its make target hands to pytest
 
 A lane is a make target with tests of one pytest marker. Whenever one passes whole on a clean
-checkout, a line of `lanes.json` says so; that file is committed with the change. A lane covers the
-modules that its test files reach: by imports, and by the programs that they start.
+checkout, a line of `lanes.json` says so; that file is committed with the change. A lane covers all
+code but the tests of other lanes.
 """
 
 import argparse
-import ast
 import dataclasses
 import functools
 import json
@@ -21,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -32,7 +30,7 @@ COMMON = (
     *("pyproject.toml", "Makefile", "requirements/", "tests/conftest.py"),
     "nemo_rod/upstream/functions.txt",
 )
-ROOTS = ("nemo_rod/", "tests/", "docs/examples/")  # what a lane of everything covers
+ROOTS = ("nemo_rod/", "tests/", "docs/examples/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Lane:
         seconds: limit for a test and what it is the first to need.
         needs: programs, environment variables and files that must be there; `VARIABLE/path` is a
             file of the checkout that the variable names.
-        everything: it starts `nemo-rod` and so covers the whole package.
         options: further ones of pytest.
         only: the test files; all by default.
         marker: pytest's; the name by default. The fast tests are those with the marker of no lane.
@@ -55,7 +52,6 @@ class Lane:
     about: str
     seconds: int = 300
     needs: tuple[str, ...] = ()
-    everything: bool = False
     options: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     marker: str = ""
@@ -86,17 +82,17 @@ class Lane:
 
     def files(self) -> set[str]:
         """Paths below the root that it covers."""
-        if self.everything or self.name == "fast":
-            covered = {path for path in _tracked() if path.startswith(ROOTS)}
-            return covered - {str(RECORD.relative_to(ROOT))}  # it changes when a lane has passed
         marks = [f"mark.{self.marker or self.name}{end}" for end in "\n(,"]
-        own = self.only or [
-            path
-            for path in _tracked()
-            if re.fullmatch("tests/[^/]*/test_[^/]*[.]py", path)
-            and any(mark in (ROOT / path).read_text() for mark in marks)
-        ]
-        return _reached(own)
+
+        def is_of_another(path: str) -> bool:
+            if self.name == "fast" or not re.fullmatch("tests/[^/]*/test_[^/]*[.]py", path):
+                return False
+            text = (ROOT / path).read_text()
+            return path not in self.only if self.only else not any(m in text for m in marks)
+
+        covered = {path for path in _tracked() if path.startswith(ROOTS)}
+        covered.discard(str(RECORD.relative_to(ROOT)))  # it changes when a lane has passed
+        return {path for path in covered if not is_of_another(path)}
 
 
 # Two processes; tests that share what is expensive stay on one (`conftest.py`).
@@ -133,13 +129,13 @@ LANES = (
          only=("tests/megatron/test_layouts.py", "tests/run/test_ends.py"), marker="layouts"),
     Lane("architectures", "every job of Qwen3.5 and Nemotron-H in many layouts", 3600),
     Lane("swap_in", "the selector in a job of Megatron-Bridge, in several layouts", 1800),
-    Lane("rehearsal", "every setting of the paper in small, with all arms", 3600, everything=True),
-    Lane("slow", "whatever takes minutes", 1800, everything=True),
-    Lane("fuzz", "damaged files and random words", 1200, everything=True, options=("-s",)),
-    Lane("slurm", "recipes on a real Slurm of two nodes", 7200, SLURM, True, ("-s",)),
-    Lane("kills", "kills every stage under a real Slurm", 14400, SLURM, True, ("-s",)),
+    Lane("rehearsal", "every setting of the paper in small, with all arms", 3600),
+    Lane("slow", "whatever takes minutes", 1800),
+    Lane("fuzz", "damaged files and random words", 1200, options=("-s",)),
+    Lane("slurm", "recipes on a real Slurm of two nodes", 7200, SLURM, ("-s",)),
+    Lane("kills", "kills every stage under a real Slurm", 14400, SLURM, ("-s",)),
     Lane("images", "builds both container images, and a recipe in each", 7200,
-         ("buildah", "mmdebstrap"), everything=True, options=("-s",)),
+         ("buildah", "mmdebstrap"), options=("-s",)),
     Lane("megatron_lm",
          "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main", 3600,
          ("MEGATRON_LM/pretrain_gpt.py",)),
@@ -252,49 +248,6 @@ def _is_there(name: str) -> bool:
         value = os.environ.get(variable)
         return bool(value) and (not path or Path(value, path).exists())
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
-
-
-def _reached(files: Iterable[str]) -> set[str]:
-    """The files themselves, and those of the project that they import or start."""
-    files_used, waiting = {"tests/lanes.py"}, ["tests/conftest.py", *files]  # this one names all
-    while waiting:
-        file = waiting.pop()
-        if file not in files_used:
-            files_used.add(file)
-            waiting.extend(_mentioned(file))
-    return files_used
-
-
-@functools.cache
-def _mentioned(file: str) -> set[str]:
-    """What a file imports, and what its strings name: modules, and scripts of the tests."""
-    used: set[str] = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value]
-        else:
-            continue
-        for name in names:
-            used |= _files_of(name)
-    return used
-
-
-@functools.cache
-def _files_of(name: str) -> set[str]:
-    parts = re.split("[./]", name.removesuffix(".py"))
-    if not all(part.isidentifier() for part in parts):
-        return set()
-    homes = {path.rpartition("/")[0] + "/" for path in _tracked() if path.startswith("tests/")}
-    imported = set()
-    for count in range(1, len(parts) + 1):
-        for home in ["", *homes]:
-            path = home + "/".join(parts[:count])
-            imported |= {path + end for end in (".py", "/__init__.py", "/__main__.py")} & _tracked()
-    return imported
 
 
 @functools.cache
