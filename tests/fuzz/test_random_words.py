@@ -26,7 +26,7 @@ pytestmark = pytest.mark.fuzz
 RECIPE_CASES, PATH_CASES, SECONDS = 300, 3000, 60
 VERBS = ("run", "plan", "prepare", "pretrain", "reference", "train", "merge", "evaluate", "report")
 PATH_VERBS = ("status", "inspect", "curriculum", "merge")
-PATH_KEYS = ("block", "split", "overlap", "tokenizer", "lambda")
+PATH_KEYS = ("block", "overlap", "tokenizer", "lambda")
 STATUSES = (0, 1, 2, 75)
 VALUES = (
     *("0", "1", "-1", "3", "1e400", "nan", "1e-30", "10000000000000", "true", "null", "''"),

@@ -16,14 +16,14 @@ from nemo_rod.lab.text import facts, printable_lines, read_object
 _MOST_FILES = 20  # of a source
 
 
-def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
+def find_store(path: Path) -> tuple[BlockStore, int | None] | None:
     """Returns the store at a path; if the path is one of its sources, also the source's index.
 
     Raises:
         ValueError: the path has a source's manifest, but does not lie in a store.
     """
     if (path / "store.json").exists():
-        return BlockStore(path, split or "train"), None
+        return BlockStore(path), None
     manifest = read_object(path / "manifest.json")
     if "source" not in manifest:
         return None
@@ -31,7 +31,7 @@ def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] |
     described = (manifest["role"], manifest["source"])
     problem = "is not a block store (no store.json)"
     if (root / "store.json").is_file():
-        store = BlockStore(root, split or manifest["split"])
+        store = BlockStore(root, manifest["split"])
         names = [(source.role, source.name) for source in store.sources]
         if described in names:
             return store, names.index(described)

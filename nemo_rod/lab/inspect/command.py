@@ -21,7 +21,7 @@ from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.text import facts, read_object
 from nemo_rod.selection.curriculum import log as curriculum
 
-_USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
+_USAGE = "nemo-rod inspect PATH [block=ID] [tokenizer=NAME] [overlap=TOKENS]"
 _PROMPT = "nemo-rod inspect RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N]"
 _DESCRIPTION = """\
 Shows what a file or folder of nemo-rod holds: a run folder, a block store, a source, references, a
@@ -43,7 +43,6 @@ def declare(parser: Arguments) -> None:
             read=int,
             bound=">= 0",
         ),
-        Key("split", "SPLIT", "split of a store: train or holdout", choices=("train", "holdout")),
         Key("tokenizer", "NAME", "made the blocks; by default the one beside them"),
         Key(
             "overlap",
@@ -62,7 +61,7 @@ def main(options: Namespace) -> None:
     if options.prompt is not None:
         sample.sample(options.path, options)
         return
-    keys = {name: getattr(options, name) for name in ("block", "split", "tokenizer", "overlap")}
+    keys = {name: getattr(options, name) for name in ("block", "tokenizer", "overlap")}
     with interpreting(options.path, besides=(ValueError,)):
         shown = inspect(options.path, **keys)
     print(shown)
@@ -72,7 +71,6 @@ def inspect(
     path: Path,
     *,
     block: int | None = None,
-    split: str | None = None,
     tokenizer: str | None = None,
     overlap: int | None = None,
 ) -> str:
@@ -87,7 +85,7 @@ def inspect(
         raise ValueError(f"{path} does not exist: expected {_USAGE}.")
     if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
         path = path.parent  # files of a folder belong together
-    if (store_and_source := find_store(path, split)) is not None:
+    if (store_and_source := find_store(path)) is not None:
         store, source = store_and_source
         if overlap is not None:
             return describe_overlap(store.root, overlap)
