@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ def merge_checkpoints(
             `out_dir` is not empty, the configurations or tokenizers differ, or tensors are missing,
             unknown, quantised, of another shape, or differ without a floating dtype.
     """
-    base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir).absolute()
+    base_dir, out_dir = Path(base_dir), Path(out_dir).absolute()
+    others = [Path(adapted_dir), *([Path(origin)] if origin else [])]
     if not 0.0 <= lam <= 1.0:
         raise ValueError(f"merge weight lambda is {lam}, expected a number from 0 to 1")
     is_free = not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir()))
@@ -80,61 +82,81 @@ def merge_checkpoints(
         raise ValueError(
             f"{out_dir} is a link or already holds files; remove it or merge into another folder"
         )
-    megatron = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
-    for folder in (base_dir, adapted_dir, Path(origin or base_dir)):
-        for is_wrong, sentence in (
-            (not folder.is_dir(), "is no folder, expected a checkpoint in it"),
-            ((folder / "adapter_config.json").exists(),
-             "is an adapter (adapter_config.json): merge it into its model first, and then the "
-             "models"),
-            (any(path for pattern in megatron for path in folder.glob(pattern)),
-             "is a checkpoint in Megatron's format, expected one in Hugging Face's; export it "
-             "first (`nemo-rod export`)"),
-            (not (folder / "config.json").is_file(),
-             "has no config.json, expected a checkpoint in Hugging Face's format: add the one that "
-             "its weights were saved with"),
-        ):  # fmt: skip
-            if is_wrong:
-                raise ValueError(f"{folder} {sentence}")
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
-    partial.mkdir(parents=True)
     try:
-        _merge(base_dir, adapted_dir, Path(origin or base_dir), partial, lam, max_shard_bytes)
+        with ExitStack() as stack:
+            base, *sides = (stack.enter_context(Checkpoint.open(f)) for f in (base_dir, *others))
+            partial.mkdir(parents=True)
+            _merge(base, sides, partial, lam, max_shard_bytes)
         copy_beside(base_dir, partial, code=code)
-    except BaseException as error:
+        share(partial.rglob("*.safetensors"))
+        if out_dir.exists():
+            out_dir.rmdir()
+        partial.rename(out_dir)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        expected = isinstance(error, ValueError | OSError | MemoryError | ModuleNotFoundError)
-        if expected or not isinstance(error, Exception):
-            raise
-        reason = " ".join(str(error).split())[:300]  # readers raise many kinds on damaged files
-        raise ValueError(
-            f"{base_dir} or {adapted_dir} is damaged ({type(error).__name__}: {reason}): "
-            "restore it from a copy, or save the checkpoint again"
-        ) from error
-    share(partial.rglob("*.safetensors"))
-    if out_dir.exists():
-        out_dir.rmdir()
-    partial.rename(out_dir)
 
 
-def _refuse_other_function(base: Checkpoint, adapted: Checkpoint) -> None:
+def _merge(
+    base: Checkpoint, sides: list[Checkpoint], out_dir: Path, lam: float, max_shard_bytes: int
+) -> None:
+    """Writes the shards and their index; of the sides, the second is the origin of the first."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+    from torch import where
+
+    def num_bytes(name: tuple[str]) -> int:
+        shape, dtype = base.kinds[name[0]]
+        bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "BF16", "BOOL"
+        return math.prod(shape) * bits // 8
+
+    for side in sides:
+        _refuse_other_function(base.folder, side.folder, base.kinds.keys() & side.kinds.keys())
+    names = [_matching(base, side) for side in sides]
+
+    def merged(name: str) -> torch.Tensor:
+        ours = base.tensor(name)
+        theirs, *before = (
+            side.tensor(known[name]) for side, known in zip(sides, names, strict=True)
+        )
+        if before and theirs.is_floating_point():
+            moved = ours.double() + (theirs.double() - before[0].double())
+            theirs = where(theirs == before[0], ours, moved).to(theirs.dtype)
+        return _interpolate(name, ours, theirs, lam).contiguous()
+
+    split = split_state_dict_into_shards_factory(
+        {name: (name,) for name in base.kinds if all(name in known for known in names)},
+        get_storage_size=num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    total_size = 0
+    for file_name, of_file in split.filename_to_tensors.items():
+        tensors = {name: merged(name) for name in of_file}
+        try:  # transformers refuses files whose metadata does not name the framework
+            save_file(tensors, out_dir / file_name, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(
+                f"{out_dir / file_name} cannot be written ({error}): make room, or name another "
+                "place"
+            ) from error
+        total_size += sum(tensor.nbytes for tensor in tensors.values())
+        del tensors
+    if split.is_sharded:
+        weight_map = split.tensor_to_filename
+        index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+        (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
+
+
+def _refuse_other_function(base: Path, adapted: Path, stored: set[str]) -> None:
     """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
 
     Of their configurations, the keys that both have are compared: versions of transformers differ
-    in those that they write.
+    in those that they write. `stored` are the names of the tensors that both have.
     """
-
-    def of_both(name: str) -> list[Path]:
-        files = [side.folder / name for side in (base, adapted)]
-        return files if all(file.is_file() for file in files) else []
-
-    def read(file: Path) -> dict[str, Any]:
-        with interpreting(file):
-            return dict(read_json(file))
-
-    ours, theirs = (flat(read(file)) for file in of_both("config.json"))
-    stored = base.stored.keys() & adapted.stored.keys()
+    ours, theirs = (flat(read_json(folder / "config.json")) for folder in (base, adapted))
     has_heads = any(name.endswith("lm_head.weight") for name in stored)
     for key in sorted(ours.keys() & theirs.keys()):
         name = key.rpartition(".")[2]
@@ -143,83 +165,31 @@ def _refuse_other_function(base: Checkpoint, adapted: Checkpoint) -> None:
         is_moot = is_moot or bool(_GENERATION.fullmatch(name) or NOT_COMPUTED.fullmatch(name))
         if ours[key] != theirs[key] and not is_moot:
             raise ValueError(
-                f"{adapted.folder / 'config.json'} has {key}={theirs[key]!r}, but that of "
-                f"{base.folder} has {ours[key]!r}, so that equal weights compute something else; "
-                "merge two checkpoints of the same architecture and settings"
+                f"{adapted / 'config.json'} has {key}={theirs[key]!r}, but that of {base} has "
+                f"{ours[key]!r}, so that equal weights compute something else; merge two "
+                "checkpoints of the same architecture and settings"
             )
-    whole, *others = map(of_both, _TOKENIZERS)
-    for one, other in [whole] if whole else filter(None, others):
-        if one.read_bytes() != other.read_bytes() and not (
-            whole and _ids(read(one)) == _ids(read(other))
+    there = [n for n in _TOKENIZERS if (base / n).is_file() and (adapted / n).is_file()]
+    for name in there[:1] if there[:1] == ["tokenizer.json"] else there:
+        one, other = base / name, adapted / name
+        if one.read_bytes() != other.read_bytes() and (
+            name != "tokenizer.json" or _ids(one) != _ids(other)
         ):
             raise ValueError(
-                f"{other} gives words other ids than that of {base.folder}; merge two checkpoints "
-                "with one tokenizer"
+                f"{other} gives words other ids than that of {base}; merge two checkpoints with "
+                "one tokenizer"
             )
 
 
-def _ids(values: dict[str, Any]) -> dict[str, int]:
+def _ids(file: Path) -> dict[str, int]:
     """Returns the ids of a `tokenizer.json` by word."""
-    words = values.get("model", {}).get("vocab", {})
-    if isinstance(words, list):  # pairs of a word and its score, in the order of ids
-        words = {word: number for number, (word, *_) in enumerate(words)}
-    added = values.get("added_tokens") or []
-    return {**words, **{token["content"]: token["id"] for token in added}}
-
-
-def _merge(
-    base_dir: Path, adapted_dir: Path, origin_dir: Path, out_dir: Path, lam: float, most: int
-) -> None:
-    from huggingface_hub import split_state_dict_into_shards_factory
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-    from torch import where
-
-    def num_bytes(name: tuple[str]) -> int:
-        shape, dtype = base.kind(*name)
-        bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "BF16", "BOOL"
-        return math.prod(shape) * bits // 8
-
-    def learned(name: str, of_base: torch.Tensor) -> torch.Tensor:
-        tensor, before = (side.tensor(known.get(name, name)) for side, known in aliases.items())
-        if origin_dir == base_dir or not tensor.is_floating_point():
-            return tensor
-        moved = of_base.double() + (tensor.double() - before.double())
-        return where(tensor == before, of_base, moved).to(tensor.dtype)
-
-    with ExitStack() as stack:
-        folders = (base_dir, adapted_dir, origin_dir)
-        base, *sides = (stack.enter_context(Checkpoint.open(folder)) for folder in folders)
-        for side in sides:
-            _refuse_other_function(base, side)
-        aliases, total_size = {side: _check_tensors(base, side) for side in sides}, 0
-        split = split_state_dict_into_shards_factory(
-            {name: (name,) for name in _merged_names(base, sides[0])},
-            get_storage_size=num_bytes,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=most,
-        )
-        for file_name, names in split.filename_to_tensors.items():
-            tensors = {
-                name: _interpolate(
-                    name, tensor := base.tensor(name), learned(name, tensor), lam
-                ).contiguous()
-                for name in names
-            }
-            # transformers refuses files whose metadata does not name the framework
-            try:
-                save_file(tensors, out_dir / file_name, {"format": "pt"})
-            except SafetensorError as error:  # not of an input
-                raise OSError(
-                    f"{out_dir / file_name} cannot be written ({error}): make room, or name "
-                    "another place"
-                ) from error
-            total_size += sum(tensor.nbytes for tensor in tensors.values())
-            del tensors
-    if split.is_sharded:
-        weight_map = split.tensor_to_filename
-        index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-        (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
+    with interpreting(file):
+        values = read_json(file)
+        words = values.get("model", {}).get("vocab", {})
+        if isinstance(words, list):  # pairs of a word and its score, in the order of ids
+            words = {word: number for number, (word, *_) in enumerate(words)}
+        added = values.get("added_tokens") or []
+        return {**words, **{token["content"]: token["id"] for token in added}}
 
 
 def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
@@ -234,24 +204,20 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
     """
     import torch
 
-    if base.dtype != adapted.dtype and not (
-        base.is_floating_point() and adapted.is_floating_point()
+    are_floating = base.is_floating_point() and adapted.is_floating_point()
+    is_end = lam in (0.0, 1.0)
+    if not are_floating and (
+        base.dtype != adapted.dtype or not (is_end or torch.equal(base, adapted))
     ):
         raise ValueError(
-            f"tensor {name!r} is {base.dtype} in one checkpoint and {adapted.dtype} in the other; "
-            f"merge two checkpoints of the same architecture"
+            f"tensor {name!r} is {base.dtype} in one checkpoint and {adapted.dtype} in the other, "
+            "and differs, expected one floating dtype to interpolate; merge two unquantised "
+            "checkpoints of the same architecture"
         )
-    if not base.is_floating_point():
-        if 0.0 < lam < 1.0 and not torch.equal(base, adapted):
-            raise ValueError(
-                f"tensor {name!r} is {base.dtype} and differs between the checkpoints, expected a "
-                f"floating dtype to interpolate; merge the unquantised checkpoints"
-            )
-        return base if lam == 0.0 else adapted
     stored = torch.promote_types(base.dtype, adapted.dtype)
-    wide = torch.promote_types(stored, torch.float32)
-    if lam in (0.0, 1.0):
+    if is_end or not are_floating:
         return (base if lam == 0.0 else adapted).to(stored)
+    wide = torch.promote_types(stored, torch.float32)
     base, adapted = base.to(wide), adapted.to(wide)
     # lerp of two equal infinities (a stored mask) is NaN, hence the explicit equal case.
     merged = torch.where(base == adapted, base, torch.lerp(base, adapted, lam))
@@ -263,15 +229,16 @@ def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: floa
     return merged.to(stored)
 
 
+@dataclass(frozen=True)
 class Checkpoint:
     """Lazy view of a checkpoint folder: tensors by name, across its shards.
 
     The names are the published ones, so that checkpoints written by different programs agree.
     """
 
-    def __init__(self, folder: Path, stored: dict[str, tuple[Any, str]]) -> None:
-        self.folder = folder
-        self.stored = stored  # published name -> (open file, stored name)
+    folder: Path
+    stored: dict[str, tuple[Any, str]]  # published name -> open file, stored name
+    kinds: dict[str, tuple[tuple[int, ...], str]]  # -> shape, dtype as in the file, e.g. "BF16"
 
     @classmethod
     @contextmanager
@@ -283,17 +250,22 @@ class Checkpoint:
         """
         from safetensors import SafetensorError, safe_open
 
-        # transformers searches for weights in this order
         index = folder / _INDEX_NAME
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"{folder} has no config.json, expected a checkpoint in Hugging Face's format: "
+                "export one of Megatron's first (`nemo-rod export`), and merge an adapter into its "
+                "model"
+            )
+        # transformers searches for weights in this order
         if (folder / "model.safetensors").is_file():
             files = [folder / "model.safetensors"]
         elif index.is_file():
             with interpreting(index):
-                weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
-                names = sorted(set(weight_map.values()))
+                names = sorted({*read_json(index, "weight_map")["weight_map"].values()})
                 if any(Path(name).name != name for name in names):
                     raise ValueError("it has files of another folder")
-                files = [folder / name for name in names]
+            files = [folder / name for name in names]
         else:
             files = sorted(folder.glob("*.safetensors"))
         missing = next((file.name for file in files if not file.is_file()), "")
@@ -304,8 +276,8 @@ class Checkpoint:
                 f"export the model in Hugging Face format first"
             )
         published = published_names(folder)
+        stored, kinds = dict[str, tuple[Any, str]](), dict[str, tuple[tuple[int, ...], str]]()
         with ExitStack() as stack:
-            stored = dict[str, tuple[Any, str]]()
             for file in files:
                 held = file.stat()
                 if held.st_size > 1 << 30 and held.st_blocks * 512 < held.st_size // 2:
@@ -317,12 +289,12 @@ class Checkpoint:
                         f"{file} is not a complete safetensors file ({error}): restore it from a "
                         "copy"
                     ) from None
-                stored |= {
-                    published.get(name, name): (handle, name)
-                    for name in handle.keys()  # noqa: SIM118
-                    if not name.endswith("rotary_emb.inv_freq")  # no longer read
-                }
-            yield cls(folder, stored)
+                for name in handle.keys():  # noqa: SIM118
+                    if not name.endswith("rotary_emb.inv_freq"):  # no longer read
+                        piece, known = handle.get_slice(name), published.get(name, name)
+                        stored[known] = handle, name
+                        kinds[known] = tuple(piece.get_shape()), str(piece.get_dtype())
+            yield cls(folder, stored, kinds)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Returns a tensor, in its stored shape and dtype."""
@@ -330,60 +302,47 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
 
-    def kind(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns a tensor's shape, and its dtype as safetensors spells it, e.g. "BF16"."""
-        handle, stored = self.stored[name]
-        piece = handle.get_slice(stored)
-        return tuple(piece.get_shape()), str(piece.get_dtype())
 
+def _matching(base: Checkpoint, side: Checkpoint) -> dict[str, str]:
+    """Returns the name that each tensor of the base has in another checkpoint.
 
-def _check_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, str]:
-    """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
-    ours, theirs = set(base.stored), set(adapted.stored)
-    common = [name for name in base.stored if name in theirs]
-    only_base = [name for name in _merged_names(base, adapted) if name not in theirs]
-    only_adapted = [name for name in adapted.stored if name not in ours]
-    aliases = {}
-    for side, other, names in ((base, adapted, only_base), (adapted, base, only_adapted)):
-        tied = {name: _tied_to(side, name, common) for name in names}
-        missing = [name for name in names if tied[name] is None]
-        if missing:
-            raise ValueError(
-                f"{other.folder} lacks {len(missing)} tensor(s) that the other checkpoint holds "
-                f"(the first is {missing[0]!r}); merge two checkpoints of the same architecture"
-            )
-        if side is base:
-            aliases = {name: to for name, to in tied.items() if to is not None}
-    for name in common:
-        (shape, _), (other_shape, _) = kinds = [side.kind(name) for side in (base, adapted)]
-        if shape != other_shape:
-            raise ValueError(
-                f"tensor {name!r} has shape {other_shape} in {adapted.folder} but {shape} in "
-                f"{base.folder}; merge two models of the same architecture"
-            )
-        for side, (_, dtype) in zip((base, adapted), kinds, strict=True):
-            if dtype.startswith(("F4", "F6_", "F8_")):  # means nothing without its scales
-                raise ValueError(
-                    f"tensor {name!r} in {side.folder} is quantised ({dtype}); merge the "
-                    f"unquantised checkpoints"
-                )
-    return aliases
+    A matrix that only one of them stores must be a copy of another, to which it is tied. Vectors
+    are never tied, and are often equal by chance: norms of ones, biases of zeros.
 
-
-def _merged_names(base: Checkpoint, adapted: Checkpoint) -> list[str]:
-    """Returns the base's tensors, without multi-token predictors if the adapted model has none."""
-    if any(name.startswith(_PREDICTORS) for name in adapted.stored):
-        return [*base.stored]
-    return [name for name in base.stored if not name.startswith(_PREDICTORS)]
-
-
-def _tied_to(checkpoint: Checkpoint, name: str, candidates: list[str]) -> str | None:
-    """Returns the matrix among `candidates` of which `name` is a bit-equal copy, if any.
-
-    Vectors are never tied, and are often equal by chance: norms of ones, biases of zeros.
+    Raises:
+        ValueError: a tensor is missing, quantised or of another shape.
     """
     import torch
 
-    kind, tensor = checkpoint.kind(name), checkpoint.tensor
-    alike = [n for n in candidates if checkpoint.kind(n) == kind] if len(kind[0]) > 1 else []
-    return next((n for n in alike if torch.equal(tensor(name), tensor(n))), None)
+    names = {name: name for name in base.kinds if name in side.kinds}
+    common = [*names]
+    for name in common:
+        (shape, dtype), (other_shape, other_dtype) = base.kinds[name], side.kinds[name]
+        if shape != other_shape:
+            raise ValueError(
+                f"tensor {name!r} has shape {other_shape} in {side.folder} but {shape} in "
+                f"{base.folder}; merge two models of the same architecture"
+            )
+        # means nothing without its scales
+        if found := re.search(r"F4\w*|F6_\w+|F8_\w+", f"{dtype} {other_dtype}"):
+            raise ValueError(
+                f"tensor {name!r} is quantised ({found[0]}) in {base.folder} or {side.folder}; "
+                "merge the unquantised checkpoints"
+            )
+    trains_predictors = any(name.startswith(_PREDICTORS) for name in side.kinds)
+    for one, other in ((base, side), (side, base)):
+        for name in (name for name in one.kinds if name not in other.kinds):
+            if one is base and name.startswith(_PREDICTORS) and not trains_predictors:
+                continue
+            alike = [
+                n for n in common if one.kinds[n] == one.kinds[name] and len(one.kinds[n][0]) > 1
+            ]
+            tied = next((n for n in alike if torch.equal(one.tensor(name), one.tensor(n))), None)
+            if tied is None:
+                raise ValueError(
+                    f"{other.folder} lacks the tensor {name!r} of {one.folder}; merge two "
+                    "checkpoints of the same architecture"
+                )
+            if one is base:
+                names[name] = tied
+    return names
