@@ -1,4 +1,4 @@
-"""Time, shares, passes and savings by hand."""
+"""Time, shares and passes by hand."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,45 +9,54 @@ from command_line import composed
 
 from nemo_rod.config import Domain, Parallel
 from nemo_rod.lab.plan.built_shapes import read_shape
-from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
+from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
 from nemo_rod.lab.plan.shapes import forward_flops, recomputed_share
+from nemo_rod.lab.plan.speed import Processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection.dealing import scoring_passes
 
-SETUP = Setup(
-    forward_flops=1e9, flops_per_second=1e12, backward=2.0, parallel=Parallel(data=4),
-    block_size=1000, micro_batch_size=1, scoring_micro_batch_size=4,
-)  # fmt: skip
 SHAPE = read_shape(
     {
         "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 2,
     }
 )  # fmt: skip
+FLOPS = forward_flops(SHAPE, 1000)  # of a token
+# half of a TFLOP/s
+PROCESSOR = Processor("made up", 1.0, "bf16", 0.5, 2.0, 1.0, "nowhere", startup_seconds=0.0)
+SETUP = Setup(
+    shape=SHAPE, processor=PROCESSOR, parallel=Parallel(data=4), block_size=1000,
+    micro_batch_size=1, scoring_micro_batch_size=4,
+)  # fmt: skip
 ROD = Work(name="rod", steps=10, batch_size=32, pool_size=64)
 
 
+def setup(**changes: float) -> Setup:
+    """One on another processor."""
+    return replace(SETUP, processor=replace(PROCESSOR, **changes))
+
+
 def test_a_selecting_step_by_hand():
-    # 32 blocks of 1000 tokens at 3 GFLOP each, on 4 processes of 1 TFLOP/s
-    update = 32 * 1000 * 3e9 / 4e12
-    stage = cost(ROD, SETUP, SHAPE)
+    # 32 blocks of 1000 tokens, on 4 processes
+    update = 32 * 1000 * 3 * FLOPS / 2e12
+    stage = cost(ROD, SETUP)
     assert stage.update_seconds == pytest.approx(update)
-    assert stage.scoring_seconds == pytest.approx(64 * 1000 * 1e9 / 4e12)
+    assert stage.scoring_seconds == pytest.approx(64 * 1000 * FLOPS / 2e12)
     assert stage.gpu_hours == pytest.approx(10 * update * 5 / 3 * 4 / 3600)
     assert stage.hours == pytest.approx(stage.gpu_hours / 4)
     assert stage.trained_tokens == 10 * 32 * 1000
     assert stage.scored_tokens == 10 * 64 * 1000
-    assert stage.flops == pytest.approx(10 * (3 * 32 + 64) * 1000 * 1e9)
+    assert stage.flops == pytest.approx(10 * (3 * 32 + 64) * 1000 * FLOPS)
 
 
 def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time():
-    slow, fast = (cost(ROD, replace(SETUP, scoring=share), SHAPE) for share in (1.0, 0.75))
+    slow, fast = (cost(ROD, setup(scoring=share)) for share in (1.0, 0.75))
     assert fast.scoring_seconds == pytest.approx(0.75 * slow.scoring_seconds)
     assert fast.update_seconds == slow.update_seconds
-    saving = cost(replace(ROD, saved=5e9), replace(SETUP, checkpoint_rate=1e9), SHAPE)
+    saving = cost(replace(ROD, saved=25e9), SETUP)
     assert saving.hours == pytest.approx(slow.hours + 5 / 3600)
 
 
@@ -74,7 +83,7 @@ def test_files_of_plain_text_bound_their_source(tmp_path, name, keys, blocks):
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8])
 def test_the_share_of_scoring_follows_the_multiplier(m):
-    stage = cost(replace(ROD, pool_size=32 * m), SETUP, SHAPE)
+    stage = cost(replace(ROD, pool_size=32 * m), SETUP)
     assert stage.scoring_share == pytest.approx(m / (m + 3))
 
 
@@ -90,17 +99,17 @@ def test_stages_of_a_pipeline_wait():
 def test_a_quick_backward_pass_makes_forward_passes_dearer():
     training = SETUP.training_seconds(1e6, 1)
     assert SETUP.forward_seconds(1e6, 1) == pytest.approx(training / 3)
-    quick = replace(SETUP, backward=1.5)
+    quick = setup(backward=1.5)
     assert quick.forward_seconds(1e6, 1) == pytest.approx(training / 2.5)
 
 
 def test_recomputing_takes_time_of_the_update_alone():
-    plain, full = (cost(ROD, replace(SETUP, recomputed=share), SHAPE) for share in (0.0, 1.0))
+    plain, full = (cost(ROD, replace(SETUP, recompute=kind)) for kind in ("none", "full"))
     assert full.update_seconds == pytest.approx(plain.update_seconds * 4 / 3)
     assert full.scoring_seconds == plain.scoring_seconds
     assert full.scoring_share == pytest.approx(2 / 6)  # m / (m + 4)
-    assert full.flops == pytest.approx(10 * (4 * 32 + 64) * 1000 * 1e9)
-    slow = cost(ROD, replace(SETUP, host_seconds=0.5), SHAPE)
+    assert full.flops == pytest.approx(10 * (4 * 32 + 64) * 1000 * FLOPS)
+    slow = cost(ROD, replace(SETUP, host_seconds=0.5))
     assert slow.update_seconds == pytest.approx(plain.update_seconds + 0.5)
     assert slow.flops == plain.flops
 
@@ -115,9 +124,9 @@ def test_recomputing_costs_a_share_of_a_forward_pass():
 
 
 def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not():
-    read = cost(Work(name="references_base", read=1600), SETUP, SHAPE)
-    assert read.gpu_hours == pytest.approx(1600 * 1000 * 1e9 / 1e12 / 3600)
-    prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP, SHAPE)
+    read = cost(Work(name="references_base", read=1600), SETUP)
+    assert read.gpu_hours == pytest.approx(1600 * 1000 * FLOPS / 0.5e12 / 3600)
+    prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP)
     assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
 
 
@@ -135,22 +144,12 @@ def test_tokens_that_stay_in_place_take_no_disk():
 
 
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows():
-    whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
-    setup = replace(SETUP, forward_flops=whole)
-    saved = prefix_saving([(ROD, setup)], SHAPE, 2)
-    seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
-    assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
-    assert saved.what == "score the first 500 tokens of a block alone: scoring.prefix=1/2"
-    prefix = replace(ROD, prefix=0.5)
-    plain, half_scored = cost(ROD, setup, SHAPE), cost(prefix, setup, SHAPE)
-    assert plain.gpu_hours - half_scored.gpu_hours == pytest.approx(saved.gpu_hours)
-    assert half_scored.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
-    assert half_scored.flops == pytest.approx(10 * (3 * 32 * 1000 * whole + 64 * 500 * half))
-    # seen from there, another half of the tokens is left to spare
-    further = prefix_saving([(prefix, setup)], SHAPE, 4)
-    assert further.gpu_hours + saved.gpu_hours == pytest.approx(
-        prefix_saving([(ROD, setup)], SHAPE, 4).gpu_hours
-    )
+    half = forward_flops(SHAPE, 1000, prefix=500)
+    plain, short = (cost(replace(ROD, prefix=share), SETUP) for share in (1.0, 0.5))
+    saved = 10 * 64 * (1000 * FLOPS - 500 * half) / 2e12
+    assert plain.gpu_hours - short.gpu_hours == pytest.approx(saved * 4 / 3600)
+    assert short.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
+    assert short.flops == pytest.approx(10 * (3 * 32 * 1000 * FLOPS + 64 * 500 * half))
 
 
 def test_numbers_for_people():
@@ -202,8 +201,10 @@ def test_passes_hold_all_blocks_and_little_else(replicas, pipeline, chunks):
     ],
 )
 def test_the_plan_counts_the_passes_that_run(layout, size, part, blocks, expected):
-    setup = replace(SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part)
-    assert setup.padded(blocks) == expected
+    counted = replace(
+        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part
+    )
+    assert counted.padded(blocks) == expected
 
 
 def test_the_plan_counts_the_bubble_of_scoring():
@@ -211,5 +212,5 @@ def test_the_plan_counts_the_bubble_of_scoring():
     alone, stages = (
         replace(SETUP, parallel=Parallel(pipeline=n)).scoring_seconds(20) for n in (1, 2)
     )
-    assert alone == pytest.approx(20 * 1000 * 1e9 / 1e12)
+    assert alone == pytest.approx(20 * 1000 * FLOPS / 0.5e12)
     assert stages == pytest.approx(alone / 2 * 6 / 5)

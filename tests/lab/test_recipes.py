@@ -300,13 +300,6 @@ def test_a_plan_by_hand(tmp_path):
     step = rod.update_seconds + rod.scoring_seconds
     saves = 15 * 14 * plan.model["parameters"] / 5e9  # 25 s each
     assert rod.gpu_hours == pytest.approx((2824 * step + saves) * 16 / 3600)
-    native = next(s for s in plan.savings if s.what.startswith("replay the curriculum"))
-    references = sum(stages(plan)[f"references_{n}"].gpu_hours for n in ("base", "specialist"))
-    scored = 2824 * rod.scoring_seconds * 16 / 3600
-    assert native.gpu_hours == pytest.approx(scored + references)
-    own = sum(stages(plan)[name].gpu_hours for name in ("no_replay", "references_specialist"))
-    blend = next(s for s in plan.savings if "selection.policy=mix" in s.what)
-    assert blend.gpu_hours == pytest.approx(scored + own)
 
 
 def test_a_start_takes_its_time_on_every_process(tmp_path):
@@ -488,15 +481,6 @@ def test_finished_steps_are_compared_with_the_plan(tmp_path):
     (note,) = [note for note in plan.notes if "scoring aside" in note]
     assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
     assert f"plan.utilisation={819.2 / 2500 * planned / 5:.2g} would plan that" in note
-
-
-def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path):
-    """Arms may have the references of another run alone, or the base's."""
-    small = plan_of("german_qwen3_5_9b", "arms=[base,rod_small_reference]", run_dir=tmp_path)
-    assert "rod_small_reference" in stages(small)
-    assert not any("smaller model's specialist" in saving.what for saving in small.savings)
-    whole = as_it_is("german_qwen3_5_9b")[1]
-    assert any("smaller model's specialist" in saving.what for saving in whole.savings)
 
 
 def test_a_plan_counts_the_run_that_an_arm_follows(tmp_path):

@@ -1,9 +1,11 @@
 """What a plan says of speed, against every run whose speed is known."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import composed
 from omegaconf import OmegaConf
@@ -14,7 +16,7 @@ from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.memory import GIB, Load, memory_per_gpu
-from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
+from nemo_rod.lab.plan.shapes import Block, Shape
 from nemo_rod.lab.plan.speed import Measured, family, nearest, processor, speeds
 
 NEAR = 0.3  # what a plan may be off by
@@ -80,31 +82,21 @@ ROWS = speeds()
 def tokens_per_second(shape: Shape, row: Measured, rows: list[Measured]) -> float:
     """What a plan says of a row's run, if these rows are known."""
     chosen, _ = nearest(rows, shape, row.gpu, precision=row.precision, data=row.data)
-    share = processor(composed("recipe=toy_synthetic", "cluster=h100_1"), shape)  # of its floor
+    h100 = processor(composed("recipe=toy_synthetic", "cluster=h100_1"), shape)  # for its floor
+    share = float(np.prod([row.share for row in chosen])) ** (1 / len(chosen))
+    profile = replace(h100, peak_tflops=row.peak, utilisation=share, backward=2.0)
+    if row.model == "Nemotron-3.5-Lightning":
+        # it trains two heads for further tokens, each of attention, experts and an output layer
+        kinds = {block.kind: block for block in shape.blocks}
+        output = Block(kind="mlp", mixing=2.0 * shape.embedding)
+        head = (replace(kinds["attention"], attending=0.0), kinds["experts"], output)
+        shape = replace(shape, layers=(*shape.layers, head, head))
     setup = Setup(
-        forward_flops=forward_flops(shape, row.block) + heads_for_further_tokens(row, shape),
-        flops_per_second=row.peak * 1e12 * mean_share(chosen), backward=2.0, parallel=Parallel(),
-        block_size=row.block, micro_batch_size=row.micro_batch, scoring_micro_batch_size=1,
-        launch_seconds=share.launch_seconds * len(shape.blocks),
+        shape=shape, processor=profile, parallel=Parallel(), block_size=row.block,
+        micro_batch_size=row.micro_batch, scoring_micro_batch_size=1,
     )  # fmt: skip
     work = Work(name="run", steps=1, batch_size=row.micro_batch)
-    return row.micro_batch * row.block / cost(work, setup, shape).update_seconds
-
-
-def mean_share(rows: list[Measured]) -> float:
-    product = 1.0
-    for row in rows:
-        product *= row.share
-    return float(product ** (1 / len(rows)))
-
-
-def heads_for_further_tokens(row: Measured, shape: Shape) -> float:
-    """Lightning trains two, each of attention, experts and an output layer."""
-    if row.model != "Nemotron-3.5-Lightning":
-        return 0.0
-    kinds = {block.kind: block for block in shape.blocks}
-    parts: list[Block] = [kinds["attention"], kinds["experts"]]
-    return 2 * (2.0 * shape.embedding + sum(2.0 * part.matrix_parameters for part in parts))
+    return row.micro_batch * row.block / cost(work, setup).update_seconds
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model}-{r.gpu}-{r.precision}-{r.data}")
@@ -137,12 +129,10 @@ def test_a_plan_is_near_what_one_h100_did(config, block, micro_batch, trained, s
     shape = read_shape(config)
     h100 = processor(composed("recipe=german_qwen3_0_6b"), shape)
     setup = Setup(
-        forward_flops=forward_flops(shape, block), backward=h100.backward, parallel=Parallel(),
-        flops_per_second=h100.peak_tflops * 1e12 * h100.utilisation, block_size=block,
-        micro_batch_size=micro_batch, scoring_micro_batch_size=scored, scoring=h100.scoring,
-        launch_seconds=h100.launch_seconds * len(shape.blocks),
+        shape=shape, processor=h100, parallel=Parallel(), block_size=block,
+        micro_batch_size=micro_batch, scoring_micro_batch_size=scored,
     )  # fmt: skip
-    done = cost(Work(name="rod", steps=1, batch_size=trained, pool_size=2 * trained), setup, shape)
+    done = cost(Work(name="rod", steps=1, batch_size=trained, pool_size=2 * trained), setup)
     seconds, over_plain = step
     assert done.update_seconds == pytest.approx(seconds, rel=NEAR)
     planned = (done.update_seconds + done.scoring_seconds) / done.update_seconds
@@ -186,14 +176,13 @@ def hours_of_a_billion_tokens(shape: Shape, card: str) -> str:
         if not memory.fits or memory.host * gpus > config.cluster.node_memory_gib * GIB > 0:
             continue
         setup = Setup(
-            forward_flops=forward_flops(shape, size), backward=gpu.backward, parallel=parallel,
-            flops_per_second=gpu.peak_tflops * 1e12 * gpu.utilisation, block_size=size,
-            micro_batch_size=1, scoring_micro_batch_size=1, recomputed=float(bool(keys)),
-            launch_seconds=gpu.launch_seconds * len(shape.blocks), host_seconds=memory.host / 20e9,
+            shape=shape, processor=replace(gpu, startup_seconds=0.0), parallel=parallel,
+            block_size=size, micro_batch_size=1, scoring_micro_batch_size=1,
+            recompute=load.recompute, host_seconds=memory.host / 20e9,
         )  # fmt: skip
         batch = 64 * gpus
         steps = 1e9 / (batch * size)
-        hours = steps * cost(Work(name="", steps=1, batch_size=batch), setup, shape).hours
+        hours = steps * cost(Work(name="", steps=1, batch_size=batch), setup).hours
         return f"{hours:.2g}{name}" if hours < 100 else f"{hours:.0f}{name}"
     return "-"
 

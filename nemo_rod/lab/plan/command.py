@@ -24,7 +24,7 @@ from nemo_rod.lab.controls import FOLDER, WHY
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.built_shapes import read_shape
-from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
+from nemo_rod.lab.plan.costs import PlanResult, Setup, StageCost, Work, cost
 from nemo_rod.lab.plan.memory import (
     GIB,
     MEASURED,
@@ -38,7 +38,7 @@ from nemo_rod.lab.plan.plan_text import format_plan, wall
 from nemo_rod.lab.plan.plan_text import hours as format_hours
 from nemo_rod.lab.plan.plan_text import size as format_size
 from nemo_rod.lab.plan.section import Plan
-from nemo_rod.lab.plan.shapes import Shape, forward_flops, recomputed_share
+from nemo_rod.lab.plan.shapes import Shape, forward_flops
 from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.lab.report.section import Report, has_controls
@@ -50,7 +50,6 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings, trained_arms
 
 _SPREAD = 0.02  # nats: standard deviation, over blocks of 1,024 tokens, of what two arms differ by
-_CHECKPOINT_RATE = 5e9  # bytes of a checkpoint written per second, all nodes together
 _OFFLOAD_RATE = 20e9  # bytes of the optimizer's state that a host updates per second, for each GPU
 
 
@@ -160,7 +159,7 @@ def make_plan(config: Config) -> PlanResult:
     Raises:
         ValueError: the layout cannot run, or the model, its processor or a corpus is not known.
     """
-    shape, parallel, size = model_shape(config), config.parallel, config.domain.block_size
+    shape, size = model_shape(config), config.domain.block_size
     memories, assumed = _memories(config, shape), section(config, Plan)
     profile = processor(config, shape)
     stages, trained = Stages(config), trained_stages(config)
@@ -170,22 +169,17 @@ def make_plan(config: Config) -> PlanResult:
         settings: ArmSettings | Config = trained.get(work.name, config)
         memory = memories.get(work.name)
         setup = Setup(
-            forward_flops=forward_flops(shape, size),
-            flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
-            backward=profile.backward,
-            recomputed=recomputed_share(shape, size, settings.train.recompute),
-            parallel=parallel,
+            shape=shape,
+            processor=profile,
+            parallel=config.parallel,
             block_size=size,
             micro_batch_size=settings.train.micro_batch_size,
             scoring_micro_batch_size=settings.scoring.micro_batch_size,
-            startup_seconds=profile.startup_seconds,
-            scoring=profile.scoring,
-            launch_seconds=profile.launch_seconds * len(shape.blocks),
-            checkpoint_rate=_CHECKPOINT_RATE,
+            recompute=settings.train.recompute,
             host_seconds=memory.host / _OFFLOAD_RATE if memory else 0.0,
         )
         planned.append((work, setup))
-    costs = [cost(work, setup, shape) for work, setup in planned]
+    costs = [cost(work, setup) for work, setup in planned]
     trained_tokens = config.train.steps * config.train.batch_size * size
     return PlanResult(
         recipe=config.recipe,
@@ -209,11 +203,10 @@ def make_plan(config: Config) -> PlanResult:
         },
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
-        savings=_savings(planned, costs, shape),
         notes=[
             *_notes(config, planned, blocks, shape.kind),
-            *_notes_on_cost(stages, planned, costs, blocks, shape),
-            *_measured(stages, planned, shape, profile.utilisation),
+            *_notes_on_cost(stages, planned, costs, blocks),
+            *_measured(stages, planned),
         ],
     )
 
@@ -334,37 +327,6 @@ def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
     return memories
 
 
-def _savings(
-    planned: Sequence[tuple[Work, Setup]], costs: Sequence[StageCost], shape: Shape
-) -> list[Saving]:
-    selecting = [(work, setup) for work, setup in planned if work.pool_size]
-    if not selecting:
-        return []
-    hours = {stage.name: stage.gpu_hours for stage in costs}
-    references = sum(hours[name] for name in hours if name.startswith("references_"))
-    own = {name: hours[name] for name in (SPECIALIST, "references_specialist") if name in hours}
-    steps = {work.name: work.steps for work, _ in selecting}
-    seconds = sum(stage.scoring_seconds * steps.get(stage.name, 0) for stage in costs)
-    scoring = seconds / 3600 * selecting[0][1].parallel.world_size
-    least = min(work.prefix for work, _ in selecting)
-    recorded = "replay the curriculum that a smaller model recorded: nothing is scored here"
-    blend = (
-        "let a blend follow the model: selection.policy=mix; nothing is scored, and no specialist "
-        "is needed (docs/mix.md)"
-    )
-    smaller = (
-        "take a smaller model's specialist as reference, less the cost of that; here it is also "
-        f"the arm {SPECIALIST}"
-    )
-    return [
-        *(prefix_saving(selecting, shape, n) for n in (2, 4) if 1 / n < least),
-        Saving(what=recorded, gpu_hours=scoring + references),
-        Saving(what=blend, gpu_hours=scoring + sum(own.values())),
-        # arms may have other references alone
-        *([Saving(what=smaller, gpu_hours=sum(own.values()))] if len(own) == 2 else []),
-    ]
-
-
 def _notes(
     config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
 ) -> list[str]:
@@ -439,14 +401,10 @@ def _notes_on_cost(
     planned: Sequence[tuple[Work, Setup]],
     costs: Sequence[StageCost],
     blocks: dict[str, Any],
-    shape: Shape,
 ) -> list[str]:
     """Returns what controls and arms cost in all, or what an arm that selects would."""
     notes, config = list[str](), stages.config
-    plain = {
-        work.name: cost(dataclasses.replace(work, pool_size=0), setup, shape)
-        for work, setup in planned
-    }
+    plain = {w.name: cost(dataclasses.replace(w, pool_size=0), setup) for w, setup in planned}
     flops = {stage.name: stage.flops for stage in costs}
     if has_controls(config):
         most = section(config, Report).max_controls
@@ -488,18 +446,17 @@ def _notes_on_cost(
     return notes
 
 
-def _measured(
-    stages: Stages, works: Sequence[tuple[Work, Setup]], shape: Shape, utilisation: float
-) -> list[str]:
+def _measured(stages: Stages, works: Sequence[tuple[Work, Setup]]) -> list[str]:
     """Returns notes that compare the measured time of finished steps with the plan."""
     notes = []
     for work, setup in works:
         metrics = stages.results.arm(work.name) / "metrics.jsonl"
         if not work.steps or not metrics.is_file():
             continue
-        planned = cost(work, setup, shape)
+        planned, profile = cost(work, setup), setup.processor
         # a stated utilisation is what all of a step reaches
-        computing = cost(work, dataclasses.replace(setup, launch_seconds=0.0), shape)
+        whole = dataclasses.replace(profile, launch_seconds=0.0)
+        computing = cost(work, dataclasses.replace(setup, processor=whole))
         with interpreting(metrics):
             seconds = read_metrics(metrics).values("timing/train/update")
             if not len(seconds):
@@ -509,6 +466,6 @@ def _measured(
         notes.append(
             f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "
             f"{planned.update_seconds:.3g}. plan.utilisation="
-            f"{utilisation * computing.update_seconds / update:.2g} would plan that."
+            f"{profile.utilisation * computing.update_seconds / update:.2g} would plan that."
         )
     return notes

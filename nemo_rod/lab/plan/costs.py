@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from nemo_rod.config import Parallel
 from nemo_rod.lab.plan.memory import Memory
-from nemo_rod.lab.plan.shapes import Shape, forward_flops
+from nemo_rod.lab.plan.shapes import Shape, forward_flops, recomputed_share
+from nemo_rod.lab.plan.speed import Processor
 from nemo_rod.selection.dealing import scoring_passes
+
+CHECKPOINT_RATE = 5e9  # bytes of a checkpoint written per second, all nodes together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +53,28 @@ class StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The throughput, layout and batch shapes of the work."""
+    """The model, processors, layout and batch shapes of the work."""
 
-    forward_flops: float  # forward FLOPs per token
-    flops_per_second: float  # FLOP/s that training reaches on one process
-    backward: float  # time of a backward pass, in forward passes
-    recomputed: float = 0.0  # share of a forward pass that a backward pass computes again
+    shape: Shape  # shape of the model
+    processor: Processor  # the processor of every process
     parallel: Parallel  # parallel layout
     block_size: int  # tokens per block
     micro_batch_size: int  # see `config.Optimisation`
     scoring_micro_batch_size: int  # see `config.Scoring`
+    recompute: str = "none"  # see `config.Optimisation`
     prefix: float = 1.0  # scored share of every block, from its start
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
-    startup_seconds: float = 0.0  # time from the start of a stage's processes to their first pass
-    scoring: float = 1.0  # time of a scoring pass, in forward passes of training
-    launch_seconds: float = 0.0  # the least time of a micro-batch's update: launching its kernels
-    checkpoint_rate: float = inf  # bytes of a checkpoint written per second
+
+    @property
+    def forward_flops(self) -> float:
+        """Forward FLOPs per token."""
+        return forward_flops(self.shape, self.block_size)
+
+    @property
+    def recomputed(self) -> float:
+        """Share of a forward pass that a backward pass computes again."""
+        return recomputed_share(self.shape, self.block_size, self.recompute)
 
     def forward_seconds(
         self, tokens: float, num_micro_batches: float, *, share: float = 1.0
@@ -79,18 +86,19 @@ class Setup:
             num_micro_batches: of a replica.
             share: of the time of training's forward pass; launching kernels takes all of it.
         """
-        rate, stages = self.parallel.world_size * self.flops_per_second, self.parallel.pipeline
+        processor, stages = self.processor, self.parallel.pipeline
+        reached = processor.peak_tflops * 1e12 * processor.utilisation  # FLOP/s of one process
         ideal = max(
-            share * 3.0 * self.forward_flops * tokens / rate,
-            num_micro_batches * self.launch_seconds / stages,
+            share * 3.0 * self.forward_flops * tokens / (self.parallel.world_size * reached),
+            num_micro_batches * (processor.launch_seconds * len(self.shape.blocks)) / stages,
         )
         # the pipeline's bubble, while stages fill and drain
         bubble = (stages - 1) / (self.parallel.virtual_pipeline * max(1.0, num_micro_batches))
-        return ideal / (1.0 + self.backward) * (1.0 + bubble)
+        return ideal / (1.0 + processor.backward) * (1.0 + bubble)
 
     def training_seconds(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward and backward passes over the tokens of all replicas."""
-        passes = 1.0 + self.backward + self.recomputed
+        passes = 1.0 + self.processor.backward + self.recomputed
         return passes * self.forward_seconds(tokens, num_micro_batches)
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
@@ -108,24 +116,20 @@ class Setup:
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
-        return self.forward_seconds(blocks * self.block_size, passes, share=self.scoring)
+        return self.forward_seconds(blocks * self.block_size, passes, share=self.processor.scoring)
 
     def scoring_flops(self, num_blocks: float) -> float:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
         return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
 
-    def for_prefix(self, shape: Shape, prefix: float) -> Setup:
+    def for_prefix(self, prefix: float) -> Setup:
         """Returns the setup of a pass over a share of every block, from its start."""
-        if prefix == 1:
-            return self
-        size = int(self.block_size * prefix)
-        flops = forward_flops(shape, self.block_size, prefix=size)
-        return replace(self, block_size=size, prefix=prefix, forward_flops=flops)
+        return replace(self, block_size=int(self.block_size * prefix), prefix=prefix)
 
 
-def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
+def cost(work: Work, setup: Setup) -> StageCost:
     """Returns the cost of one stage."""
-    candidates, size = setup.for_prefix(shape, work.prefix), setup.block_size
+    candidates, size = setup.for_prefix(work.prefix), setup.block_size
     scoring = update = 0.0
     flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
@@ -134,13 +138,13 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         update = setup.training_seconds(work.batch_size * size, num_micro_batches)
         update += setup.host_seconds
         scoring = candidates.scoring_seconds(work.pool_size)
-        seconds += work.steps * (scoring + update) + work.saved / setup.checkpoint_rate
+        seconds += work.steps * (scoring + update) + work.saved / CHECKPOINT_RATE
         passes = 3.0 + setup.recomputed
         trained = passes * work.batch_size * size * setup.forward_flops
         scored = candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
-    seconds += setup.startup_seconds * on_gpu
+    seconds += setup.processor.startup_seconds * on_gpu
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),
@@ -155,29 +159,6 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
-    """An option that reduces the cost, and by how many of the planned hours."""
-
-    what: str  # a sentence for users
-    gpu_hours: float
-
-
-def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, divisor: int) -> Saving:
-    """Returns the saving of stages from scoring only the first `1 / divisor` of every block."""
-    hours = 0.0
-    for work, setup in planned:
-        now = setup.for_prefix(shape, work.prefix).scoring_seconds(work.pool_size)
-        shorter = setup.for_prefix(shape, 1 / divisor)
-        saved = now - shorter.scoring_seconds(work.pool_size)
-        hours += work.steps * saved * setup.parallel.world_size / 3600
-    return Saving(
-        what=f"score the first {shorter.block_size:,} tokens of a block alone: "
-        f"scoring.prefix=1/{divisor}",
-        gpu_hours=hours,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanResult:
     """All results of `nemo-rod plan`."""
 
@@ -188,7 +169,6 @@ class PlanResult:
     assumptions: dict[str, Any]  # numbers of the throughput model, and their source
     memory: Memory  # memory of the fullest GPU
     stages: list[StageCost]  # costs in execution order
-    savings: list[Saving] = field(default_factory=list)  # options that reduce the cost
     notes: list[str] = field(default_factory=list)  # remarks on waste and on measured speed
 
     def total(self, key: str) -> float:

@@ -58,9 +58,6 @@ def format_plan(plan: PlanResult) -> str:
         f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
         f"    {', '.join(parts)}{host}",
     ]
-    if plan.savings:
-        lines += ["", "  To spend less:"]
-        lines += [f"    {hours(s.gpu_hours):>9} {unit}-hours  {s.what}" for s in plan.savings]
     for note in plan.notes:
         lines += wrap(f"  Note: {note}", 140, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)
