@@ -26,10 +26,6 @@ KEYS = (  # keys of `nemo-rod inspect`
     Key("arm", "ARM,...", "with prompt=: arms side by side, rod by default; base for the base"),
     Key("tokens", "N", "with prompt=: tokens to write, 64 by default", read=int, bound=">= 1",
         default=64),
-    Key("temperature", "T", "with prompt=: 0, the default, takes the likeliest token", read=float,
-        bound=">= 0", default=0.0),
-    Key("seed", "N", "with prompt=: random seed, 42 by default; the same seed gives the same text",
-        read=int, bound=">= 0", default=42),
     TRUST,
 )  # fmt: skip
 
@@ -54,8 +50,6 @@ def sample(run_dir: Path, options: Namespace) -> None:
             tokenizer,
             [options.prompt],
             tokens=options.tokens,
-            temperature=options.temperature,
-            seed=options.seed,
             trust_remote_code=config.model.trust_remote_code,
         )
         print(f"--- {arm}\n{options.prompt}{printable_lines(text)}", flush=True)
@@ -67,11 +61,9 @@ def continuations(
     prompts: Sequence[str],
     *,
     tokens: int,
-    temperature: float,
-    seed: int,
     trust_remote_code: bool = False,
 ) -> list[str]:
-    """Returns the completion of each prompt by a Hugging Face checkpoint, up to its EOD.
+    """Returns the likeliest completion of each prompt by a checkpoint, up to its EOD.
 
     Raises:
         ValueError: a prompt has no token.
@@ -94,16 +86,13 @@ def continuations(
             use_safetensors=True,
         )
     model = loaded.to(device).eval()
-    how = {"temperature": temperature, "top_k": 0} if temperature else {}
     texts = []
-    with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
+    with torch.no_grad():
         for ids in ids_by_prompt:
-            torch.manual_seed(seed)
             given = torch.tensor([ids], device=device)
             written = model.generate(
                 given, attention_mask=torch.ones_like(given), max_new_tokens=tokens,
-                do_sample=temperature > 0, eos_token_id=tokenizer.eod_id,
-                pad_token_id=tokenizer.eod_id, **how,
+                do_sample=False, eos_token_id=tokenizer.eod_id, pad_token_id=tokenizer.eod_id,
             )  # fmt: skip
             new = written[0, len(ids) :].tolist()
             texts.append(tokenizer.decode([token for token in new if token != tokenizer.eod_id]))

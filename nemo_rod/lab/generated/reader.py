@@ -28,12 +28,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.bounds import check_bounds, check_types, key, one_of
 from nemo_rod.corpus.formats import Input, JsonLines, LongText
 from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec, takes
@@ -75,13 +75,8 @@ def read_generated(spec: SourceSpec) -> list[Input]:
             f"{where}.options has the unknown key {unknown[0]!r}: expected some of "
             f"{', '.join(sorted(known))}."
         )
-    for option, value in spec.options.items():
-        if option == "engine":
-            continue
-        expected = int | float | None if option == "temperature" else int | None
-        if isinstance(value, bool) or not isinstance(value, expected):
-            raise ValueError(f"{where}.options.{option}={value!r} is not valid: expected a number.")
     sampling = Sampling(**spec.options)
+    check_types(sampling, get_type_hints(Sampling), f"{where}.options.")
     check_bounds(sampling, f"{where}.options.")
     if spec.max_tokens is None and spec.max_documents is None:
         raise ValueError(f"{where} has no end: a model writes on for ever; set max_tokens.")

@@ -22,7 +22,7 @@ from nemo_rod.lab.text import facts, read_object
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [tokenizer=NAME] [overlap=TOKENS]"
-_PROMPT = "nemo-rod inspect RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N] [temperature=T] [seed=N]"
+_PROMPT = "nemo-rod inspect RUN_DIR prompt=TEXT [arm=ARM,...] [tokens=N]"
 _DESCRIPTION = """\
 Shows what a file or folder of nemo-rod holds: a run folder, a block store, a source, references, a
 curriculum, or a stage's folder or manifest.json; or what the models of a run write after a prompt.

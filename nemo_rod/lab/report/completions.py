@@ -63,7 +63,7 @@ def complete(stages: Stages, results: Results) -> list[dict[str, Any]]:
         missing = [prompt for _, prompt in prompts if (weights, prompt) not in known]
         if missing:
             texts = continuations(
-                folder, tokenizer, missing, tokens=_WRITTEN, temperature=0.0, seed=0,
+                folder, tokenizer, missing, tokens=_WRITTEN,
                 trust_remote_code=stages.config.model.trust_remote_code,
             )  # fmt: skip
             known |= {(weights, prompt): text for prompt, text in zip(missing, texts, strict=True)}
