@@ -204,8 +204,8 @@ def make_plan(config: Config) -> PlanResult:
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
         notes=[
-            *_notes(config, planned, blocks, shape.kind),
-            *_notes_on_cost(stages, planned, costs, blocks),
+            *_notes(config, blocks, shape.kind),
+            *_notes_on_cost(config, planned, costs),
             *_measured(stages, planned),
         ],
     )
@@ -327,27 +327,14 @@ def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
     return memories
 
 
-def _notes(
-    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any], kind: str
-) -> list[str]:
+def _notes(config: Config, blocks: dict[str, Any], kind: str) -> list[str]:
     """Returns what the plan does not know, and what wastes time, from the configuration alone."""
-    notes, replicas = [], config.parallel.data
+    notes = list[str]()
     if kind not in MEASURED:
         notes.append(
             f"activations of '{kind}' models are planned like those of other types, and were never "
             "measured; models of Gemma 4 keep more than twice as much."
         )
-    pools = {
-        (work.pool_size, setup.scoring_micro_batch_size, setup.padded(work.pool_size)[0])
-        for work, setup in planned
-        if work.pool_size
-    }
-    for pool, size, padded in sorted(pools):
-        if padded > pool:
-            notes.append(
-                f"scoring.micro_batch_size={size} on {replicas} replicas fills each pool of {pool} "
-                f"blocks up to {padded:.0f}; a divisor of {pool // replicas} does not."
-            )
     if config.domain.replay_ratio is not None and blocks["source"] != "counted":
         notes.append(
             f"domain.replay_ratio={config.domain.replay_ratio:g} thins replay after prepare has "
@@ -397,13 +384,10 @@ def _notes(
 
 
 def _notes_on_cost(
-    stages: Stages,
-    planned: Sequence[tuple[Work, Setup]],
-    costs: Sequence[StageCost],
-    blocks: dict[str, Any],
+    config: Config, planned: Sequence[tuple[Work, Setup]], costs: Sequence[StageCost]
 ) -> list[str]:
-    """Returns what controls and arms cost in all, or what an arm that selects would."""
-    notes, config = list[str](), stages.config
+    """Returns what controls and arms cost in all."""
+    notes = list[str]()
     plain = {w.name: cost(dataclasses.replace(w, pool_size=0), setup) for w, setup in planned}
     flops = {stage.name: stage.flops for stage in costs}
     if has_controls(config):
@@ -431,17 +415,6 @@ def _notes_on_cost(
         notes.append(
             "cost in all, in plain runs, of the arm itself + its passes of references, its "
             f"specialist and the arm that it follows: {', '.join(in_all)}."
-        )
-    else:
-        setup = planned[-1][1]  # the recipe's own
-        pool = stages.jobs.arm("rod", blocks).num_candidates
-        corpus = blocks["num_adaptation"] + blocks["num_replay"]
-        seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
-        unit = "process" if config.cluster.gpu is None else "GPU"
-        hours = seconds / 3600 * config.parallel.world_size
-        notes.append(
-            f"no arm selects here; an arm that did would cost {hours:,.1f} {unit}-hours more, for "
-            "scoring and reference losses."
         )
     return notes
 
