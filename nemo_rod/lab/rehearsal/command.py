@@ -22,9 +22,11 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal.derive import (
-    RehearsalPaths,
+    CHECKPOINT,
+    TASKS,
     cap_sources,
     cut_short,
+    folder_of_other,
     other_runs,
     shrink,
     small_layout,
@@ -138,7 +140,7 @@ def _rehearsed(config: Config, folder: Path, *, scale: float, prefix: str = "") 
     for run, arms in other_runs(config).items():
         other = _recipe_for(run)
         other.arms = arms
-        inner, label = RehearsalPaths(folder.absolute()).other(run), f"{prefix}{other.recipe}: "
+        inner, label = folder_of_other(folder.absolute(), run), f"{prefix}{other.recipe}: "
         rows += _rehearsed(other, inner, scale=scale, prefix=label)
     start, notes = time.monotonic(), list[str]()
     try:
@@ -160,7 +162,8 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         scale: steps of the rehearsal over those of the recipe.
         notes: takes a line about everything that differs from the recipe beside sizes.
     """
-    small, places = cut_short(config, folder, scale=scale), RehearsalPaths(folder.absolute())
+    small = cut_short(config, folder, scale=scale)
+    checkpoint = folder.absolute() / CHECKPOINT
     is_cpu = config.launcher.kind == "local" and not _has_gpu()
     if section(config, Rehearsal).model == "own":
         cap_sources(small)
@@ -175,7 +178,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
     if lost:
         notes.append(f"parallel.{', parallel.'.join(lost)} reduced to 1 on {limit} processes")
     is_made = "domain.tokenizer" in silent
-    shrink(small, parallel, tokenizer=str(places.checkpoint) if is_made else None)
+    shrink(small, parallel, tokenizer=str(checkpoint) if is_made else None)
     if is_made:
         notes.append("the tokenizer is one of bytes, as the hub does not answer")
     unread = sources_out_of_reach(config, silent)
@@ -201,18 +204,19 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
 
         stages = parallel.pipeline * parallel.virtual_pipeline
         model = small_model(config, stages, keeps_vocabulary=not is_made)
-        write_checkpoint(model, places.checkpoint, precision=config.model.precision)
+        write_checkpoint(model, checkpoint, precision=config.model.precision)
         own = config.domain.tokenizer if "model.hf" in silent else config.model.hf
         trusts = config.model.trust_remote_code
         tokenizer = load_tokenizer(BYTE if is_made else own, trust_remote_code=trusts)
-        tokenizer.save_pretrained(places.checkpoint)
+        tokenizer.save_pretrained(checkpoint)
     check(small)
     if capabilities := section(config, Tasks).capabilities:
-        _write_tasks(sorted({name for names in capabilities.values() for name in names}), places)
+        names = sorted({name for names in capabilities.values() for name in names})
+        _write_tasks(names, folder.absolute() / TASKS)
     return small
 
 
-def _write_tasks(names: list[str], places: RehearsalPaths) -> None:
+def _write_tasks(names: list[str], folder: Path) -> None:
     """Writes definitions of lm-eval tasks or groups: made-up questions without meaning."""
     from nemo_rod.corpus.adapters.synthetic import synthetic_documents
     from nemo_rod.lab.tasks.held_out_questions import write_task
@@ -224,7 +228,7 @@ def _write_tasks(names: list[str], places: RehearsalPaths) -> None:
                 text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
             )
             rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
-        write_task(name, rows, places.tasks)
+        write_task(name, rows, folder)
 
 
 def _run(small: Config) -> list[Row]:

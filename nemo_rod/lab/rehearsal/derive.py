@@ -27,17 +27,13 @@ _HELD_OUT_QUESTIONS = 8
 _REDUCED = ("data", "context", "pipeline", "tensor")
 
 
-class RehearsalPaths:
-    """Paths of a rehearsal's own files in its run folder."""
+# of a rehearsal, in its folder: the small base with a tokenizer, and definitions of lm-eval's tasks
+CHECKPOINT, TASKS = "made/checkpoint", "made/tasks"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder  # run folder of the rehearsal
-        self.checkpoint = folder / "made" / "checkpoint"  # the small base model, with a tokenizer
-        self.tasks = folder / "made" / "tasks"  # definitions that replace benchmark tasks
 
-    def other(self, run: str) -> Path:
-        """Returns the folder for the rehearsal of another run that this one uses."""
-        return self.folder / "others" / run.strip("/.").replace("/", "--")
+def folder_of_other(folder: Path, run: str) -> Path:
+    """Returns the folder for the rehearsal of another run that a rehearsal uses."""
+    return folder / "others" / run.strip("/.").replace("/", "--")
 
 
 def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
@@ -45,11 +41,11 @@ def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
 
     `cap_sources` then takes no more text than these can use.
     """
-    places, small = RehearsalPaths(folder.absolute()), copy.deepcopy(config)
-    small.run_dir, small.rebuild, small.arm = str(places.folder), [], None
+    folder, small = folder.absolute(), copy.deepcopy(config)
+    small.run_dir, small.rebuild, small.arm = str(folder), [], None
     small.train = _scaled(config.train, scale)
     small.pretrain = config.pretrain and _scaled(config.pretrain, scale)
-    small.variants = {n: _variant(v, places, scale) for n, v in config.variants.items()}
+    small.variants = {n: _variant(v, folder, scale) for n, v in config.variants.items()}
     small.checkpoint.every = max(1, small.train.steps // 2)
     small.validation.every = small.train.steps // 2 if config.validation.every else 0
     report = section(small, Report)
@@ -65,9 +61,9 @@ def shrink(small: Config, parallel: Parallel, *, tokenizer: str | None) -> None:
         parallel: the layout.
         tokenizer: takes the place of the recipe's; None if that one can be had.
     """
-    places, domain, tasks = RehearsalPaths(Path(small.run_dir)), small.domain, section(small, Tasks)
+    domain, tasks = small.domain, section(small, Tasks)
     if small.model.hf is not None:
-        small.model.hf, small.model.shape = str(places.checkpoint), None
+        small.model.hf, small.model.shape = f"{small.run_dir}/{CHECKPOINT}", None
     if tokenizer is not None:
         domain.tokenizer, domain.eod, small.model.special_tokens = tokenizer, None, "same"
     if tasks.held_out and not any(spec.document_holdout for spec in domain.specs):
@@ -90,7 +86,7 @@ def shrink(small: Config, parallel: Parallel, *, tokenizer: str | None) -> None:
     tasks.limit = min(tasks.limit or _HELD_OUT_QUESTIONS, _HELD_OUT_QUESTIONS)
     tasks.held_out = min(tasks.held_out, _HELD_OUT_QUESTIONS)
     if tasks.capabilities:
-        tasks.include = str(places.tasks)
+        tasks.include = f"{small.run_dir}/{TASKS}"
 
 
 def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
@@ -161,14 +157,14 @@ def _small_batches(train: Optimisation, parallel: Parallel) -> Optimisation:
     return dataclasses.replace(train, micro_batch_size=small, batch_size=BATCH_SIZE)
 
 
-def _variant(variant: Any, places: RehearsalPaths, scale: float) -> dict[str, Any]:
+def _variant(variant: Any, folder: Path, scale: float) -> dict[str, Any]:
     small = dict(variant or {})
     small |= _scaled_steps({"steps": small.get("steps")}, scale)
     if small.get("curriculum") is not None:
         run, arm = _run_and_arm(small["curriculum"])
-        small["curriculum"] = str(places.other(run) / "arms" / arm)
+        small["curriculum"] = str(folder_of_other(folder, run) / "arms" / arm)
     if small.get("reference") is not None:
-        small["reference"] = str(places.other(small["reference"]))
+        small["reference"] = str(folder_of_other(folder, small["reference"]))
     if small.get("train"):
         small["train"] = small["train"] | _scaled_steps(small["train"], scale)
     return small
