@@ -1,8 +1,6 @@
 """Time, shares and passes by hand."""
 
 from dataclasses import replace
-from itertools import product
-from math import ceil
 
 import pytest
 from command_line import composed
@@ -16,7 +14,6 @@ from nemo_rod.lab.plan.speed import Processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works
 from nemo_rod.roles import ROLES
 from nemo_rod.run.stages import Stages
-from nemo_rod.selection.dealing import scoring_passes
 
 SHAPE = read_shape(
     {
@@ -81,19 +78,14 @@ def test_files_of_plain_text_bound_their_source(tmp_path, name, keys, blocks):
     assert counts["num_adaptation"] + counts["held_adaptation"] == blocks
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 8])
-def test_the_share_of_scoring_follows_the_multiplier(m):
-    stage = cost(replace(ROD, pool_size=32 * m), SETUP)
-    assert stage.scoring_share == pytest.approx(m / (m + 3))
-
-
 def test_stages_of_a_pipeline_wait():
     # 8 micro-batches pass 4 stages in 8 + 3 slots, and a third of them with three chunks a stage
-    plain = SETUP.training_seconds(1e6, 8)
+    plain, scored = SETUP.training_seconds(1e6, 8), SETUP.scoring_seconds(32)
     for chunks, wait in ((1, 11 / 8), (3, 1 + 3 / 24)):
         layout = Parallel(pipeline=4, virtual_pipeline=chunks)
-        pipelined = replace(SETUP, parallel=layout).training_seconds(1e6, 8)
-        assert pipelined == pytest.approx(plain * wait)
+        pipelined = replace(SETUP, parallel=layout)
+        assert pipelined.training_seconds(1e6, 8) == pytest.approx(plain * wait)
+        assert pipelined.scoring_seconds(32) == pytest.approx(scored * wait)
 
 
 def test_a_quick_backward_pass_makes_forward_passes_dearer():
@@ -130,6 +122,14 @@ def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not():
     assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
 
 
+def test_a_start_takes_its_time_on_every_process():
+    slow = setup(startup_seconds=90.0)
+    for work, seconds in ((ROD, 90), (Work(name="prepare", cpu_seconds=7200), 0)):
+        plain, late = cost(work, SETUP), cost(work, slow)
+        assert late.hours == pytest.approx(plain.hours + seconds / 3600)
+        assert late.gpu_hours == pytest.approx(plain.gpu_hours + 4 * seconds / 3600)
+
+
 def test_tokens_that_stay_in_place_take_no_disk():
     blocks = {"num_adaptation": 90, "held_adaptation": 10, "num_replay": 60, "held_replay": 0}
     config = composed("recipe=toy_synthetic")
@@ -161,28 +161,6 @@ def test_numbers_for_people():
     assert [hours(v) for v in (2469.8, 1, 0.0123)] == ["2,469.8", "1.0", "0.012"]
 
 
-LAYOUTS = [(1, 1, 1), (4, 1, 1), (1, 4, 1), (3, 2, 1), (2, 2, 2), (1, 4, 3)]
-
-
-@pytest.mark.parametrize(("replicas", "pipeline", "chunks"), LAYOUTS)
-def test_passes_hold_all_blocks_and_little_else(replicas, pipeline, chunks):
-    for blocks, most, parts in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):  # 1/parts
-        per_pass, passes = scoring_passes(
-            blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
-            prefix=1 / parts,
-        )  # fmt: skip
-        unit = pipeline if chunks > 1 else 1
-        assert passes % unit == 0
-        assert per_pass * passes * replicas >= blocks
-        assert per_pass * (passes - unit) * replicas < blocks  # one round fewer does not
-        # no pass has more tokens than one of whole blocks
-        assert per_pass <= most * parts
-        # nor does any have more blocks than the fewest passes need
-        whole = most * parts if pipeline == 1 else most
-        fewest = next(p for p in range(1, blocks + 1) if whole * p * replicas >= blocks)
-        assert per_pass == ceil(ceil(blocks / replicas) / fewest)
-
-
 @pytest.mark.parametrize(
     ("layout", "size", "part", "blocks", "expected"),
     [
@@ -205,12 +183,3 @@ def test_the_plan_counts_the_passes_that_run(layout, size, part, blocks, expecte
         SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part
     )
     assert counted.padded(blocks) == expected
-
-
-def test_the_plan_counts_the_bubble_of_scoring():
-    """Five micro-batches on two stages take six turns of half the model."""
-    alone, stages = (
-        replace(SETUP, parallel=Parallel(pipeline=n)).scoring_seconds(20) for n in (1, 2)
-    )
-    assert alone == pytest.approx(20 * 1000 * FLOPS / 0.5e12)
-    assert stages == pytest.approx(alone / 2 * 6 / 5)

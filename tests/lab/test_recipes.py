@@ -298,20 +298,6 @@ def test_a_plan_by_hand(tmp_path):
     assert rod.gpu_hours == pytest.approx((2824 * step + saves) * 16 / 3600)
 
 
-def test_a_start_takes_its_time_on_every_process(tmp_path):
-    words = ("legal_qwen3_5_9b", "plan.startup_seconds=90")
-    plan, without = (
-        plan_of(*words, run_dir=tmp_path),
-        plan_of(*words, "plan.startup_seconds=0", run_dir=tmp_path),
-    )
-    longer = {
-        name: stages(plan)[name].hours - stage.hours for name, stage in stages(without).items()
-    }
-    assert longer["rod"] == pytest.approx(90 / 3600) and longer["prepare"] == 0
-    gpu_hours = stages(plan)["rod"].gpu_hours - stages(without)["rod"].gpu_hours
-    assert gpu_hours == pytest.approx(16 * 90 / 3600)
-
-
 CLUSTERS = sorted(file.stem for file in (config_folder() / "cluster").glob("*_[18].yaml"))
 
 
