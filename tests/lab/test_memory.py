@@ -1,17 +1,18 @@
 """Memory per GPU by hand and as measured, and layouts that are refused."""
 
-import dataclasses
+import copy
 import importlib.metadata
 import json
 from typing import Any
 
 import pytest
+from command_line import composed
 from places import WORKERS
 
 from nemo_rod.config import Parallel
 from nemo_rod.lab.plan import memory
 from nemo_rod.lab.plan.built_shapes import read_shape
-from nemo_rod.lab.plan.memory import Load, check_layout, memory_per_gpu
+from nemo_rod.lab.plan.memory import GIB, Memory, check_layout, memory_per_gpu
 
 S, V, H, F, LAYERS, EXPERTS = 64, 256, 32, 96, 4, 8
 DENSE = {
@@ -30,15 +31,30 @@ MLP = 3 * H * F
 SAVED_MLP = 2 * H + 3 * F
 SAVED = 2 * H + 3 * 32 + 3 * 16 + SAVED_MLP
 ENDS = 2 * H  # the last norm's
-LOAD = Load(
-    precision="bf16", block_size=S, micro_batch_size=2, num_micro_batches=8,
-    scoring_micro_batch_size=0, split_optimizer=True, expert_imbalance=1.5, reserve=0.0,
-    recompute="none", grad_reduce="fp32", precision_aware=False, offload=False,
-)  # fmt: skip
+RECIPE = composed("recipe=toy_synthetic")
+KEYS: dict[str, Any] = {
+    "model.precision": "bf16", "domain.block_size": S, "train.micro_batch_size": 2,
+    "scoring.micro_batch_size": 0, "cluster.gpu_memory_gib": 0.0,
+}  # fmt: skip
 
 
-def parts(config: dict[str, Any], load: Load = LOAD, **layout: Any) -> dict[str, float]:
-    return memory_per_gpu(read_shape(config), Parallel(**layout), load, None).parts
+def planned(
+    described: dict[str, Any], keys: dict[str, Any] | None = None, *, num: int = 8, **layout: Any
+) -> Memory:
+    """The memory of a model with other keys of the recipe, and `num` micro-batches a step."""
+    config = copy.deepcopy(RECIPE)
+    config.parallel = Parallel(**{"distributed_optimizer": True, **layout})
+    for key, value in {**KEYS, **(keys or {})}.items():
+        group, name = key.split(".")
+        setattr(getattr(config, group), name, value)
+    config.train.batch_size = num * config.train.micro_batch_size * config.parallel.data
+    return memory_per_gpu(read_shape(described), config, config)
+
+
+def parts(
+    described: dict[str, Any], keys: dict[str, Any] | None = None, **layout: Any
+) -> dict[str, float]:
+    return planned(described, keys, **layout).parts
 
 
 def test_a_model_on_one_gpu_by_hand():
@@ -167,11 +183,13 @@ def described(name: str) -> dict[str, Any]:
     return {"model_type": kind, "architectures": [made], **WIDTHS, **special}
 
 
-def planned(
-    config: dict[str, Any], part: str, layout: dict[str, Any], block: int = BLOCK, **load: Any
+def one_micro_batch(
+    described: dict[str, Any], part: str, layout: dict[str, Any], block: int = BLOCK, **keys: Any
 ) -> float:
-    load |= {"micro_batch_size": 1, "num_micro_batches": 1, "expert_imbalance": 1.0}
-    return parts(config, dataclasses.replace(LOAD, block_size=block, **load), **layout)[part]
+    keys = {f"train.{key}": value for key, value in keys.items()} | {
+        "domain.block_size": block, "train.micro_batch_size": 1, "plan.expert_imbalance": 1.0,
+    }  # fmt: skip
+    return parts(described, keys, num=1, **layout)[part]
 
 
 @pytest.mark.slow
@@ -199,12 +217,13 @@ def test_activations_are_those_that_megatron_keeps(layout, torchrun):
         # of one with images, the weights are not of its text alone
         for part in ("activations", "weights")[: 1 if "Conditional" in CLASSES[name][0] else 2]:
             share = pytest.approx(measured[name][part], rel=0.02)
-            assert planned(described(name), part, parallel) == share, (name, part)
+            assert one_micro_batch(described(name), part, parallel) == share, (name, part)
     rows = 4096 * parallel.get("tensor", 1)
     losses = (("llama", 64), ("llama", 512), ("gemma2", 64))
     for (kind, width), peak in zip(losses, measured["logits"], strict=True):
         config = {**described(kind), "vocab_size": rows, "hidden_size": width}
-        assert planned(config, "logits", parallel, block=64) == pytest.approx(peak, rel=0.02)
+        logits = one_micro_batch(config, "logits", parallel, block=64)
+        assert logits == pytest.approx(peak, rel=0.02)
     if layout == "one GPU":
         kept = {name: measured[name]["activations"] for name in ("qwen3", "selective", "full")}
         # fused attention keeps its inputs and output, which are kept either way
@@ -212,15 +231,14 @@ def test_activations_are_those_that_megatron_keeps(layout, torchrun):
         # beside what a forward pass keeps, one layer is computed again
         ends = 2 * 2 * BLOCK * WIDTHS["hidden_size"]
         layer = (kept["qwen3"] - ends) / WIDTHS["num_hidden_layers"]
-        again = planned(described("qwen3"), "activations", {}, recompute="full")
+        again = one_micro_batch(described("qwen3"), "activations", {}, recompute="full")
         assert again == pytest.approx(kept["full"] + layer, rel=0.02)
 
 
 def test_replicas_share_the_optimizer_alone():
     one, four = parts(DENSE), parts(DENSE, data=4)
     assert four == {**one, "optimizer": one["optimizer"] / 4}
-    unshared = dataclasses.replace(LOAD, split_optimizer=False)
-    assert parts(DENSE, unshared, data=4) == one
+    assert parts(DENSE, data=4, distributed_optimizer=False) == one
 
 
 def test_tensor_parallelism_splits_matrices_and_with_sequence_all_activations():
@@ -250,52 +268,51 @@ def test_the_first_pipeline_stage_holds_most_micro_batches():
     layer, end = 2 * S * 2 * SAVED, 2 * S * 2 * ENDS
     # 4 stages: the first has a quarter of the layers, of four micro-batches
     assert parts(DENSE, pipeline=4)["activations"] == 4 * layer
-    few = dataclasses.replace(LOAD, num_micro_batches=1)  # the last stage is the fullest
-    assert parts(DENSE, few, pipeline=4)["activations"] == layer + end
+    # of one micro-batch, the last stage is the fullest
+    assert parts(DENSE, num=1, pipeline=4)["activations"] == layer + end
     two_chunks = parts(DENSE, pipeline=2, virtual_pipeline=2)["activations"]
     assert two_chunks == 2 * layer * 2 * (1 + 1 / 4) + end
 
 
 def test_scoring_counts_where_it_needs_more_than_the_update():
-    large = dataclasses.replace(LOAD, scoring_micro_batch_size=64)
     hidden = 2 * 64 * S * (SAVED_MLP + 2 * H)  # of the larger block
     # all logits, or slices of more logits than there is room for
     for vocabulary, logits in ((V, 64 * S * V), (2**28 // (64 * S), 512 * 2**18)):
-        memory = parts({**DENSE, "vocab_size": vocabulary}, large)
+        memory = parts({**DENSE, "vocab_size": vocabulary}, {"scoring.micro_batch_size": 64})
         update = memory["activations"] + memory["logits"]
         assert memory["scoring"] == hidden + 6 * logits - update > 0
 
 
 def test_recomputed_layers_keep_their_input_alone():
-    full = dataclasses.replace(LOAD, recompute="full")
+    full = {"train.recompute": "full"}
     assert parts(DENSE, full)["activations"] == 2 * S * 2 * (LAYERS * H + SAVED + ENDS)
     # the last stage, with the logits, is the fullest: one micro-batch is in flight there
     assert parts(DENSE, full, pipeline=2)["activations"] == 2 * S * 2 * (2 * H + SAVED + ENDS)
     shared = parts(DENSE, full, tensor=2, sequence=True)["activations"]
     assert shared == 2 * S * 2 * (LAYERS * H + SAVED + ENDS) / 2
-    selective = dataclasses.replace(LOAD, recompute="selective")
-    assert parts(DENSE, selective) == parts(DENSE)
+    assert parts(DENSE, {"train.recompute": "selective"}) == parts(DENSE)
 
 
 def test_narrow_gradients_and_an_optimizer_elsewhere():
     one = parts(DENSE)
-    narrow = dataclasses.replace(LOAD, grad_reduce="bf16")
+    narrow = {"train.grad_reduce": "bf16"}
     assert parts(DENSE, narrow) == {
         **one, "gradients": one["gradients"] / 2, "optimizer": one["optimizer"] / 12 * 16
     }  # fmt: skip
-    aware = dataclasses.replace(narrow, precision_aware=True)
+    aware = narrow | {"train.precision_aware_optimizer": True}
     assert parts(DENSE, aware) == {**one, "gradients": one["gradients"] / 2}
-    wide = dataclasses.replace(aware, precision="fp32")
-    assert parts(DENSE, wide) == parts(DENSE, dataclasses.replace(LOAD, precision="fp32"))
-    offload = dataclasses.replace(aware, offload=True)
-    memory = memory_per_gpu(read_shape(DENSE), Parallel(data=4), offload, None)
+    wide = {"model.precision": "fp32"}
+    assert parts(DENSE, aware | wide) == parts(DENSE, wide)
+    memory = planned(DENSE, aware | {"train.optimizer_offload": True}, data=4)
     assert memory.parts["optimizer"] == 0 and memory.host == one["optimizer"] / 4
-    assert memory_per_gpu(read_shape(DENSE), Parallel(), aware, None).host == 0
+    assert planned(DENSE, aware).host == 0
 
 
 def test_the_reserve_is_a_share_of_the_gpu():
-    load, shape = dataclasses.replace(LOAD, reserve=0.25), read_shape(DENSE)
-    small, large = (memory_per_gpu(shape, Parallel(), load, limit) for limit in (1000.0, 1e9))
+    small, large = (
+        planned(DENSE, {"plan.memory_reserve": 0.25, "cluster.gpu_memory_gib": limit / GIB})
+        for limit in (1000.0, 1e9)
+    )
     assert small.parts["reserve"] == 250
     assert large.fits and not small.fits
 

@@ -15,7 +15,7 @@ from nemo_rod.config import PEAK_TFLOPS, Config, Parallel
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
-from nemo_rod.lab.plan.memory import GIB, Load, memory_per_gpu
+from nemo_rod.lab.plan.memory import GIB, memory_per_gpu
 from nemo_rod.lab.plan.shapes import Block, Shape
 from nemo_rod.lab.plan.speed import Measured, family, nearest, processor, speeds
 
@@ -144,7 +144,8 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "": {},
     " r": {"recompute": "full"},
     " o": {
-        "recompute": "full", "grad_reduce": "bf16", "precision_aware": True, "offload": True,
+        "recompute": "full", "grad_reduce": "bf16", "precision_aware_optimizer": True,
+        "optimizer_offload": True,
     },
 }  # fmt: skip
 CARDS = (
@@ -162,25 +163,19 @@ def hours_of_a_billion_tokens(shape: Shape, card: str) -> str:
     """The cell of a model and a card: what a plan says of the least that fits."""
     config = on(card)
     gpus, size = config.cluster.gpus_per_node, config.domain.block_size
-    expert = gpus if shape.has_experts else 1
-    parallel = Parallel(data=gpus, expert=expert)
-    base: dict[str, Any] = {"recompute": "none", "grad_reduce": "fp32"}
-    gpu = processor(config, shape)
+    parallel = Parallel(data=gpus, expert=gpus if shape.has_experts else 1)
+    gpu, batch = replace(processor(config, shape), startup_seconds=0.0), 64 * gpus
     for name, keys in WAYS.items():
-        load = Load(
-            precision="bf16", block_size=size, micro_batch_size=1, num_micro_batches=64,
-            scoring_micro_batch_size=1, split_optimizer=True, expert_imbalance=1.5, reserve=0.1,
-            **{"precision_aware": False, "offload": False, **base, **keys},
-        )  # fmt: skip
-        memory = memory_per_gpu(shape, parallel, load, config.cluster.gpu_memory_gib * GIB)
+        train = replace(config.train, micro_batch_size=1, batch_size=batch, **keys)
+        scoring = replace(config.scoring, micro_batch_size=1)
+        tried = replace(config, parallel=parallel, train=train, scoring=scoring)
+        memory = memory_per_gpu(shape, tried, tried)
         if not memory.fits or memory.host * gpus > config.cluster.node_memory_gib * GIB > 0:
             continue
         setup = Setup(
-            shape=shape, processor=replace(gpu, startup_seconds=0.0), parallel=parallel,
-            block_size=size, micro_batch_size=1, scoring_micro_batch_size=1,
-            recompute=load.recompute, host_seconds=memory.host / 20e9,
+            shape=shape, processor=gpu, parallel=parallel, block_size=size, micro_batch_size=1,
+            scoring_micro_batch_size=1, recompute=train.recompute, host_seconds=memory.host / 20e9,
         )  # fmt: skip
-        batch = 64 * gpus
         steps = 1e9 / (batch * size)
         hours = steps * cost(Work(name="", steps=1, batch_size=batch), setup).hours
         return f"{hours:.2g}{name}" if hours < 100 else f"{hours:.0f}{name}"

@@ -26,9 +26,7 @@ from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import PlanResult, Setup, StageCost, Work, cost
 from nemo_rod.lab.plan.memory import (
-    GIB,
     MEASURED,
-    Load,
     Memory,
     check_layout,
     check_memory,
@@ -301,30 +299,10 @@ def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
     Raises:
         ValueError: the layout cannot run.
     """
-    parallel, cluster, assumed = config.parallel, config.cluster, section(config, Plan)
-    size, gpus = config.domain.block_size, cluster.gpus_per_node
-    check_layout(shape, parallel, block_size=size, gpus_per_node=gpus)
-    split, memories = parallel.distributed_optimizer, {}
+    size, gpus = config.domain.block_size, config.cluster.gpus_per_node
+    check_layout(shape, config.parallel, block_size=size, gpus_per_node=gpus)
     trained: Mapping[str, ArmSettings | Config] = trained_stages(config) or {config.recipe: config}
-    for name, settings in trained.items():
-        train = settings.train
-        load = Load(
-            precision=config.model.precision,
-            block_size=size,
-            micro_batch_size=train.micro_batch_size,
-            num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
-            scoring_micro_batch_size=settings.scoring.micro_batch_size,
-            split_optimizer=bool(cluster.gpu) if split is None else split,
-            expert_imbalance=assumed.expert_imbalance,
-            reserve=assumed.memory_reserve,
-            recompute=train.recompute,
-            grad_reduce=train.grad_reduce,
-            precision_aware=train.precision_aware_optimizer,
-            offload=train.optimizer_offload,
-        )
-        limit = cluster.gpu_memory_gib * GIB or None
-        memories[name] = memory_per_gpu(shape, parallel, load, limit)
-    return memories
+    return {name: memory_per_gpu(shape, config, settings) for name, settings in trained.items()}
 
 
 def _notes(config: Config, blocks: dict[str, Any], kind: str) -> list[str]:

@@ -17,10 +17,15 @@ These parts are counted, in this order:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nemo_rod.config import MAX_LOGITS_BYTES, Config, Parallel
+from nemo_rod.config import MAX_LOGITS_BYTES, Config, Parallel, section
+from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Block, Shape
 from nemo_rod.layout import check_nodes, check_parallel
+
+if TYPE_CHECKING:
+    from nemo_rod.run.variants import ArmSettings
 
 # Types whose activations were compared with those of models that Megatron-Bridge builds.
 MEASURED = (
@@ -61,40 +66,23 @@ class Memory:
         return f"{self.total / GIB:.1f} GiB ({listed})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """The load on a layout."""
-
-    precision: str  # "bf16" or "fp32"
-    block_size: int  # tokens per block
-    micro_batch_size: int  # blocks per training pass
-    num_micro_batches: int  # micro-batches per replica and step
-    scoring_micro_batch_size: int  # blocks per forward-only pass; 0 without scoring
-    split_optimizer: bool  # whether replicas share the optimizer's state
-    expert_imbalance: float  # tokens of the busiest GPU's experts over the mean
-    reserve: float  # reserved share of the GPU's memory
-    # which activations are computed again; "none", "selective" or "full". Fused attention keeps
-    # nothing of its core, so "selective" counts as "none"
-    recompute: str
-    grad_reduce: str  # dtype of the gradients of bf16 training, "fp32" or "bf16"
-    precision_aware: bool  # whether the optimizer reads gradients in that dtype
-    offload: bool  # whether the optimizer is on the host
-
-
-def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
+def memory_per_gpu(shape: Shape, config: Config, settings: ArmSettings | Config) -> Memory:
     """Returns the memory of the fullest GPU of a layout that `check_layout` accepts.
 
     Args:
         shape: shape of the model.
-        parallel: the layout.
-        load: the load on it.
-        limit: memory of a GPU, bytes; None if unknown.
+        config: precision, block size, layout and cluster, which has the memory of a GPU.
+        settings: an arm's training and scoring, or the recipe's own.
     """
-    stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
+    pipeline = range(config.parallel.pipeline)
+    stages = [_stage(shape, config, settings, stage) for stage in pipeline]
     return max(stages, key=lambda memory: memory.total)
 
 
-def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, stage: int) -> Memory:
+def _stage(shape: Shape, config: Config, settings: ArmSettings | Config, stage: int) -> Memory:
+    parallel, cluster, assumed = config.parallel, config.cluster, section(config, Plan)
+    train, precision, block_size = settings.train, config.model.precision, config.domain.block_size
+    limit, split = cluster.gpu_memory_gib * GIB or None, parallel.distributed_optimizer
     tensor, last = parallel.tensor, stage == parallel.pipeline - 1
     per_stage = len(shape.layers) // parallel.pipeline
     layers = shape.layers[stage * per_stage : (stage + 1) * per_stage]
@@ -104,36 +92,41 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
     experts_split = parallel.expert if parallel.expert > 1 else tensor
     experts = sum(b.expert * b.num_experts for b in blocks) / experts_split
-    weight_bytes, gradient_bytes = BYTES[load.precision], BYTES[load.grad_reduce]
+    weight_bytes, gradient_bytes = BYTES[precision], BYTES[train.grad_reduce]
     gradient_bytes = max(gradient_bytes, weight_bytes)  # those of fp32 weights are in fp32
-    state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
-    if gradient_bytes < 4 and not load.precision_aware:
+    state_bytes = {"bf16": 12, "fp32": 8}[precision]  # fp32 weights are the weights
+    if gradient_bytes < 4 and not train.precision_aware_optimizer:
         state_bytes += 4
-    copies = parallel.data * parallel.context if load.split_optimizer else 1
-    expert_copies = copies * tensor / experts_split if load.split_optimizer else 1
+    is_split = bool(cluster.gpu) if split is None else split  # replicas share its state
+    copies = parallel.data * parallel.context if is_split else 1
+    expert_copies = copies * tensor / experts_split if is_split else 1
 
-    tokens = load.block_size / parallel.context
+    tokens = block_size / parallel.context
     depth, chunks = parallel.pipeline, parallel.virtual_pipeline
     # micro-batches with live activations, in the 1F1B schedules
-    in_flight = float(min(load.num_micro_batches, depth - stage))
+    micro_batches = train.batch_size // (train.micro_batch_size * parallel.data)
+    in_flight = float(min(micro_batches, depth - stage))
     if chunks > 1:
         in_flight = depth * (1.0 + (depth - 1) / (depth * chunks))
-    # without fusion; "selective" computes them again
-    scores = 0 if load.recompute == "selective" else load.block_size
+    # without fusion; "selective" computes them again. Fused attention keeps nothing of its core, so
+    # that "selective" counts as "none" then
+    scores = 0 if train.recompute == "selective" else block_size
 
     def kept(block: Block) -> float:
-        return _saved(block, parallel, load.expert_imbalance) + scores * block.saved_scores / tensor
+        return (
+            _saved(block, parallel, assumed.expert_imbalance) + scores * block.saved_scores / tensor
+        )
 
     by_layer = [sum(map(kept, layer)) for layer in layers]
     saved = sum(by_layer) * in_flight  # values per token
     hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
-    if load.recompute == "full":
+    if train.recompute == "full":
         saved = len(layers) * hidden * in_flight + max(by_layer)
     if last:  # the last norm, and the output layer's input
         saved += 2 * hidden
-    activations = weight_bytes * tokens * load.micro_batch_size * saved
+    activations = weight_bytes * tokens * train.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
-    rows, vocabulary = tokens * load.micro_batch_size, shape.vocab_size / tensor
+    rows, vocabulary = tokens * train.micro_batch_size, shape.vocab_size / tensor
     logits = rows * vocabulary * (LOGIT_BYTES + CAPPED_BYTES * int(shape.capped))
     # backward pass of the output layer: gradients of the logits, the weight and the input
     width = shape.hidden_size
@@ -141,13 +134,13 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     parts = {
         "weights": weight_bytes * (dense + experts),
         "gradients": gradient_bytes * (dense + experts),
-        "optimizer": 0.0 if load.offload else optimizer,
+        "optimizer": 0.0 if train.optimizer_offload else optimizer,
         "activations": activations,
         "logits": max(logits, output) if last else 0.0,
         "scoring": 0.0,
-        "reserve": load.reserve * (limit or 0.0),
+        "reserve": assumed.memory_reserve * (limit or 0.0),
     }
-    scored = load.scoring_micro_batch_size * load.block_size
+    scored = settings.scoring.micro_batch_size * block_size
     layer = max(map(kept, blocks))
     scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
     if last:
@@ -155,7 +148,7 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
         scoring += LOGIT_BYTES * num_logits
     # scoring precedes the update and frees its memory
     parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
-    return Memory(parts, limit, stage, host=optimizer if load.offload else 0.0)
+    return Memory(parts, limit, stage, host=optimizer if train.optimizer_offload else 0.0)
 
 
 def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
