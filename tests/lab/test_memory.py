@@ -262,6 +262,10 @@ def test_experts_are_split_and_their_optimizer_shared_by_fewer():
     two = parts(MOE, tensor=2, sequence=True)
     assert two["weights"] == 2 * ((dense - whole + experts) / 2 + whole)
     assert parts(MOE, data=4, tensor=2, sequence=True)["optimizer"] == two["optimizer"] / 4
+    # inputs of two experts a token, and what these keep of their width, on the busiest GPU
+    even = parts(MOE, {"plan.expert_imbalance": 1.0}, data=16, expert=8)["activations"]
+    routed = 2 * S * 2 * LAYERS * (2 * H + 2 * 6 * 16)
+    assert eight["activations"] == even + routed / 2
 
 
 def test_the_first_pipeline_stage_holds_most_micro_batches():
@@ -270,6 +274,7 @@ def test_the_first_pipeline_stage_holds_most_micro_batches():
     assert parts(DENSE, pipeline=4)["activations"] == 4 * layer
     # of one micro-batch, the last stage is the fullest
     assert parts(DENSE, num=1, pipeline=4)["activations"] == layer + end
+    assert parts(DENSE, num=2, pipeline=4, data=2)["activations"] == layer + end
     two_chunks = parts(DENSE, pipeline=2, virtual_pipeline=2)["activations"]
     assert two_chunks == 2 * layer * 2 * (1 + 1 / 4) + end
 
