@@ -11,7 +11,7 @@ from nemo_rod.commands.text import table
 from nemo_rod.lab.text import add_verb, tenths
 from nemo_rod.progress import Progress
 
-FORMATS = ("parquet", "megatron")  # names in `materialise.WRITERS`
+FORMATS = ("parquet", "megatron")  # here: materialise.py needs NumPy
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
 
 

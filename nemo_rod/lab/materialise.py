@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def materialise(
         curriculum: the recorded curriculum.
         store: the store that it was recorded with.
         out: folder to write; a folder of an interrupted call is continued.
-        format: a key of `WRITERS`.
+        format: one of `curricula.FORMATS`.
         part_tokens: tokens per part, at most, but one step at least.
         progress: called with the number of steps done.
 
@@ -73,10 +73,12 @@ def materialise(
         "part_tokens": part_tokens,
     }
     _claim(out, made_of)
-    writer = WRITERS[format](out, header.block_size)
-    steps = max(1, part_tokens // (header.num_chosen * header.block_size))
+    binary = out / "__megatron__" / "blocks.bin" if format == "megatron" else None
+    of_a_step = header.num_chosen * header.block_size  # tokens
+    steps = max(1, part_tokens // of_a_step)
     starts = range(0, len(curriculum), steps)
-    parts = [out / writer.pattern.format(number) for number in range(len(starts))]
+    name = "part-{:05d}.parquet" if binary is None else "order-{:05d}.parquet"
+    parts = [out / name.format(number) for number in range(len(starts))]
     if (out / _MANIFEST).exists():
         if all(part.exists() for part in parts):
             return
@@ -87,10 +89,12 @@ def materialise(
         stop = min(start + steps, len(curriculum))
         if begun := begun or not path.exists():  # parts after a missing one are written again
             rows = (_rows(curriculum, store, i) for i in range(start, stop))
-            with replacing(path) as file:
-                writer.write(file, rows, start * header.num_chosen)
+            _write(path, _without_tokens(rows, binary, 4 * start * of_a_step) if binary else rows)
         progress(stop)
-    writer.finish()
+    if binary is not None:
+        count, rest = divmod(binary.stat().st_size, 4 * header.block_size)
+        assert not rest, "whole blocks"
+        write_whole(binary.with_suffix(".idx"), index_bytes(count, header.block_size))
     write_json(out / _MANIFEST, made_of)
     (out / _INPUTS).unlink()
 
@@ -140,52 +144,25 @@ def _rows(curriculum: Curriculum, store: BlockStore, index: int) -> Any:
     return pa.table(columns)
 
 
-class _Parquet:
-    """One file per part, one row group per step."""
+def _write(path: Path, tables: Iterator[Any]) -> None:
+    """Writes a part, with one row group per step."""
+    import pyarrow.parquet as pq
 
-    pattern = "part-{:05d}.parquet"
-
-    def __init__(self, out: Path, block_size: int) -> None:
-        self.out, self.block_size = out, block_size
-
-    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
-        """Writes the part that begins with a row of all parts together."""
-        import pyarrow.parquet as pq
-
-        first = next(tables)
-        with pq.ParquetWriter(out, first.schema, compression="zstd") as file:
-            file.write_table(first)
-            for table in tables:
-                file.write_table(table)
-
-    def finish(self) -> None:
-        """Writes the description of all parts."""
+    first = next(tables)
+    with replacing(path) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as part:
+        part.write_table(first)
+        for table in tables:
+            part.write_table(table)
 
 
-class _Megatron(_Parquet):
-    """One `.bin` for all parts; the parts have the other columns."""
-
-    pattern = "order-{:05d}.parquet"
-
-    def write(self, out: IO[bytes], tables: Iterator[Any], first_row: int) -> None:
-        (binary := self.out / "__megatron__/blocks.bin").parent.mkdir(exist_ok=True)
-        with open_file(binary, os.O_RDWR | os.O_CREAT) as file:
-            file.truncate(4 * self.block_size * first_row)  # what an interrupted call left
-            file.seek(0, os.SEEK_END)
-
-            def others() -> Iterator[Any]:
-                for table in tables:
-                    tokens = table["input_ids"].combine_chunks().flatten().to_numpy()
-                    file.write(np.ascontiguousarray(tokens, dtype="<i4").data)
-                    yield table.drop_columns("input_ids")
-
-            super().write(out, others(), first_row)
-        sync(binary)  # the next part promises these blocks
-
-    def finish(self) -> None:
-        n, rest = divmod((self.out / "__megatron__/blocks.bin").stat().st_size, 4 * self.block_size)
-        assert not rest, "whole blocks"
-        write_whole(self.out / "__megatron__/blocks.idx", index_bytes(n, self.block_size))
-
-
-WRITERS: dict[str, type[_Parquet]] = {"parquet": _Parquet, "megatron": _Megatron}
+def _without_tokens(tables: Iterator[Any], binary: Path, start: int) -> Iterator[Any]:
+    """Yields the other columns of steps, whose tokens go to Megatron's file, from a byte on."""
+    binary.parent.mkdir(exist_ok=True)
+    with open_file(binary, os.O_RDWR | os.O_CREAT) as file:
+        file.truncate(start)  # what an interrupted call left
+        file.seek(0, os.SEEK_END)
+        for table in tables:
+            tokens = table["input_ids"].combine_chunks().flatten().to_numpy()
+            file.write(np.ascontiguousarray(tokens, dtype="<i4").data)
+            yield table.drop_columns("input_ids")
+    sync(binary)  # the part, which is not yet in place, promises these blocks

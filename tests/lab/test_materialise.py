@@ -93,7 +93,6 @@ def test_every_format_has_blocks_in_order(run, arm, format, tmp_path, capsys):
     words = ("curriculum", "materialise", run / "arms" / arm, "--format", format)
     here(*words, tmp_path / "all")
     assert f"{STEPS * K} blocks of {STEPS} steps" in capsys.readouterr().out
-    assert {*FORMATS} == {*materialise.WRITERS}
     assert read(tmp_path / "all", format) == expected(run, arm)
 
 
