@@ -17,9 +17,8 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from nemo_rod.files import check_name, interpreting, open_file, write_json
 from nemo_rod.roles import ROLES
 from nemo_rod.selection.references.folder import hash_heads
 
+Hashes = NDArray[np.uint8]  # the authors', [N, 32]
 HASHES = "content_hash.npy"
 _ROWS = 256  # read at once: 8 MB of int64
 _MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # a block's tokens, on average; a text column's bytes
@@ -122,22 +122,89 @@ def content_hashes(store: BlockStore, block_ids: NDArray[np.int64]) -> NDArray[n
     return _joined(content_hash(name, tokens) for name, tokens in rows)
 
 
-class _Rows(NamedTuple):
-    """Consecutive rows of one source and split."""
+class _Making:
+    """A block store that is being made of rows."""
 
-    origin: str
-    role: str
-    split: str
-    tokens: NDArray[np.int32]  # [N, S]
-    hashes: NDArray[np.uint8]  # the authors', [N, 32]
+    def __init__(
+        self, work: Path, folder: Path, tokenizer: Tokenizer, block_size: int | None
+    ) -> None:
+        self.work, self.folder, self.tokenizer = work, folder, tokenizer
+        self.block_size = block_size  # None until the first row
+        # by role and origin: writers by split, and the authors' hashes of training blocks
+        self.sources: dict[tuple[str, str], tuple[dict[str, SplitWriter], list[Hashes]]] = {}
 
+    def check(self, origin: str, role: str, tokens: NDArray[np.int32]) -> None:
+        """Refuses rows that belong to no store together with those before them."""
+        check_name("source", origin)
+        self.block_size = size = self.block_size or tokens.shape[1]
+        if (ROLES[1 - ROLES.index(role)], origin) in self.sources:
+            raise ValueError(
+                f"{self.folder} has blocks of origin {origin} in both roles: names of sources must "
+                "differ, rename one of them in the authors' corpus"
+            )
+        if tokens.shape[1] != size:
+            raise ValueError(
+                f"{self.folder} has a block of {tokens.shape[1]} tokens, expected {size} as the "
+                "first one, or domain.block_size of the recipe: import one block size at a time"
+            )
+        if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:
+            raise ValueError(
+                f"{self.folder} has the token id {largest} in origin {origin}, but the tokenizer "
+                f"has {self.tokenizer.vocab_size} ids: name the one that made the blocks"
+            )
 
-@dataclass
-class _Source:
-    """A source on its way into the store: its writers by split."""
+    def add(
+        self, origin: str, role: str, split: str, tokens: NDArray[np.int32], hashes: Hashes
+    ) -> None:
+        """Writes rows that were checked."""
+        if (key := (role, origin)) not in self.sources:
+            target = self.work / role / origin
+            known = {"block_size": self.block_size, "blocks_per_shard": BLOCKS_PER_SHARD}
+            places = zip(SPLITS, (target, target / "holdout"), strict=True)
+            self.sources[key] = {s: SplitWriter(place, known) for s, place in places}, []
+        writers, trained = self.sources[key]
+        writers[split].append(tokens, block_hashes(origin, tokens))
+        if split == "train":
+            trained.append(hashes)
 
-    writers: dict[str, SplitWriter]
-    hashes: list[NDArray[np.uint8]] = field(default_factory=list)  # the authors', of training
+    def finish(self, parts: list[Path], pool_share: float) -> None:
+        """Writes the manifests, the table of hashes and the list of sources."""
+        if self.block_size is None or not self.sources:
+            raise ValueError(f"{self.folder} has no block: copy it again")
+        order = sorted(self.sources, key=lambda key: (ROLES.index(key[0]), key[1]))
+        reading = {"kind": "authors"} | ({"pool_share": pool_share} if pool_share < 1 else {})
+        files = [{"name": p.name, "bytes": p.stat().st_size, "documents": 0} for p in parts]
+        for role, name in order:
+            writers, _ = self.sources[role, name]
+            counts = {split: writer.count for split, writer in writers.items()}
+            if not counts["train"]:
+                raise ValueError(
+                    f"{self.folder} has no block to train on of origin {name}: copy it again"
+                )
+            total = sum(counts.values())
+            manifest: dict[str, Any] = {
+                "schema": SCHEMA,
+                "source": name,
+                "role": role,
+                "block_size": self.block_size,
+                "tokenizer": self.tokenizer.fingerprint,
+                "vocab_size": self.tokenizer.vocab_size,
+                "eod_id": self.tokenizer.eod_id,
+                "holdout": {"fraction": counts["holdout"] / total, "seed": 42, "unit": "block"},
+                "holdout_floor": None,
+                "replay_ratio": None,
+                "reading": reading,
+                "files": files,
+                "documents": 0,  # they are not counted
+                "tokens": total * self.block_size,
+                "dropped_tokens": 0,
+            }
+            for split, writer in writers.items():
+                writer.finish({**manifest, "split": split})
+        table = [hashes for key in order for hashes in self.sources[key][1]]
+        np.save(self.work / HASHES, np.concatenate(table))
+        names = [{"role": role, "name": name} for role, name in order]
+        write_json(self.work / "store.json", {"schema": SCHEMA, "sources": names})
 
 
 def import_blocks(
@@ -173,33 +240,29 @@ def import_blocks(
         raise ValueError(f"{out} exists: choose a new folder, or remove it")
     work = out.with_name(f"{out.name}.importing")
     shutil.rmtree(work, ignore_errors=True)
-    sources: dict[tuple[str, str], _Source] = {}
+    making = _Making(work, folder, tokenizer, block_size)
     done = seen = 0
     num_replay = _survey(folder, parts, may_repeat=repeated == "keep")
     is_drawn = np.zeros(num_replay, dtype=bool)  # replay of both splits, in their run's order
     is_drawn[random.Random(42).sample(range(num_replay), round(num_replay * pool_share))] = True
     try:
-        for rows in (rows for part in parts for rows in _read(part)):
-            block_size = block_size or rows.tokens.shape[1]
-            _check(rows, folder, block_size, tokenizer, done, check_every, sources)
-            target = work / rows.role / rows.origin
-            if (key := (rows.role, rows.origin)) not in sources:
-                places = zip(SPLITS, (target, target / "holdout"), strict=True)
-                known = {"block_size": block_size, "blocks_per_shard": BLOCKS_PER_SHARD}
-                sources[key] = _Source({s: SplitWriter(p, known) for s, p in places})
-            done += len(rows.tokens)
-            if rows.role == "replay":
-                kept = is_drawn[seen : seen + len(rows.tokens)] | (rows.split == "holdout")
-                seen += len(rows.tokens)
-                rows = rows._replace(tokens=rows.tokens[kept], hashes=rows.hashes[kept])
-            hashes = block_hashes(rows.origin, rows.tokens)
-            sources[key].writers[rows.split].append(rows.tokens, hashes)
-            if rows.split == "train":
-                sources[key].hashes.append(rows.hashes)
+        for origin, role, split, tokens, hashes in (r for part in parts for r in _read(part)):
+            making.check(origin, role, tokens)
+            checked = np.arange(-done % check_every, len(tokens), check_every)
+            differs = (_hashed(origin, tokens[checked]) != hashes[checked]).any(axis=1)
+            for row in checked[differs]:
+                raise ValueError(
+                    f"{folder}: row {done + row + 1}, of origin {origin}, has the content_hash "
+                    f"{hashes[row].tobytes().hex()} of other tokens: copy the folder again"
+                )
+            done += len(tokens)
+            if role == "replay":
+                kept = is_drawn[seen : seen + len(tokens)] | (split == "holdout")
+                seen += len(tokens)
+                tokens, hashes = tokens[kept], hashes[kept]
+            making.add(origin, role, split, tokens, hashes)
             progress(done)
-        if block_size is None:
-            raise ValueError(f"{folder} has no block: copy it again")
-        _finish(work, folder, sources, parts, block_size, tokenizer, pool_share)
+        making.finish(parts, pool_share)
         if repeated != "keep":
             _refuse_leaks(work, folder)
         work.rename(out)
@@ -292,8 +355,8 @@ def open_table(file: Path, names: Sequence[str]) -> Any:
     return table
 
 
-def _read(part: Path) -> Iterator[_Rows]:
-    """Yields runs of rows of one source and split."""
+def _read(part: Path) -> Iterator[tuple[str, str, str, NDArray[np.int32], Hashes]]:
+    """Yields runs of rows of one source and split: origin, role, split, tokens [N, S], hashes."""
     for columns in read_columns(part, "token_ids", "origin", "origin_tag", "content_hash", "split"):
         lists = columns["token_ids"]
         ids, lengths = lists.flatten(), np.diff(np.asarray(lists.offsets))
@@ -320,82 +383,4 @@ def _read(part: Path) -> Iterator[_Rows]:
                     f"{part} has a row of origin {origin!r}, origin_tag {tag!r} and split "
                     f"{split!r}: expected a text, 0 or 1, and train or holdout"
                 )
-            yield _Rows(origin, ROLES[tag], split, tokens[begin:end], hashes[begin:end])
-
-
-def _check(
-    rows: _Rows,
-    folder: Path,
-    block_size: int,
-    tokenizer: Tokenizer,
-    done: int,
-    check_every: int,
-    sources: dict[tuple[str, str], _Source],
-) -> None:
-    """Refuses rows that belong to no store together with those before them."""
-    check_name("source", rows.origin)
-    other = ROLES[1 - ROLES.index(rows.role)]
-    if (other, rows.origin) in sources:
-        raise ValueError(
-            f"{folder} has blocks of origin {rows.origin} in both roles: names of sources must "
-            "differ, rename one of them in the authors' corpus"
-        )
-    if rows.tokens.shape[1] != block_size:
-        raise ValueError(
-            f"{folder} has a block of {rows.tokens.shape[1]} tokens, expected {block_size} as the "
-            "first one, or domain.block_size of the recipe: import one block size at a time"
-        )
-    if (largest := int(rows.tokens.max())) >= tokenizer.vocab_size:
-        raise ValueError(
-            f"{folder} has the token id {largest} in origin {rows.origin}, but the tokenizer has "
-            f"{tokenizer.vocab_size} ids: name the one that made the blocks"
-        )
-    checked = slice(-done % check_every, None, check_every)
-    differs = (_hashed(rows.origin, rows.tokens[checked]) != rows.hashes[checked]).any(axis=1)
-    for row in np.arange(len(rows.tokens))[checked][differs]:
-        raise ValueError(
-            f"{folder}: row {done + row + 1}, of origin {rows.origin}, has the content_hash "
-            f"{rows.hashes[row].tobytes().hex()} of other tokens: copy the folder again"
-        )
-
-
-def _finish(
-    work: Path,
-    folder: Path,
-    sources: dict[tuple[str, str], _Source],
-    parts: list[Path],
-    block_size: int,
-    tokenizer: Tokenizer,
-    pool_share: float,
-) -> None:
-    """Writes the manifests, the table of hashes and the list of sources."""
-    order = sorted(sources, key=lambda key: (ROLES.index(key[0]), key[1]))
-    for role, name in order:
-        writers = sources[role, name].writers
-        counts = {split: writer.count for split, writer in writers.items()}
-        if not counts["train"]:
-            raise ValueError(f"{folder} has no block to train on of origin {name}: copy it again")
-        total = sum(counts.values())
-        manifest: dict[str, Any] = {
-            "schema": SCHEMA,
-            "source": name,
-            "role": role,
-            "block_size": block_size,
-            "tokenizer": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "eod_id": tokenizer.eod_id,
-            "holdout": {"fraction": counts["holdout"] / total, "seed": 42, "unit": "block"},
-            "holdout_floor": None,
-            "replay_ratio": None,
-            "reading": {"kind": "authors"} | ({"pool_share": pool_share} if pool_share < 1 else {}),
-            "files": [{"name": p.name, "bytes": p.stat().st_size, "documents": 0} for p in parts],
-            "documents": 0,  # they are not counted
-            "tokens": total * block_size,
-            "dropped_tokens": 0,
-        }
-        for split, writer in writers.items():
-            writer.finish({**manifest, "split": split})
-    table = [part for key in order for part in sources[key].hashes]
-    np.save(work / HASHES, np.concatenate(table))
-    names = [{"role": role, "name": name} for role, name in order]
-    write_json(work / "store.json", {"schema": SCHEMA, "sources": names})
+            yield origin, ROLES[tag], split, tokens[begin:end], hashes[begin:end]
