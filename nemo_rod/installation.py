@@ -9,11 +9,6 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]  # the checkout, or site-packages
 
 
-def is_checkout() -> bool:
-    """Returns whether the package is used in a checkout, which has the Makefile."""
-    return (_ROOT / "Makefile").is_file()
-
-
 def config_folder() -> Path:
     """Returns the folder of Hydra's groups: the installed package's, or the checkout's."""
     packaged = Path(__file__).parent / "_configs"

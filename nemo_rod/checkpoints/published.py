@@ -44,15 +44,6 @@ def published_names(folder: Path) -> dict[str, str]:
     return _NAMES.get(str(config.get("model_type")), {})
 
 
-def load_quietly(folder: str | Path, **options: Any) -> Any:
-    """Returns a checkpoint's model, as AutoModelForCausalLM loads it, without a bar of its own."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # it would stand among the lines of progress
-    return AutoModelForCausalLM.from_pretrained(folder, **options)
-
-
 def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     """Makes the files beside a checkpoint's weights those of its base, byte for byte.
 

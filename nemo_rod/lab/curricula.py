@@ -11,6 +11,7 @@ from nemo_rod.commands.text import table
 from nemo_rod.lab.text import add_verb, tenths
 from nemo_rod.progress import Progress
 
+_STORE = "block store; by default blocks/ of the run that the curriculum lies in"
 FORMATS = ("parquet", "megatron")  # here: materialise.py needs NumPy
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
 
@@ -33,13 +34,8 @@ def declare(parser: Arguments) -> None:
 
     text = "Writes one row per candidate as Parquet, or the authors' trace of the chosen blocks."
     verb = add(_export, "export", "CURRICULUM [OUT] [--format FORMAT] [--blocks STORE]", text)
-    verb.add_argument(
-        "out",
-        metavar="OUT",
-        type=Path,
-        nargs="?",
-        help="file to write; by default beside the curriculum, .parquet or .jsonl",
-    )
+    where = "file to write; by default beside the curriculum, .parquet or .jsonl"
+    verb.add_argument("out", metavar="OUT", type=Path, nargs="?", help=where)
     verb.add_argument(
         "--format", default="parquet", choices=("parquet", "authors"), help="parquet or authors"
     )
@@ -51,17 +47,10 @@ def declare(parser: Arguments) -> None:
     verb.add_argument(
         "--format", metavar="FORMAT", required=True, choices=FORMATS, help=", ".join(FORMATS)
     )
-    verb.add_argument(
-        "--blocks", metavar="STORE", type=Path, help="block store; by default blocks/ of the run"
-    )
+    verb.add_argument("--blocks", metavar="STORE", type=Path, help=_STORE)
     text = "Checks every step, and that its blocks are those of the store."
-    add(_verify, "verify", "CURRICULUM [STORE]", text).add_argument(
-        "store",
-        metavar="STORE",
-        type=Path,
-        nargs="?",
-        help="block store; by default blocks/ of the run that the curriculum lies in",
-    )
+    verb = add(_verify, "verify", "CURRICULUM [STORE]", text)
+    verb.add_argument("store", metavar="STORE", type=Path, nargs="?", help=_STORE)
     text = "Compares the blocks and the replay share of two curricula, step by step."
     verb = add(_diff, "diff", "CURRICULUM CURRICULUM", text)
     add_curriculum(verb, "other", "the one to compare it with")

@@ -26,7 +26,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.adapters.hub_files import file_of
-from nemo_rod.installation import is_checkout, page, pip_install
+from nemo_rod.installation import page, pip_install
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.text import say_briefly
 from nemo_rod.roles import ROLES
@@ -43,7 +43,7 @@ _SUM = (
 )
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.lab import doctor; "
-_ALL = "make venv" if is_checkout() else "`make venv` in a clone"
+_ALL = "`make venv` in a clone"
 _TRAINING = f"needed to train and to score: {_ALL}, or use an image of {page('images')}"
 _IN_WORKERS = "NeMo-RL's workers have it, see below; `nemo-rod evaluate` needs it here"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.commands.arguments import Key
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.lab.block_text import find_tokenizer
@@ -28,6 +27,15 @@ KEYS = (  # keys of `nemo-rod inspect`
         default=64),
     TRUST,
 )  # fmt: skip
+
+
+def load_quietly(folder: str | Path, **options: Any) -> Any:
+    """Returns a checkpoint's model, as AutoModelForCausalLM loads it, without a bar of its own."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would stand among the lines of progress
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
 def sample(run_dir: Path, options: Namespace) -> None:

@@ -28,7 +28,13 @@ from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import check_installed, logger_names
 from nemo_rod.roles import ROLES
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.variants import SPECIALIST, ArmSettings, arm_settings, trained_arms
+from nemo_rod.run.variants import (
+    SPECIALIST,
+    ArmSettings,
+    add_registered_arms,
+    arm_settings,
+    trained_arms,
+)
 from nemo_rod.selection.policies import check_policy, reference_roles, waits_for_update
 from nemo_rod.trust import REFERENCE, refuse_secrets
 
@@ -88,6 +94,7 @@ def to_config(composed: DictConfig) -> Config:
         )
     assert isinstance(config, Config)
     config.cluster.env |= secrets
+    add_registered_arms(config)
     for value in vars(config).values():  # sections of other parts add what they stand for
         if hasattr(value, "complete"):
             value.complete(config)
@@ -124,6 +131,7 @@ def check(config: Config) -> None:
             "more than 0, such as 0.01, or set domain.holdout_floor."
         )
     _check_scoring("scoring", config.scoring, config)
+    add_registered_arms(config)
     for value in vars(config).values():  # sections of other parts check themselves
         if hasattr(value, "check"):
             value.check()

@@ -26,7 +26,7 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant, blamed_key
 from nemo_rod.files import check_name
 from nemo_rod.run import branches
-from nemo_rod.selection.arm_names import RESIDUAL
+from nemo_rod.selection.arm_names import RESIDUAL, parse_arm
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 from nemo_rod.selection.policies import reference_roles
 
@@ -220,6 +220,16 @@ def trained_arms(config: Config) -> list[ArmSettings]:
     for name in needed:
         add(arm_settings(config, name))
     return list(trained.values())
+
+
+def add_registered_arms(config: Config) -> None:
+    """Adds the variants that registered parts make of arms' names, such as `fixed_8_kl_base_1`."""
+    varied = [str(v.get("of") or "") for v in config.variants.values() if isinstance(v, dict)]
+    named = dict.fromkeys(filter(None, [*config.arms, config.arm, *varied]))
+    for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
+        meant = (make(config, name) for make in parts.load_all("arms"))
+        if name not in config.variants and (variant := next(filter(None, meant), None)):
+            config.variants = {**config.variants, name: variant}
 
 
 def merged_from(name: str) -> str:

@@ -10,7 +10,6 @@ an arm of another run has learned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -76,8 +75,3 @@ def parse_arm(name: str) -> ArmName:
     if name.startswith("rod_"):
         return ArmName(name, "rod_variant", 0.0, "RoD " + name[4:].replace("_", " "))
     return ArmName(name, "other", 0.0, name.replace("_", " "))
-
-
-def filter_kinds(names: Iterable[str], *kinds: Kind) -> list[str]:
-    """Returns the names of arms of these kinds."""
-    return [name for name in names if parse_arm(name).kind in kinds]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nemo_rod.checkpoints.published import load_quietly
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.lab.sample import load_quietly
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.selection.held_out import source_losses
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.checkpoints.published import load_quietly
+from nemo_rod.lab.sample import load_quietly
 
 _SCORED_TOKENS = 2048  # tokens whose logits are held at once
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nemo_rod.selection.arm_names import Kind, parse_arm
 from nemo_rod.selection.arms import SWEPT
 
 Arms = Mapping[str, Mapping[str, Any]]  # part of a results dictionary
 OWN = {"specialist", "base"}  # references of the run itself
 WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
+
+
+def filter_kinds(names: Iterable[str], *kinds: Kind) -> list[str]:
+    """Returns the names of arms of these kinds."""
+    return [name for name in names if parse_arm(name).kind in kinds]
 
 
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:

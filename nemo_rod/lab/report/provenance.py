@@ -55,10 +55,6 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
     command = None
     if typed is not None and typed.is_file():
         command = read_bytes(typed, below=run_dir).decode(errors="replace")
-    if config and not command:  # composed elsewhere
-        names = ",".join(config.get("arms") or [])
-        seed = f" seed={config['seed']}" if "seed" in config else ""
-        command = f"nemo-rod run recipe={config.get('recipe')} 'arms=[{names}]'{seed}"
     versions, data = {"python": platform.python_version()}, []
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from nemo_rod import parts
 from nemo_rod.bounds import key
 from nemo_rod.config import Config, section
-from nemo_rod.run.variants import arm_settings, merged_from
-from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.run.variants import arm_settings
 
 LIKE_ROD = ("fixed_like_rod", "schedule_like_rod")  # controls that are arms of every such recipe
 
@@ -29,16 +27,7 @@ class Report:
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side
 
     def complete(self, config: Config) -> None:
-        """Finds out what the names of arms mean to parts, and adds the controls that are like RoD.
-
-        Of these, none is added of which the recipe has the same by another name.
-        """
-        varied = [str(v.get("of") or "") for v in config.variants.values() if isinstance(v, dict)]
-        named = dict.fromkeys(filter(None, [*config.arms, config.arm, *varied]))
-        for name in [*named, *(merged_from(n) for n in named if parse_arm(n).kind == "merge")]:
-            meant = (make(config, name) for make in parts.load_all("arms"))
-            if name not in config.variants and (variant := next(filter(None, meant), None)):
-                config.variants = {**config.variants, name: variant}
+        """Adds the controls that are like RoD, but those of which the recipe has the same."""
         known = [arm_settings(config, name) for name in config.arms] if has_controls(config) else []
         alike = [replace(arm.planned, name="") for arm in known if arm.kind == "trained"]
         for name in filter(config.variants.__contains__, LIKE_ROD if known else ()):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo_rod.lab.plan.plan_text import count
-from nemo_rod.lab.report.designs import WHOLE, scored_share
+from nemo_rod.lab.report.designs import WHOLE, filter_kinds, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
 from nemo_rod.lab.report.results import Results
-from nemo_rod.selection.arm_names import filter_kinds, parse_arm
+from nemo_rod.selection.arm_names import parse_arm
 
 Format = Callable[[Any], str]
 Columns = dict[str, tuple[str, Format]]  # titles and formats of values by their key

@@ -218,13 +218,13 @@ def _stacked(history: History) -> tuple[Floats, dict[str, str], Floats]:
     """
     steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
     bins = min(max(_MIN_BINS, min(steady, _MAX_BINS)), len(history.first_B))
-    joined = np.array_split(np.arange(len(history.first_B)), bins)
-    rows = [slice(history.bins[part[0]].start, history.bins[part[-1]].stop) for part in joined]
-    step_B = np.array([history.step_T[part].mean() for part in rows])
+    first_B = np.array([part[0] for part in np.array_split(history.first_B, bins)])
+    rows = [*itertools.pairwise([*first_B, len(history.step_T)])]
+    step_B = np.array([history.step_T[slice(*ends)].mean() for ends in rows])
     step_B[0], step_B[-1] = history.step_T[0], history.step_T[-1]
-    blocks_B = [(part.stop - part.start) * history.batch_size for part in rows]
-    share_BO = np.array([history.chosen_BO[part].sum(axis=0) for part in joined], np.float64)
-    share_BO /= np.array(blocks_B)[:, None]
+    joined = np.searchsorted(history.first_B, first_B)
+    share_BO = np.add.reduceat(history.chosen_BO, joined, axis=0) / history.batch_size
+    share_BO /= np.diff(rows)
     bands: dict[str, Any] = {}
     for i in np.flatnonzero(history.is_replay_O):
         name = category_of(history.source_names[i]) or history.source_names[i]

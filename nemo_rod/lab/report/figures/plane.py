@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nemo_rod.lab.report.designs import continued, frontier_arms, helped, varying, with_fixed_share
+from nemo_rod.lab.report.designs import (
+    continued,
+    filter_kinds,
+    frontier_arms,
+    helped,
+    varying,
+    with_fixed_share,
+)
 from nemo_rod.lab.report.figures import drawing
 from nemo_rod.lab.report.figures.drawing import Rows, Spec, as_is, layer, number, view
 from nemo_rod.lab.report.figures.labels import labelled
@@ -19,7 +26,7 @@ from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, RunResults, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
-from nemo_rod.selection.arm_names import filter_kinds, parse_arm
+from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import SWEPT, Arm
 
 Point = tuple[float, float]  # adaptation loss, forgetting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemo_rod.lab.report.designs import frontier_arms
+from nemo_rod.lab.report.designs import filter_kinds, frontier_arms
 from nemo_rod.lab.report.figures.drawing import (
     CROSS,
     Rows,
@@ -20,7 +20,7 @@ from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import paper, paper_arms
 from nemo_rod.lab.report.results import RunResults
 from nemo_rod.lab.report.style import arm_colour, light
-from nemo_rod.selection.arm_names import filter_kinds, parse_arm
+from nemo_rod.selection.arm_names import parse_arm
 
 _OVER_SEEDS = {
     "adapt_loss": "adaptation loss (nats per token)",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_rod.lab.report.chord import linear_fit
+from nemo_rod.lab.report.designs import filter_kinds
 from nemo_rod.lab.report.figures.drawing import (
     STAR,
     Rows,
@@ -23,7 +24,7 @@ from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import category_of, category_role, paper_value, title_of
 from nemo_rod.lab.report.results import Results, RunResults, known
 from nemo_rod.lab.report.style import arm_colour, light
-from nemo_rod.selection.arm_names import filter_kinds, parse_arm
+from nemo_rod.selection.arm_names import parse_arm
 
 _MOST_NAMED = 16  # sources; the pointer names the others
 _POINT = {"type": "point", "filled": True, "opacity": 1}
