@@ -27,11 +27,12 @@ from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.selection.policies import reference_roles
 from nemo_rod.selection.references import References
 
 WARM_UP = 4  # rounds
-# plain has transfer and rod beside it, whatever the turn begins with
-KINDS = ("transfer", "plain", "rod", "prefix_half", "prefix_quarter", "forward")
+# plain has transfer and mix beside it, whatever the turn begins with
+KINDS = ("transfer", "plain", "mix", "rod", "prefix_half", "prefix_quarter", "forward")
 PREFIXES = {"rod": "1", "prefix_half": "1/2", "prefix_quarter": "1/4"}
 
 
@@ -122,7 +123,8 @@ def main() -> None:
     def selecting(arm: Arm) -> Any:
         length = arm.scored_length(store.block_size)
         opened = References.open(job.references, store, length=length)
-        chooses = Selector.for_arm(arm, store, opened if "references" in arm.needs else None)
+        compares = reference_roles(arm.needs)
+        chooses = Selector.for_arm(arm, store, opened if compares else None, steps=steps)
         return selector.RoDSelector(
             chooses, store, scoring_micro_batch_size=job.config.scoring.micro_batch_size
         )
@@ -135,7 +137,9 @@ def main() -> None:
     dist.broadcast_object_list(folders)
     plain_arm = dataclasses.replace(arm, balance="corpus", multiplier=1.0, kappa=None)
     transfer_arm = dataclasses.replace(plain_arm, recorded=str(folders[0]))
-    selectors = {"plain": selecting(plain_arm), "transfer": selecting(transfer_arm)} | {
+    mix_arm = dataclasses.replace(arm, policy_name="mix")
+    without_scoring = {"plain": plain_arm, "transfer": transfer_arm, "mix": mix_arm}
+    selectors = {kind: selecting(arm) for kind, arm in without_scoring.items()} | {
         kind: selecting(dataclasses.replace(arm, prefix=p)) for kind, p in PREFIXES.items()
     }
     wrapped = {kind: s.wrap(loop.train_step) for kind, s in selectors.items()}
