@@ -92,19 +92,6 @@ def test_a_pool_is_the_one_their_run_drew(theirs: Theirs, tmp_path: Path) -> Non
     assert len(hashes) == len(BlockStore(tmp_path / "store"))
 
 
-def test_blocks_keep_their_order_and_holdout(theirs: Theirs, ours: Path) -> None:
-    for split in ("train", "holdout"):
-        store = BlockStore(ours, split)
-        store.verify()
-        rows = [row for row in theirs[1] if row["split"] == split]
-        assert len(store) == len(rows)
-        for source in store.sources:
-            of_source = [row for row in rows if row["origin"] == source.name]
-            actual = store.tokens(np.arange(source.start, source.start + source.count))
-            assert np.array_equal(actual, [row["token_ids"] for row in of_source])
-            assert {row["origin_tag"] for row in of_source} == {int(source.role == "replay")}
-
-
 def launches(rows: list[dict], folder: Path) -> None:
     """A run of 7 steps in two launches: the second repeats step 4, and a kill cut step 5."""
     first = [row for step in range(1, 6) for row in trace_rows(rows, step, K, seed=1)]

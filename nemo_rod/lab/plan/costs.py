@@ -122,14 +122,11 @@ class Setup:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
         return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
 
-    def for_prefix(self, prefix: float) -> Setup:
-        """Returns the setup of a pass over a share of every block, from its start."""
-        return replace(self, block_size=int(self.block_size * prefix), prefix=prefix)
-
 
 def cost(work: Work, setup: Setup) -> StageCost:
     """Returns the cost of one stage."""
-    candidates, size = setup.for_prefix(work.prefix), setup.block_size
+    size, prefix = setup.block_size, work.prefix
+    candidates = replace(setup, block_size=int(size * prefix), prefix=prefix)
     scoring = update = 0.0
     flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
