@@ -1,11 +1,19 @@
-"""The curriculum: what goes in comes out, after any crash; foreign ones are refused by name."""
+"""The curriculum: what goes in comes out, after any crash; foreign ones are refused by name.
 
+And the journal of a run, which records in it and in the metrics.
+"""
+
+import errno
+import json
 import math
 import os
 import struct
+import threading
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +27,7 @@ from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.candidates import Candidates, Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.policies import Joint, TakeAll
@@ -519,3 +528,116 @@ def test_diff(tmp_path):
         diff(b, late)
     with refused(r"is of block store 'store-1' and .* of 'store-2'"):
         diff(a, opened("foreign.rod", 4, replace(HEADER, store="store-2")))
+
+
+# an update of 3 s, and 2 s of scoring before it: 5/3 of a plain step
+SECONDS = {"timing/train/total": 5.0, "timing/train/update": 3.0}
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path, HEADER, step=0)
+
+
+@pytest.fixture
+def on_fsync(tmp_path, monkeypatch):
+    """Sets a function of the path that is called before every fsync within the folder."""
+    fsync = os.fsync
+
+    def install(before: Callable[[Path], None]) -> None:
+        def patched(fd: int) -> None:
+            path = Path(os.path.realpath(f"/proc/self/fd/{fd}"))
+            if path.is_relative_to(tmp_path):
+                before(path)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", patched)
+
+    return install
+
+
+def steps_of(folder: Path) -> list[int]:
+    with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
+        return [record.step for record in curriculum]
+
+
+# --- the journal: what a run writes down after every step, and what choosing added to it
+
+
+def test_a_full_disk_is_named_by_the_file_of_metrics(tmp_path, journal):
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"make room and run it again.*metrics\.jsonl"):
+        journal.append(0, step_of(0), SECONDS)
+
+
+def test_overhead_is_what_choosing_adds_to_an_update(tmp_path, journal):
+    made = step_of(0)
+    row = journal.append(0, made, SECONDS)
+    assert row["rod/overhead"] == pytest.approx(2 / 3)
+    assert row["rod/share/web"] == made.pool.is_replay_C[made.chosen].mean()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == row
+    (record,) = Curriculum.open(tmp_path / "curriculum.rod", read_only=True)
+    assert record.chosen.tolist() == made.chosen.tolist()
+
+
+def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(tmp_path, journal, on_fsync):
+    training, synced = threading.Event(), []
+
+    def slow_disk(path: Path) -> None:
+        assert training.wait(60)
+        synced.append(path)
+
+    on_fsync(slow_disk)
+    for step in (0, 1):
+        training.clear()
+        journal.begin(step_of(step))  # returns although the disk is not done
+        assert len(synced) == 3 * step
+        assert steps_of(tmp_path) == list(range(step + 1))
+        training.set()
+        journal.append(step, step_of(step), SECONDS)
+        journal._disk.submit(int).result()  # after all that was begun
+        files = [tmp_path / name for name in ("curriculum.rod", "metrics.jsonl", "")]
+        assert synced == files * (step + 1)
+
+
+def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(tmp_path, journal, on_fsync):
+    begun, saved = threading.Event(), threading.Event()
+
+    def slow_disk(path: Path) -> None:
+        if path.name == "metrics.jsonl":
+            begun.set()
+            assert saved.wait(60)
+
+    on_fsync(slow_disk)
+    journal.append(0, step_of(0), SECONDS)  # returns although the disk is not done
+    assert begun.wait(60)  # without waiting for another step
+    journal.begin(step_of(1))
+    saved.set()
+    journal.append(1, step_of(1), SECONDS)
+
+
+def test_a_resume_without_its_curriculum_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"curriculum.rod is missing, .* run has come to step 5"):
+        Journal(tmp_path, HEADER, step=5)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("curriculum.rod", [0]), ("metrics.jsonl", [0, 1])])
+def test_a_full_disk_ends_the_step_or_after_metrics_the_next(
+    tmp_path, journal, on_fsync, name, steps
+):
+    def full_disk(path: Path) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    on_fsync(full_disk)
+    *fine, last = steps
+    for step in fine:
+        journal.append(step, step_of(step), SECONDS)
+    journal.begin(step_of(last))
+    with pytest.raises(OSError, match=rf"No space left .* make room .*{name}"):
+        journal.append(last, step_of(last), SECONDS)
+    # the metrics do not claim that the step has ended
+    file = tmp_path / "metrics.jsonl"
+    assert len(file.read_text().splitlines() if file.exists() else []) == len(fine)
