@@ -260,11 +260,6 @@ def test_dry_run_and_refusal_name_all_that_differs_at_once(change, made_run):
     assert cured.stderr.count(": to do: again, as rebuild asks") == len(names)
 
 
-def test_dry_run_of_what_is_there_says_so(made_run):
-    done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made_run}", "dry_run=true")
-    assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
-
-
 def test_a_python_that_libraries_fail_under_is_refused():
     for name, value in (("PYTHONOPTIMIZE", "2"), ("PYTHONWARNINGS", "error::UserWarning")):
         done = nemo_rod("recipes", env={**os.environ, name: value})

@@ -115,17 +115,6 @@ def test_a_comparison_holds_or_is_refused(text, value, outcome):
         comparison.holds(value)
 
 
-def test_caps_cut_the_last_document(corpus):
-    size = len(TEXTS[0].encode())
-    for cap, expected in (
-        ({"max_documents": 3}, TEXTS[:3]),
-        ({"max_bytes": size}, TEXTS[:1]),
-        ({"max_bytes": size + 3}, [TEXTS[0], "doc"]),
-        ({"max_bytes": size - 2}, ["document 0 "]),  # not through the two bytes of a letter
-    ):
-        assert list(read_documents(web(corpus / "a.jsonl", **cap))) == expected
-
-
 @pytest.mark.parametrize(
     ("content", "texts"),
     [

@@ -11,7 +11,6 @@ import pytest
 from corpus_cases import (
     BYTE,
     interrupted,
-    manifest,
     refuse,
     run,
     train_bpe,
@@ -113,32 +112,6 @@ def test_blocks_do_not_depend_on_the_pieces(tmp_path, monkeypatch, fields, worke
     interrupted(tmp_path / "pieces", [spec], 4, 5, workers=workers)
     run(tmp_path / "pieces", [spec], workers=workers)
     assert tree(tmp_path / "pieces") == tree(tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    ("fields", "documents", "tokens"),
-    [
-        ({"max_bytes": 7}, 2, 8),  # one of the two bytes of the third
-        ({"max_bytes": 8}, 3, 11),
-        ({"max_bytes": 6}, 2, 8),
-        ({"max_tokens": 9}, 2, 8),  # half a character would be left
-        ({"max_tokens": 10}, 3, 10),
-        ({"max_tokens": 8}, 2, 8),
-    ],
-)
-def test_no_end_of_document_stands_alone(tmp_path, fields, documents, tokens):
-    file = write(tmp_path / "a.jsonl", ["abc", "def", "ü", "ghi"])
-    run(tmp_path / "blocks", [web(file, **fields)], block_size=2, holdout_fraction=0)
-    told = manifest(tmp_path / "blocks")
-    assert (told["documents"], told["tokens"]) == (documents, tokens)
-
-
-def test_documents_without_tokens_are_none(tmp_path):
-    """Such as white space alone for some tokenizers, and NUL for this one."""
-    file = write(tmp_path / "a.jsonl", ["\0", "abc", "\0\0", "ü", "\0"])
-    store = run(tmp_path / "blocks", [web(file)], block_size=7, holdout_fraction=0)
-    assert store.tokens([0]).tolist() == [[*b"abc\0\xc3\xbc\0"]]
-    assert (manifest(tmp_path / "blocks")["documents"]) == 2
 
 
 Json = st.recursive(
