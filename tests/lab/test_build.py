@@ -441,13 +441,11 @@ def test_tables_hold_the_numbers_of_the_results(fake: FakeRun, results: dict[str
     assert [(name, row["blocks"]) for name, row in sources.items()] == [
         ("news", 30), ("wiki_de", 10), ("math", 20), ("wiki", 15), ("web", 40), ("code", 5),
     ]  # fmt: skip
+    fixed, rod = (results["arms"][arm] for arm in ("fixed_10", "rod"))
     for name, row in sources.items():
-        epochs = results["arms"]["rod"]["epochs_by_source"]
-        assert row["epochs_rod"] == {**epochs["adaptation"], **epochs["replay"]}[name]
-        for arm, key in (("fixed_10", "forgetting_by_source"), ("rod", "sampling_ratio_by_source")):
-            cell = row["sampling_ratio" if arm == "rod" else "forgetting_fixed_10"] if (
-                row["role"] == "replay") else None  # fmt: skip
-            assert cell == results["arms"][arm][key].get(name)
+        assert row["epochs_rod"] == rod["epochs_by_source"][row["role"]][name]
+        assert row.get("forgetting_fixed_10") == fixed["forgetting_by_source"].get(name)
+        assert row["sampling_ratio"] == rod["sampling_ratio_by_source"].get(name)
 
 
 def test_numbers_for_readers() -> None:

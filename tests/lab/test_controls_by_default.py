@@ -90,7 +90,7 @@ def test_a_control_finds_enough_blocks_of_each_role_at_any_share(share):
 def test_names_of_parts_are_arms(name, of, changed):
     varied = composed("recipe=toy", f"+variants.mine={{of: {name}, steps: 7}}", "arms=[base,mine]")
     assert arm_settings(varied, "mine").of == of and varied.arms == ["base", "mine"]
-    config = composed("recipe=toy", f"arms=[base,rod,{name}_merge_0.8,{name}]")
+    config = composed("recipe=toy", f"arms=[base,rod,{name}_merge_0.8]")
     settings = arm_settings(config, name)
     assert settings.of == of
     assert settings.train == dataclasses.replace(config.train, **changed)

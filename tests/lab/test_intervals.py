@@ -60,14 +60,13 @@ def test_the_report_keeps_the_loss_of_every_held_out_block_and_says_what_interva
 
 
 def test_every_draw_is_evaluated_as_the_results_are(run):
-    draws = 40
     rng, values = np.random.default_rng(SEED), dict[str, list[dict[str, float]]]()
     counts = {
-        (role, source): rng.multinomial(size, [1 / size] * size, draws)
+        (role, source): rng.multinomial(size, [1 / size] * size, 40)
         for role in SIZES
         for source, size in sorted(SIZES[role].items())
     }
-    for draw in range(draws):
+    for draw in range(40):
         losses: dict[str, Any] = {}
         for name, arm in run.arms.items():
             losses[name] = {role: {} for role in SIZES}
@@ -86,7 +85,7 @@ def test_every_draw_is_evaluated_as_the_results_are(run):
         }
         for name, row in results.items():
             values.setdefault(name, []).append(row)
-    actual = intervals_of(draws_of(run, draws=draws))
+    actual = intervals_of(draws_of(run, draws=40))
     for name, rows in values.items():
         assert list(actual[name]) == list(rows[0])
         for key in rows[0]:

@@ -117,6 +117,9 @@ def test_progress_of_training_counts_and_estimates(tmp_path):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(rows[-1] | {"timing/train/total": -1e17}) + "\n")  # damaged
     assert training_progress(tmp_path)[1] == "00:00:00"
+    (tmp_path / "job.json").write_text('{"config": {"train": {"steps": 0}}}')
+    with pytest.raises(ValueError, match=r"job\.json is damaged .*steps=0"):
+        training_progress(tmp_path)
 
 
 def test_progress_of_other_jobs_is_what_they_printed(tmp_path):
