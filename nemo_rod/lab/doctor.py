@@ -24,7 +24,7 @@ import numpy as np
 
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
-from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.installation import page, pip_install
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
@@ -33,6 +33,7 @@ from nemo_rod.roles import ROLES
 from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
 from nemo_rod.upstream.functions import FUNCTIONS, ROADS, TESTED, Function, check, for_road
 
+_USAGE = "nemo-rod doctor [BLOCKS] [base=MODEL] [functions=ROAD]"
 _DESCRIPTION = """\
 Shows what is installed, and whether it works on this machine; in NeMo-RL's image, also for the
 environment of its Megatron workers. The exit status is 1 if a required part is missing. With
@@ -59,8 +60,10 @@ class Finding(NamedTuple):
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod doctor`."""
-    parser.usage = "nemo-rod doctor [base=MODEL] [functions=ROAD]"
-    parser.description = _DESCRIPTION
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument(
+        "blocks", metavar="BLOCKS", type=Path, nargs="?", help="block store to verify, too"
+    )
     roads = ("all", *ROADS)
     help = f"shows functions with their tested and installed parameters: {', '.join(roads)}"
     base = "folder or hub name of a base: does Megatron-Bridge take its whole config.json over?"
@@ -74,9 +77,11 @@ def main(options: Namespace) -> None:
         rows = json.loads(_evaluate(f"doctor.function_rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
+    if options.blocks is not None and not options.blocks.exists():
+        raise ValueError(f"{options.blocks} does not exist: expected {_USAGE}.")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # the lines say more
     workers, all_fine = worker_python(), True
-    for name, fine, result, advice in findings(workers, options.base):
+    for name, fine, result, advice in findings(options.blocks, workers, options.base):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
         say_briefly("")
@@ -91,7 +96,9 @@ def main(options: Namespace) -> None:
         raise SystemExit(1)
 
 
-def findings(workers: Path | None = None, base: str | None = None) -> Iterator[Finding]:
+def findings(
+    blocks: Path | None = None, workers: Path | None = None, base: str | None = None
+) -> Iterator[Finding]:
     """Checks one part after the other.
 
     `workers` is a Python of another environment that trains; Megatron is not needed here then.
@@ -129,6 +136,9 @@ def findings(workers: Path | None = None, base: str | None = None) -> Iterator[F
             yield Finding("base", True if is_there and not keys else None, result)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
+    if blocks is not None:
+        advice = "prepare them again, or restore a copy"
+        yield _attempt(str(blocks), lambda: _verify(blocks), advice)
     tools = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
     result = f"{' and '.join(tools)} missing" if tools else "can fetch the texts of recipe=toy"
     yield Finding("apt", None if tools else True, result, "use recipe=toy_synthetic")
@@ -223,6 +233,12 @@ def _store() -> str:
             assert same, "Megatron reads other tokens"
             by_megatron = ", by Megatron too"
         return f"{len(store)} blocks written and read{by_megatron}"
+
+
+def _verify(blocks: Path) -> str:
+    store = BlockStore(blocks)
+    store.verify()
+    return f"{len(store):,} blocks, all as they were written"
 
 
 def function_counts() -> str:

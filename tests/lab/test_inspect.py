@@ -290,29 +290,32 @@ def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_doctor_looks_at_everything(capsys):
-    here("doctor")
+def test_the_doctor_looks_at_everything(run_dir, capsys):
+    here("doctor", run_dir / "blocks")
     shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
     needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
     works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
+    works.add(str(run_dir / "blocks"))
     assert {name for name, state in shown.items() if state == "ok"} >= needed | works
     assert shown.keys() == needed | works | {"datasets", "lm-eval", "pyarrow", "zstandard", "apt"}
 
 
-def test_the_doctor_says_what_to_do(capsys, monkeypatch):
+def test_the_doctor_says_what_to_do(tmp_path, capsys, monkeypatch):
     def fails(command: object) -> None:
         raise RuntimeError("no  network\nhere")
 
     monkeypatch.setattr(doctor, "_run", fails)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit) as left:
-        here("doctor")
+        here("doctor", tmp_path)
     assert left.value.code == 1
     shown = capsys.readouterr().out
     states = {row[1]: (row[0], row[2]) for row in lines(shown)}
     cause = "no network here: several processes cannot communicate here"
     assert states["torchrun, gloo"] == ("NO", cause)
     assert states["apt"] == ("-", "apt-get and dpkg-deb missing: use recipe=toy_synthetic")
+    assert states[str(tmp_path)][0] == "NO"
+    assert f"there is no complete block store in {tmp_path}" in shown
 
 
 def test_the_doctor_names_versions_that_are_newer_than_tested():

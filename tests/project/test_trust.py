@@ -44,6 +44,7 @@ from nemo_rod.jobs import job_store, shared_job
 from nemo_rod.lab import curriculum_tools
 from nemo_rod.lab.authors.trace import _launch as read_launch_rows
 from nemo_rod.lab.authors.trace import export_trace
+from nemo_rod.lab.doctor import _verify
 from nemo_rod.lab.history import read_history
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.launches import read_launch
@@ -180,7 +181,7 @@ def paths_of_commands(run: Path, out: Path) -> dict[str, list[list[object]]]:
         ],
         "merge": [[run / "base" / "hf", other / "hf", out / "merged", "lambda=0.5"]],
         "report": [[rod], [run]],
-        "doctor": [],  # it is about this machine
+        "doctor": [],  # below: the rest of it is about this machine
         "init": [[out / "init"]],
         "recipes": [],  # it takes no folder of a run
     }  # fmt: skip
@@ -197,6 +198,8 @@ def test_no_command_runs_what_a_folder_names(evil, tmp_path, monkeypatch):
             with time_limit(SECONDS), contextlib.suppress(SystemExit):
                 here(name, *words)
             assert not (tmp_path / "PWNED").exists(), (name, words)
+    with contextlib.suppress(ValueError):
+        _verify(evil / "blocks")
     # a recipe of the user's own, in that folder
     stages = ("prepare", "pretrain", "reference", "train", "merge", "evaluate", "report")
     for command in ("run", *stages):

@@ -75,38 +75,58 @@ def read_columns(file: Path, *names: str, rows: int = _ROWS) -> Iterator[dict[st
 
     Raises:
         ValueError: a column is missing, or a value is null or of another type; the message names
-            the file and the column.
+            the file and the row.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    text, number = (pa.string(), "a text"), (pa.int64(), "a whole number")
     types = {
-        "token_ids": pa.list_(pa.int64()), "origin": pa.string(), "split": pa.string(),
-        "content_hash": pa.string(), "origin_tag": pa.int64(), "n_response_tokens": pa.int64(),
-        "ref_loss": pa.float64(),
+        "token_ids": (pa.list_(pa.int64()), "a list of whole numbers"), "origin": text,
+        "split": text, "content_hash": (pa.string(), "64 hexadecimal digits"),
+        "origin_tag": number, "n_response_tokens": number, "ref_loss": (pa.float64(), "a number"),
     }  # fmt: skip
     with open_file(file) as head:
         refuse_placeholder(file, head.read(HEAD))
     with interpreting(file, cure="copy it again"), open_table(file, names) as table:
+        first = 1
         for batch in table.iter_batches(batch_size=rows, columns=[*names]):
             columns = {}
             for name in names:
+                kind, expected = types[name]
                 given = batch.column(name)
                 words = given.dictionary if pa.types.is_dictionary(given.type) else given[:0]
                 # longer than a name or hash: a dictionary's text may be there often
                 if len(words) and (longest := pc.max(pc.binary_length(words)).as_py()) > 1 << 12:
                     raise ValueError(f"column {name} has a text of {longest:,} bytes")
                 try:
-                    columns[name] = given.cast(types[name])
-                except pa.ArrowException as error:
-                    raise ValueError(f"column {name}: {error}") from None
-                if given.null_count:
-                    raise ValueError(f"column {name} has an empty row")
-            if wrong := [h for h in columns.get("content_hash", ()) if not is_hash(h.as_py())]:
-                raise ValueError(
-                    f"content_hash is {wrong[0].as_py()!r:.80}, expected 64 hexadecimal digits"
-                )
+                    columns[name] = given.cast(kind)
+                except pa.ArrowException:  # one bad value becomes null
+                    columns[name] = pa.concat_arrays(_each(given, kind))
+                is_wrong = columns[name].is_null().to_numpy(zero_copy_only=False)
+                if name == "content_hash":
+                    is_wrong = is_wrong | [
+                        not is_hash(value) for value in columns[name].to_pylist()
+                    ]
+                if is_wrong.any():
+                    row = int(np.argmax(is_wrong))
+                    raise ValueError(
+                        f"{file}, row {first + row}: {name} is {given[row].as_py()!r:.80}, "
+                        f"expected {expected}: copy it again"
+                    )
             yield columns
+            first += len(batch)
+
+
+def _each(column: Any, kind: Any) -> Iterator[Any]:
+    """Yields every value of a column as one of a type, null if it is none."""
+    import pyarrow as pa
+
+    for value in column.to_pylist():  # a slice of lists would be cast with its neighbours
+        try:
+            yield pa.array([value], column.type).cast(kind)
+        except pa.ArrowException:
+            yield pa.nulls(1, kind)
 
 
 def content_hashes(store: BlockStore, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
