@@ -115,7 +115,6 @@ def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
                 "nemo-rod: W&B has no account here (set WANDB_API_KEY, or `wandb login`): the run "
                 f"is logged to files in {folder}, which `wandb sync` uploads.",
                 file=sys.stderr,
-                flush=True,
             )
     if "mlflow" in names:
         if "MLFLOW_TRACKING_URI" not in os.environ:  # MLflow refuses plain files since 3.7

@@ -101,7 +101,7 @@ def test_blocks_of_other_files_are_not_done(prepared, tmp_path, change, sentence
         ),
         (
             {"beside": "", "arms": "base, no_replay"},
-            "needs blocks of both roles, but the store has",
+            "which base trains on: add one, or name a base that is trained (model.hf).",
         ),
         ({"mark": "\ufeff"}, "recipe/mine.yaml begins with a byte-order mark: save it as UTF-8"),
     ],
