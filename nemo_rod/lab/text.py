@@ -42,11 +42,7 @@ def tenths(count: int) -> list[slice]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns a JSON object; empty if there is no such file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """Returns the JSON object that a file holds; empty if there is no file."""
     return read_json(path) if path.is_file() else {}
 
 

@@ -580,8 +580,7 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_a_view(tmp_path: P
     run = read_run(fake.folder)
     assert run.arms["rod"].facts["anneals_at"] == 17
     assert run.arms["fixed_10"].facts["anneals_at"] is None
-    shown = [(run, judged(run) | {"replicates": []})]
-    made = pictures_of(shown)
+    made = pictures_of([(run, judged(run) | {"replicates": []})])
     for view in (*made["scores"].figure, *made["replay_share"].figure):
         marks = {row["text"]: row for row in rows_of(view) if "colour" in row}
         assert {*marks} == {"1\N{MULTIPLICATION SIGN}", "annealing"}
@@ -615,6 +614,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rod_beyond": ("rod", {"budget": 1.2, "steps": 28}),
     "fixed_32_converged": ("fixed_32", {"budget": 2.0, "steps": 46}),
     "rod_transfer": ("rod", {"curriculum": "runs/small", "references": []}),
+    "fixed_32_kl_base_1": ("fixed_32", {"train": {"terms": {"kl_base": 1.0}}}),
 }
 
 
@@ -623,6 +623,7 @@ def add_variants(run: FakeRun, variants: dict[str, tuple[str, dict[str, Any]]] =
     plain = {
         "budget": 1.0, "multiplier": 1.0, "kappa": None, "share": None, "adaptation": None,
         "replay": None, "follow": None, "follow_by": None, "curriculum": None, "references": [],
+        "policy_name": "joint", "train": {},
     }  # fmt: skip
     rod = {"multiplier": 2.0, "kappa": 1.0, "references": ["specialist"]}
     for name in ("rod", "fixed_10", "fixed_32"):
@@ -687,8 +688,7 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert "kept_range" not in rows["rod_mix"]  # of one seed
 
     runs[0]["comparisons"]["rod"]["gain"] = None  # beyond the chord, as where it forgot nothing
-    beyond = {row["arm"]: row for row in arms_table(runs[0]).rows}
-    assert beyond["rod_quarter"]["kept"] is None
+    assert rows_by(arms_table(runs[0]))["rod_quarter"]["kept"] is None
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -717,6 +717,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert rod["adapt_loss"] == arms["rod"]["adapt_loss"]
     assert rod["paper_adapt_loss"] == 1.859 and rod["paper_task_forgetting"] == 0.107
     assert "adapt_loss" not in read["paper"]["fixed_65"]  # the paper's alone
+    assert {*plane.frontier_arms(arms)} == {*few[1:], "fixed_32_kl_base_1"}  # no ablation
     assert read["arms"]["rod_beyond"]["budget"] == 1.2
     assert read["arms"]["rod_transfer"]["curriculum"] == "runs/small"
     assert read["arms"]["rod"]["references"] == "specialist"
@@ -729,8 +730,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     pair = [r["arms"]["rod"]["adapt_loss"] for r in (results, results["replicates"][0])]
     assert read["seeds"]["rod"]["adapt_loss_mean"] == pytest.approx(sum(pair) / 2)
     assert read["seeds"]["rod"]["adapt_loss_range"] == pytest.approx(max(pair) - min(pair))
-    seeds = read["seeds"].items()
-    gains = {name: row["gain_0"] for name, row in seeds if row["gain_0"] is not None}
+    gains = {n: r["gain_0"] for n, r in read["seeds"].items() if r["gain_0"] is not None}
     assert gains == {
         name: each["gain"]
         for name, each in results["comparisons"].items()

@@ -83,11 +83,13 @@ def _designs(arms: Arms) -> dict[str, Mapping[str, Any]]:
 
 
 def frontier_arms(arms: Arms) -> list[str]:
-    """Returns the arms of the frontier, rather than only of an ablation's figure."""
-    own = {"max_replay", "rod_compute_matched"}
+    """Returns the arms of the frontier: also variants that choose or train in another way."""
     designs = {name: arm["design"] or {} for name, arm in arms.items() if name != "base"}
+    usual = [("joint", d.get("train")) for name, d in designs.items() if d.get("of") == name]
     return [
         name
-        for name, design in designs.items()
-        if design.get("of") in (None, name) or name in own or design.get("policy_name") != "joint"
+        for name, d in designs.items()
+        if d.get("of") in (None, name)
+        or name == "rod_compute_matched"
+        or (d.get("policy_name"), d.get("train")) not in usual
     ]

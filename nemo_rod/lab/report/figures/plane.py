@@ -205,6 +205,8 @@ def _frontier(results: Results, title: str = "") -> list[Plane]:
         merges.setdefault(name.rpartition("_")[0], []).append(name)
     # arms labelled in the second view have no label here, except two that connect the views
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
+    if len(points) > 24:  # labels would hide marks: of others than the paper's, tooltips tell
+        texts |= {n: "" for n in points if parse_arm(n).kind in ("other", "rod_variant")}
 
     def heading(text: str) -> str:
         return ": ".join(filter(None, (title, text)))
