@@ -86,7 +86,7 @@ def over_seeds(runs: list[Arms], labels: dict[str, str], *, of_rod: bool = False
     for name, label in labels.items():
         arms = [run for run in runs if name in run]
         share = sum(run[name]["replay_share"] for run in arms) / len(arms)
-        is_judged = "_kl_base_" in name or not name.startswith(("fixed_", "no_replay"))
+        is_judged = arms[0][name]["gap"] is not None
         losses = (of(arms, name, key, ".3f") for key in ("adapt_loss", "val_forgetting"))
         gap = better(arms, name) if is_judged else ""
         row = [label, *losses, f"{share:.3f}" if share else "0", gap]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,11 +52,12 @@ class Lines:
 
     def write(self, text: str) -> int:
         """Writes text; `print` passes a line and its end separately."""
-        before, shown = self._replaces, re.sub(f"^{PREFIX}", "  ", text)
+        before, marked = self._replaces, text.startswith(PREFIX)
+        shown = "  " + text.removeprefix(PREFIX) if marked else text
         if text != "\n":  # a job's remarks are marked, too, but have no parts
-            self._replaces = shown != text and "  " in text and self.stream.isatty()
-        if self._replaces and text != "\n":
-            shown = "\033[A\033[2K" * before + f"\033[?7l{shown}\033[?7h"  # it never wraps
+            self._replaces = marked and "  " in text and self.stream.isatty()
+            if self._replaces:
+                shown = "\033[A\033[2K" * before + f"\033[?7l{shown}\033[?7h"  # it never wraps
         return self.stream.write(shown)
 
     def __getattr__(self, name: str) -> Any:

@@ -267,6 +267,7 @@ def time_left(config: Config) -> str:
     """
     from nemo_rod.lab.plan.command import make_plan
     from nemo_rod.lab.plan.plan_text import wall
+    from nemo_rod.lab.report.under_way import read_part
     from nemo_rod.run.handover import partial
     from nemo_rod.run.stage_log import StageLog
     from nemo_rod.run.stages import Stages
@@ -283,10 +284,9 @@ def time_left(config: Config) -> str:
         hours = planned.get(stage.name, 0.0)
         seconds = working_seconds(StageLog(Path(config.run_dir), stage.name).events())
         if not stage.is_there() or stage.name in config.rebuild:
-            begun = partial(stage.folder)
-            if (begun / "metrics.jsonl").exists() and stage.name not in config.rebuild:
-                done, steps = map(int, training_progress(begun)[0].split("/"))
-                hours *= max(0.0, 1 - done / steps)
+            begun = None if stage.name in config.rebuild else read_part(partial(stage.folder), "")
+            if begun is not None and begun.steps is not None:
+                hours *= max(0.0, 1 - (begun.done or 0) / begun.steps)
             of_models += hours * stage.runs_model
             others += hours * (not stage.runs_model)
         elif seconds and hours and stage.runs_model:

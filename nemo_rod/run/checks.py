@@ -149,16 +149,16 @@ def check(config: Config) -> None:
         raise ValueError(f"arms has {twice[0]} twice: name each arm once.")
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
-    trained = trained_arms(config)
-    if config.arm is not None:  # other commands train its prerequisites
+    if config.arm is None:
+        trained = trained_arms(config)
+    else:  # other commands train its prerequisites
         trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
-    made = [arm_settings(config, "base")] if config.model.hf is None else []
+    trained += [arm_settings(config, "base")] if config.model.hf is None else []
     trains_on = {SPECIALIST: ROLES[:1], "base": ROLES[1:]}
-    for arm in [*trained, *made]:
+    for arm in trained:
         if lacking := [role for role in trains_on.get(arm.name, ROLES) if role not in roles]:
-            cure = ", or name a base that is trained (model.hf)"
-            if arm not in made:
-                cure = " (kind=generated lets the base write replay), or take that arm out"
+            writes = " (kind=generated lets the base write replay), or take that arm out"
+            cure = ", or name a base that is trained (model.hf)" if arm.name == "base" else writes
             reason = f"has no source with role={lacking[0]}, which {arm.name} trains on"
             raise ValueError(f"domain.sources {reason}: add one{cure}.")
         _check_trained(config, arm)

@@ -144,7 +144,7 @@ def test_tokens_that_stay_in_place_take_no_disk():
 
 
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows():
-    half = forward_flops(SHAPE, 1000, prefix=500)
+    half = forward_flops(SHAPE, 500)
     plain, short = (cost(replace(ROD, prefix=share), SETUP) for share in (1.0, 0.5))
     saved = 10 * 64 * (1000 * FLOPS - 500 * half) / 2e12
     assert plain.gpu_hours - short.gpu_hours == pytest.approx(saved * 4 / 3600)

@@ -173,7 +173,7 @@ def test_flops_agree_with_megatron_bridges_counter():
 
 def test_a_prefix_costs_less_than_its_share():
     shape = read_shape(shape_of(config_folder() / "model" / "qwen3_5_9b.yaml"))
-    whole, half = (forward_flops(shape, 4096, prefix=p) for p in (4096, 2048))
+    whole, half = (forward_flops(shape, size) for size in (4096, 2048))
     attending = sum(block.attending for block in shape.blocks)
     assert whole - half == pytest.approx(attending * 1024)
 

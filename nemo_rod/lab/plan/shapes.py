@@ -90,16 +90,16 @@ class Shape:
         return any(block.num_experts for block in self.blocks)
 
 
-def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -> float:
-    """Returns the mean FLOPs of one token in a forward pass over blocks, or a prefix of them.
+def forward_flops(shape: Shape, block_size: int) -> float:
+    """Returns the mean FLOPs of one token in a forward pass over blocks.
 
     By the usual count: two per parameter that processes a token. Operations without parameters are
     added: attention over the preceding positions, and the state of Mamba and DeltaNet blocks, which
     is a few percent.
     """
-    size = prefix or block_size
-    blocks = sum(2.0 * b.matrix_parameters + b.mixing + _attended(b, size) for b in shape.blocks)
-    return blocks + 2.0 * shape.embedding  # the output layer
+    return 2.0 * shape.embedding + sum(  # of the output layer
+        2.0 * b.matrix_parameters + b.mixing + _attended(b, block_size) for b in shape.blocks
+    )
 
 
 def _attended(block: Block, size: int) -> float:
