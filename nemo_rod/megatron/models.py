@@ -53,6 +53,9 @@ def model_provider(
         for name in {"num_experts", "num_local_experts", "n_routed_experts"} - read:
             vars(text).pop(name, None)
     provider = bridge.to_megatron_provider(load_weights=True)
+    if getattr(provider, "position_embedding_type", "") == "yarn":  # as published, by default
+        rounds = (text.rope_parameters or {}).get("truncate", True)
+        provider.yarn_correction_range_round_to_int = rounds
     refuse_faulty_kernels(provider)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
@@ -136,6 +139,8 @@ def number_text(provider: Any) -> None:
         length = next((t.shape[1] for t in known if t is not None), model.config.seq_length)
         device = next(model.parameters()).device
         positions = torch.arange(length, device=device).expand(3, 1, length)  # time, height, width
+        if options.get("input_ids") is None and hasattr(model, "_compute_attention_biases"):
+            options["input_ids"] = torch.zeros_like(positions[0])  # Gemma 3 masks by them
         return arguments, {**options, "position_ids": positions}
 
     def attach(model: list) -> list:
@@ -147,7 +152,9 @@ def number_text(provider: Any) -> None:
 
 
 def _correct(provider: Any, model: list) -> list:
-    """Corrects two things in a model that Bridge has built."""
+    """Corrects three things in a model that Bridge has built."""
+    for chunk in model:  # those for images return the mask of the losses, too, at every stage
+        chunk.register_forward_hook(lambda _, __, out: out[0] if isinstance(out, tuple) else out)
     # the epsilon of norms after a block, which stays 1e-5 in Gemma 2 and 3
     named = (pair for chunk in model for pair in chunk.named_modules())
     for norm in (module for name, module in named if name.endswith(".post_layernorm")):
@@ -164,7 +171,7 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
     for refused, key, why in (
         (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
          "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
-        (hasattr(provider, "vision_config") and parallel.context > 1, "context",
+        (hasattr(provider, "freeze_vision_model") and parallel.context > 1, "context",
          "models for images and text split a block themselves, a second time; set it to 1"),
         (sliced and _experts(provider) > 1, "tensor", "its experts need parallel.sequence=true"),
         (sliced and delta_net, "tensor",

@@ -16,6 +16,7 @@ from megatron.core.transformer.moe.router import Router
 from nemo_rod.ranks import all_or_none
 
 _PREDICTORS_FOLLOW = "/"  # separates layers from predictors in a hybrid model's pattern
+_TOWERS = ("vision", "audio", "multi_modal")  # in the names of what text never reaches
 _PROVIDER = {
     "moe_router_load_balancing_type": "none",
     "moe_aux_loss_coeff": 0.0,
@@ -82,5 +83,6 @@ def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:
             cure = "choose a model without sparse attention"
             yield f"the loss of the sparse attention's indexer in {name}", cure
     for name, parameter in chunk.named_parameters():
-        if "vision_model." in name and parameter.requires_grad:
-            yield f"the weight decay of {name}", "set freeze_vision_model=true"
+        if any(word in name for word in _TOWERS) and parameter.requires_grad:
+            cure = "set freeze_vision_model=true and freeze_vision_projection=true"
+            yield f"the weight decay of {name}", cure

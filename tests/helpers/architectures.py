@@ -48,6 +48,15 @@ IMAGE_TOKENS = {
     "vision_start_token_id": 252,
     "vision_end_token_id": 253,
 }
+
+
+def with_images(family: str, kind: str, **text: Any) -> tuple[str, str, dict[str, Any]]:
+    name = f"{family}ForConditionalGeneration"
+    config_class, images = forms.WITH_IMAGES[name]
+    described = {"text_config": {**COMMON, **MLP, "model_type": kind, **text}, **images}
+    return name, config_class, {**described, **{k: v for k, v in text.items() if "tie" in k}}
+
+
 PREDICTORS = "mtp."  # where tensors of the head for further tokens begin
 # name -> class, its config's class, and what the config says
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -57,6 +66,10 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig",
                     {"text_config": EXPERTS, "vision_config": forms.IMAGES, **IMAGE_TOKENS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", EXPERTS),
+    "ministral3": with_images("Mistral3", "ministral3", num_hidden_layers=4),
+    "gemma3": with_images(
+        "Gemma3", "gemma3_text", num_hidden_layers=6, sliding_window=32, tie_word_embeddings=True
+    ),
     "nemotron_h": ("NemotronHForCausalLM", "NemotronHConfig",
                    {**NEMOTRON, "hybrid_override_pattern": "M-M*-M*-"}),
     "nemotron_3_nano": (
@@ -114,7 +127,7 @@ def make(name: str) -> Any:
         forms.SmallModel(
             class_name=class_name,
             config_class=config_class,
-            values={**described, "tie_word_embeddings": False},
+            values={"tie_word_embeddings": False, **described},
         )
     )
 
@@ -123,7 +136,7 @@ def write(name: str, folder: Path) -> Path:
     """Writes the checkpoint of an architecture."""
     save_published(make(name), folder)
     load_tokenizer("byte").save_pretrained(folder)
-    if name in ARCHITECTURES and name != "nemotron_h":
+    if name in ARCHITECTURES and name not in ("nemotron_h", "ministral3", "gemma3"):
         add_tensor(folder, f"{PREDICTORS}fc.weight", torch.ones(32, 64))
     return folder
 

@@ -14,16 +14,8 @@ from nemo_rod.config import Config, Parallel
 from nemo_rod.corpus.sources import takes
 from nemo_rod.files import flat, write_json
 from nemo_rod.installation import config_folder
+from nemo_rod.lab.rehearsal import derive
 from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
-from nemo_rod.lab.rehearsal.derive import (
-    BATCH_SIZE,
-    cap_sources,
-    cut_short,
-    other_runs,
-    shrink,
-    small_layout,
-    sources_out_of_reach,
-)
 from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
 from nemo_rod.lab.rehearsal.table import as_dict
 from nemo_rod.run.checks import check
@@ -44,15 +36,16 @@ CHANGED = {
     *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),
     *("validation.every", "validation.blocks", "variants", "cluster.gpu_memory_gib"),
     *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit"),
+    "plan",  # the size of the corpus
 }
 
 
 def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple[Config, Config]:
     config = composed(f"recipe={recipe}", *overrides)
-    parallel, _ = small_layout(config.parallel, processes)
-    small = cut_short(config, Path("somewhere") / "else", scale=8 / config.train.steps)
-    shrink(small, parallel, tokenizer=None)
-    cap_sources(small)
+    parallel, _ = derive.small_layout(config.parallel, processes)
+    small = derive.cut_short(config, Path("somewhere") / "else", scale=8 / config.train.steps)
+    derive.shrink(small, parallel, tokenizer=None)
+    derive.cap_sources(small)
     return config, small
 
 
@@ -65,7 +58,8 @@ def test_only_sizes_and_places_change(recipe):
     wrong = [key for key in different if not any(key.startswith(name) for name in CHANGED)]
     assert not wrong
     assert small.arms == config.arms
-    assert small.train.steps == 8 and small.train.batch_size == BATCH_SIZE
+    assert small.plan.adaptation_tokens is small.plan.replay_tokens is None
+    assert small.train.steps == 8 and small.train.batch_size == derive.BATCH_SIZE
     assert small.model.precision == config.model.precision
     for name, source in config.domain.sources.items():
         rehearsed = small.domain.sources[name]
@@ -90,7 +84,7 @@ def test_steps_keep_their_proportion():
 @pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_every_axis_above_one_stays_above_one(file):
     layout = Parallel(**OmegaConf.load(file).parallel)
-    small, lost = small_layout(layout, None)
+    small, lost = derive.small_layout(layout, None)
     for axis in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
         assert getattr(small, axis) == min(2, getattr(layout, axis)), axis
     assert small.sequence == layout.sequence
@@ -107,7 +101,7 @@ def test_every_axis_above_one_stays_above_one(file):
     ],
 )  # fmt: skip
 def test_what_too_few_processes_cannot_keep_is_named(parallel, processes, expected, lost):
-    assert small_layout(parallel, processes) == (expected, lost)
+    assert derive.small_layout(parallel, processes) == (expected, lost)
 
 
 @needs_qwen3_5
@@ -194,14 +188,14 @@ def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(described, sta
 def test_transfers_name_the_runs_that_are_rehearsed_first():
     run, others = "runs/german_qwen3_5_4b", Path.cwd() / "somewhere/else/others"
     config, small = derived("german_qwen3_5_9b")
-    assert other_runs(config) == {run: ["no_replay", "rod"]}
+    assert derive.other_runs(config) == {run: ["no_replay", "rod"]}
     other = others / "runs--german_qwen3_5_4b"
     assert small.variants["rod_small_reference"]["reference"] == str(other)
     assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
-    assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
-    assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
+    assert derive.other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
+    assert derive.other_runs(composed("recipe=german_qwen3_5_4b")) == {}
     config, small = derived("german_nemotron_3_nano_30b_a3b")
-    assert other_runs(config) == {"runs/german_nemotron_nano_12b_v2": ["rod_beyond"]}
+    assert derive.other_runs(config) == {"runs/german_nemotron_nano_12b_v2": ["rod_beyond"]}
     recorded = others / "runs--german_nemotron_nano_12b_v2" / "arms" / "rod_beyond"
     assert small.variants["rod_transfer"]["curriculum"] == str(recorded)
     assert small.domain.eod == 2 and small.domain.tokenizer == config.domain.tokenizer
@@ -229,10 +223,10 @@ def test_text_is_made_up_only_where_the_users_cannot_be_read(monkeypatch):
     }
     config.domain = dataclasses.replace(config.domain, sources=mine)
     small.domain = dataclasses.replace(small.domain, sources=mine)
-    unread = sources_out_of_reach(config, {"domain.sources.web.path"})
+    unread = derive.sources_out_of_reach(config, {"domain.sources.web.path"})
     assert [*unread] == ["blend", "web"]
-    assert {"ids", "blend"} <= {*sources_out_of_reach(config, {"domain.tokenizer"})}
-    cap_sources(small, unread)
+    assert {"ids", "blend"} <= {*derive.sources_out_of_reach(config, {"domain.tokenizer"})}
+    derive.cap_sources(small, unread)
     read = small.domain.sources
     cap = read["rows"]["max_tokens"]
     assert read["rows"] == mine["rows"] | {"max_tokens": cap, "dedup": False}

@@ -53,9 +53,9 @@ def written() -> None:
         Path(name).mkdir(parents=True)
     for name, content in {
         "my/stray.yaml": HEAD, MINE: HEAD, "my/recipe/old.yml": HEAD,
-        "config_alone/config.json": "{}",
-        "short/config.json": '{"text_config": {"rope_scaling": {"type": "linear", '
-        '"factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",
+        "config_alone/config.json": '{"model_type": "llama"}',  # known without transformers
+        "short/config.json": '{"text_config": {"model_type": "llama", "rope_scaling": {"type": '
+        '"linear", "factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",
         "a.jsonl": '{"body": "x"}\n', "no.jsonl.gz": "plain",
     }.items():  # fmt: skip
         Path(name).write_text(content)

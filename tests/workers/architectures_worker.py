@@ -33,7 +33,8 @@ def objective(model: list) -> dict[str, Any]:
     modules = [module for chunk in model for module in chunk.modules()]
     routers = [module for module in modules if isinstance(module, TopKRouter)]
     parameters = [pair for chunk in model for pair in chunk.named_parameters()]
-    vision = [p.requires_grad for name, p in parameters if "vision_model." in name]
+    towers = ("vision_", "multi_modal_projector")
+    vision = [p.requires_grad for name, p in parameters if name.startswith(towers)]
     return {
         "routers": len(routers),
         "balancing": sum(router.is_aux_loss_enabled() for router in routers),

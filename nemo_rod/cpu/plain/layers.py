@@ -93,6 +93,14 @@ def replace(extension: Any) -> None:
                 width = v_channels * self.num_attention_heads_per_partition
                 self.hidden_size_per_partition = width
 
+        def forward(
+            self, *qkv: torch.Tensor, attention_bias: torch.Tensor | None = None, **options: Any
+        ) -> torch.Tensor:
+            if attention_bias is not None:  # that of Gemma 3 with images only says what is hidden
+                options["attention_mask"] = attention_bias < 0
+                qkv = qkv[:3]
+            return super().forward(*qkv, **options)
+
     for layer in (
         TENorm,
         TELinear,
@@ -126,12 +134,7 @@ class Norm(torch.nn.Module):
 
 
 def _normalised(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    eps: float,
-    centered: bool,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, centered: bool
 ) -> torch.Tensor:
     scale, y = weight.float() + centered, x.float()
     if bias is None:

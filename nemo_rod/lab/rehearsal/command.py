@@ -21,18 +21,7 @@ from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
-from nemo_rod.lab.rehearsal.derive import (
-    CHECKPOINT,
-    TASKS,
-    cap_sources,
-    cut_short,
-    folder_of_other,
-    other_runs,
-    shrink,
-    small_layout,
-    sources_out_of_reach,
-    unanswered,
-)
+from nemo_rod.lab.rehearsal import derive
 from nemo_rod.lab.rehearsal.forms import SmallModel, shrunken
 from nemo_rod.lab.rehearsal.preflight import preflight
 from nemo_rod.lab.rehearsal.section import Rehearsal
@@ -79,7 +68,7 @@ def rehearse(config: Config) -> None:
         folder.mkdir(parents=True)
         write_json(folder / TABLE, as_dict(config.recipe, [], None))  # marks the folder
     rows = [_checked(name, action) for name, action in preflight(config).items()]
-    if others := other_runs(config):
+    if others := derive.other_runs(config):
         names = lambda: ", ".join(_recipe_for(run).recipe for run in others)  # noqa: E731
         rows.append(_checked("other runs", names))
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
@@ -137,10 +126,10 @@ def small_model(config: Config, stages: int = 1, *, keeps_vocabulary: bool = Fal
 def _rehearsed(config: Config, folder: Path, *, scale: float, prefix: str = "") -> list[Row]:
     """Runs the rehearsals that this one uses, then its own stages."""
     rows: list[Row] = []
-    for run, arms in other_runs(config).items():
+    for run, arms in derive.other_runs(config).items():
         other = _recipe_for(run)
         other.arms = arms
-        inner, label = folder_of_other(folder.absolute(), run), f"{prefix}{other.recipe}: "
+        inner, label = derive.folder_of_other(folder.absolute(), run), f"{prefix}{other.recipe}: "
         rows += _rehearsed(other, inner, scale=scale, prefix=label)
     start, notes = time.monotonic(), list[str]()
     try:
@@ -162,27 +151,27 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         scale: steps of the rehearsal over those of the recipe.
         notes: takes a line about everything that differs from the recipe beside sizes.
     """
-    small = cut_short(config, folder, scale=scale)
-    checkpoint = folder.absolute() / CHECKPOINT
+    small = derive.cut_short(config, folder, scale=scale)
+    checkpoint = folder.absolute() / derive.CHECKPOINT
     is_cpu = config.launcher.kind == "local" and not _has_gpu()
     if section(config, Rehearsal).model == "own":
-        cap_sources(small)
+        derive.cap_sources(small)
         check(small)
         return small
-    silent, limit = unanswered(config), section(config, Rehearsal).processes
+    silent, limit = derive.unanswered(config), section(config, Rehearsal).processes
     if limit is None and config.launcher.kind == "local" and not is_cpu:
         import torch
 
         limit = torch.cuda.device_count()
-    parallel, lost = small_layout(config.parallel, limit)
+    parallel, lost = derive.small_layout(config.parallel, limit)
     if lost:
         notes.append(f"parallel.{', parallel.'.join(lost)} reduced to 1 on {limit} processes")
     is_made = "domain.tokenizer" in silent
-    shrink(small, parallel, tokenizer=str(checkpoint) if is_made else None)
+    derive.shrink(small, parallel, tokenizer=str(checkpoint) if is_made else None)
     if is_made:
         notes.append("the tokenizer is one of bytes, as the hub does not answer")
-    unread = sources_out_of_reach(config, silent)
-    cap_sources(small, unread)
+    unread = derive.sources_out_of_reach(config, silent)
+    derive.cap_sources(small, unread)
     for reason in dict.fromkeys(unread.values()):
         names = [name for name, why in unread.items() if why == reason]
         notes.append(f"made-up text for {', '.join(names)}, as {reason}")
@@ -212,7 +201,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
     check(small)
     if capabilities := section(config, Tasks).capabilities:
         names = sorted({name for names in capabilities.values() for name in names})
-        _write_tasks(names, folder.absolute() / TASKS)
+        _write_tasks(names, folder.absolute() / derive.TASKS)
     return small
 
 

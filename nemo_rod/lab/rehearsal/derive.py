@@ -14,6 +14,7 @@ from typing import Any
 
 from nemo_rod.config import Config, Optimisation, Parallel, section
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
@@ -113,6 +114,8 @@ def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
             continue
         if _takes_cap(spec):
             sources[spec.name] |= {"max_tokens": cap, "dedup": False}
+    if all("max_tokens" in values for values in sources.values()):  # and not those of the run
+        section(small, Plan).adaptation_tokens = section(small, Plan).replay_tokens = None
     small.domain = dataclasses.replace(small.domain, sources=sources)  # parsed anew
 
 

@@ -62,13 +62,28 @@ IMAGES = {
     "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [],
 }  # fmt: skip
-# Ids that the tokenizer of bytes does not have.
-_IMAGE_TOKENS = {
-    "vision_start_token_id": 265,
-    "vision_end_token_id": 266,
-    "image_token_id": 268,
-    "video_token_id": 269,
-}
+TOWER = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+}  # fmt: skip
+_QWEN3_5_IMAGES = {  # ids are some that the tokenizer of bytes does not have
+    "vision_config": IMAGES, "vision_start_token_id": 265, "vision_end_token_id": 266,
+    "image_token_id": 268, "video_token_id": 269,
+}  # fmt: skip
+# Models with images: their class -> that of their config, and what it has beside the text.
+WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5Config", _QWEN3_5_IMAGES),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeConfig", _QWEN3_5_IMAGES),
+    "Mistral3ForConditionalGeneration": (
+        "Mistral3Config",
+        {"vision_config": {"model_type": "pixtral", **TOWER}, "image_token_index": 268},
+    ),
+    "Gemma3ForConditionalGeneration": (
+        "Gemma3Config",
+        {"vision_config": {**TOWER, "vision_use_head": False}, "mm_tokens_per_image": 4,
+         "image_token_index": 268},
+    ),
+}  # fmt: skip
 # Published ids, of which the small vocabulary has none, and keys that only say how a checkpoint
 # was saved.
 _NO_IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -97,7 +112,7 @@ def shrunken(
     model's own tokenizer, and otherwise that of bytes.
 
     Raises:
-        ValueError: transformers does not build it, or it has images and is not Qwen3.5.
+        ValueError: transformers does not build it, or it has images and is not of `WITH_IMAGES`.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -105,15 +120,14 @@ def shrunken(
     text = special_floats(described.get("text_config") or described)
     kind = str(text.get("model_type", described.get("model_type")))
     kind = f"{kind}_text" if f"{kind}_text" in CONFIG_MAPPING else kind
-    family, text_class = kind.removesuffix("_text"), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    text_class = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     class_name = (described.get("architectures") or [text_class])[0]
-    with_images = class_name != text_class and family in ("qwen3_5", "qwen3_5_moe")
-    if text_class is None or (class_name != text_class and not with_images):
+    if text_class is None or class_name not in (text_class, *WITH_IMAGES):
         raise ValueError(
             f"{where} is of the class {class_name}, model type {kind}, which has no shrunken form: "
             "a rehearsal takes the language models that the installed transformers builds, and "
-            "Qwen3.5 with images; train a few steps of the recipe itself instead, with train.steps "
-            "and another run_dir."
+            "with images Qwen3.5, Gemma 3 and Ministral 3; train a few steps of the recipe itself "
+            "instead, with train.steps and another run_dir."
         )
     keys = {key: value for key, value in text.items() if key not in _SAVING}
     defaults = inspect.signature(CONFIG_MAPPING[kind].__init__).parameters
@@ -131,7 +145,7 @@ def shrunken(
     if "qk_rope_head_dim" in small:  # transformers makes up the heads from it
         made = ("head_dim", "qk_head_dim")
         small, keys = ({k: v for k, v in d.items() if k not in made} for d in (small, keys))
-    values = {**keys, **small, **_NO_IDS, **(QWEN3_5 if family.startswith("qwen3_5") else {})}
+    values = {**keys, **small, **_NO_IDS, **(QWEN3_5 if kind.startswith("qwen3_5") else {})}
     tied = bool(described.get("tie_word_embeddings", published.get("tie_word_embeddings", False)))
     values["tie_word_embeddings"] = tied
 
@@ -142,13 +156,12 @@ def shrunken(
         if key.endswith(("layer_types", "block_type", "pattern")) and isinstance(value, list | str):
             # dense layers may be given a second time, by their number
             values[key] = value[:count] if key.startswith("mlp_") else value[:first] * stages
-    if not with_images:
-        config_class = CONFIG_MAPPING[kind].__name__
-    else:
-        config_class = CONFIG_MAPPING[family].__name__
-        values = {"text_config": values, "vision_config": IMAGES, "tie_word_embeddings": tied}
-        ids = {k: n for k, n in described.items() if k in _IMAGE_TOKENS and keeps_vocabulary}
-        values |= _IMAGE_TOKENS | ids
+    config_class = CONFIG_MAPPING[kind].__name__
+    if class_name != text_class:
+        config_class, images = WITH_IMAGES[class_name]
+        ids = {k: v for k, v in described.items() if k in images and "token_i" in k}
+        values = {"text_config": {**values, "model_type": kind}, "tie_word_embeddings": tied}
+        values |= images | (ids if keeps_vocabulary else {})
     return SmallModel(
         class_name=class_name,
         config_class=config_class,
