@@ -110,11 +110,7 @@ class Bench:
         return [seconds, *others]
 
     def scorer(
-        self,
-        micro_batch: int | None = None,
-        *,
-        share: float = 1,
-        precision: str | None = None,
+        self, micro_batch: int | None = None, *, share: float = 1, precision: str | None = None
     ) -> MegatronScorer:
         return MegatronScorer(
             self.training.chunks,

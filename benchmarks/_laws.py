@@ -126,10 +126,7 @@ def train(
     """Trains on all batches and returns the training loss of every step."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     betas = (o.adam_beta1, o.adam_beta2)
     optimizer = torch.optim.AdamW(
         groups, o.lr, betas, o.adam_eps, o.weight_decay, fused=device().type == "cuda"

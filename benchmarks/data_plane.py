@@ -226,10 +226,7 @@ def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
         references="benchmark",
         config="benchmark",
         seed=source.seed,
-        sources=(
-            SourceRow("a", "adaptation", 0, 10**6),
-            SourceRow("r", "replay", 10**6, 10**6),
-        ),
+        sources=(SourceRow("a", "adaptation", 0, 10**6), SourceRow("r", "replay", 10**6, 10**6)),
     )
     pool = source.pool(0)
     loss_C = np.random.default_rng(0).random(NUM_CANDIDATES, dtype=np.float32)

@@ -85,10 +85,7 @@ def launch_number(file: Path) -> int:
 
 @contextmanager
 def interpreting(
-    path: Path,
-    *,
-    cure: str = _CURE,
-    besides: tuple[type[Exception], ...] = (),
+    path: Path, *, cure: str = _CURE, besides: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
     """Re-raises any error in the block as one ValueError that names the file.
 

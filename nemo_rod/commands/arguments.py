@@ -58,9 +58,7 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **options,
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
         self.keys: dict[str, Key] = {}
         self._words: list[str] = []

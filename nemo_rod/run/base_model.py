@@ -24,12 +24,7 @@ _FETCH = "fetch or copy the whole checkpoint again"
 
 
 def initialise_base(
-    architecture: dict[str, Any],
-    folder: Path,
-    *,
-    tokenizer: str,
-    seed: int,
-    eod: int | None = None,
+    architecture: dict[str, Any], folder: Path, *, tokenizer: str, seed: int, eod: int | None = None
 ) -> None:
     """Writes a randomly initialised Hugging Face checkpoint for a base that is trained here.
 

@@ -183,9 +183,7 @@ class Stages:
         title = f"score {role} blocks with {'the base' if arm == 'base' else 'the specialist'}"
         folder = self.results.reference(name)
         stage = HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
-            f"reference arm={arm}",
-            title,
-            needs=("prepare", arm),
+            f"reference arm={arm}", title, needs=("prepare", arm)
         )
 
         def is_done() -> bool:

@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 from places import GOLDEN
 
 from nemo_rod.corpus import BlockStore, SourceSpec
-from nemo_rod.corpus.hashing import (
-    block_hash,
-    block_hashes,
-    holdout_mask,
-    is_holdout,
-)
+from nemo_rod.corpus.hashing import block_hash, block_hashes, holdout_mask, is_holdout
 
 LENGTH = 8  # tokens of a block: those of a text and the end of the document
 Texts = Mapping[str, Sequence[str]]

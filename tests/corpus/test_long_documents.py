@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import (
-    BYTE,
-    interrupted,
-    refuse,
-    run,
-    train_bpe,
-    tree,
-    web,
-    write,
-    write_parquet,
-)
+from corpus_cases import BYTE, interrupted, refuse, run, train_bpe, tree, web, write, write_parquet
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 

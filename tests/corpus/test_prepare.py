@@ -12,18 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_cases import (
-    S,
-    interrupted,
-    manifest,
-    run,
-    stop_at,
-    texts,
-    train_bpe,
-    tree,
-    web,
-    write,
-)
+from corpus_cases import S, interrupted, manifest, run, stop_at, texts, train_bpe, tree, web, write
 
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.corpus.pack import pack

@@ -59,10 +59,7 @@ def _triton() -> Modules:
 
 
 _transformer_engine = partial(
-    _packages,
-    "transformer_engine",
-    "transformer_engine.pytorch",
-    "transformer_engine.pytorch.ops",
+    _packages, "transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.ops"
 )
 _energon = partial(
     _packages,

@@ -43,11 +43,7 @@ def resolved(job: TrainJob | ReferenceJob, own: dict[str, Any]) -> dict[str, Any
         ValueError: NeMo-RL is missing, or a value is not valid.
     """
     compat.check_supported()
-    from nemo_rl.utils.config import (
-        load_config,
-        merge_with_override,
-        register_omegaconf_resolvers,
-    )
+    from nemo_rl.utils.config import load_config, merge_with_override, register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
     merged = load_config(compat.example_config())

@@ -145,10 +145,7 @@ class RoDWorkerMixin:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
         return MegatronScorer(
-            [self.model],
-            store,
-            self._rod_groups(),
-            micro_batch_size=self._rod_scoring_size,
+            [self.model], store, self._rod_groups(), micro_batch_size=self._rod_scoring_size
         )
 
     def _rod_groups(self) -> Any:

@@ -22,14 +22,7 @@ from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
-from nemo_rod.selection import (
-    Candidates,
-    Choice,
-    OnNonfinite,
-    Policy,
-    References,
-    Selector,
-)
+from nemo_rod.selection import Candidates, Choice, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses

@@ -175,12 +175,7 @@ class JobData:
         return self._hashes(self._samples(block_ids))
 
     def micro_batches(
-        self,
-        block_ids: np.ndarray,
-        size: int,
-        *,
-        length: int | None = None,
-        checked: bool = False,
+        self, block_ids: np.ndarray, size: int, *, length: int | None = None, checked: bool = False
     ) -> Iterator[Batch]:
         """Yields batches of `size` samples in order, as the job's own loader makes them.
 

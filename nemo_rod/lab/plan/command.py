@@ -25,13 +25,7 @@ from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import PlanResult, Setup, StageCost, Work, cost
-from nemo_rod.lab.plan.memory import (
-    MEASURED,
-    Memory,
-    check_layout,
-    check_memory,
-    memory_per_gpu,
-)
+from nemo_rod.lab.plan.memory import MEASURED, Memory, check_layout, check_memory, memory_per_gpu
 from nemo_rod.lab.plan.plan_text import format_plan, wall
 from nemo_rod.lab.plan.plan_text import hours as format_hours
 from nemo_rod.lab.plan.plan_text import size as format_size

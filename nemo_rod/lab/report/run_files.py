@@ -109,12 +109,7 @@ class Run:
         return seeds.pop() if len(seeds) == 1 else None
 
 
-def read_run(
-    run_dir: Path,
-    *,
-    shared_dir: Path | None = None,
-    parts: Sequence[Part] = (),
-) -> Run:
+def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[Part] = ()) -> Run:
     """Reads a run folder.
 
     Blocks and base that it lacks are those of the run in `shared_dir`; `parts` were read before.

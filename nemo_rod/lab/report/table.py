@@ -57,10 +57,7 @@ class Table:
 
 
 def table_of(
-    name: str,
-    rows: Sequence[Mapping[str, Any]],
-    columns: Columns,
-    details: Container[str] = (),
+    name: str, rows: Sequence[Mapping[str, Any]], columns: Columns, details: Container[str] = ()
 ) -> Table:
     """Returns a table of rows with those columns, of title and format, that have a value."""
     made = []

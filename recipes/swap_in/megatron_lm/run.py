@@ -77,13 +77,7 @@ def main() -> None:
             *arguments(data, steps, more),
         )
 
-    run(
-        "-m",
-        "nemo_rod.cpu.on_cpu",
-        "core",
-        HERE.parent / "megatron_bridge/make_data.py",
-        "data",
-    )
+    run("-m", "nemo_rod.cpu.on_cpu", "core", HERE.parent / "megatron_bridge/make_data.py", "data")
     job("base", OLD, 20, "--save base")
     job("specialist", NEW, 20, "--pretrained-checkpoint base --save specialist")
     job("reference_new", BOTH, STEPS, "", "reference_new.py")
