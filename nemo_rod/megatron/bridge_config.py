@@ -8,16 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.bridge.training.config import (
-    CheckpointConfig,
-    ConfigContainer,
-    DistributedDataParallelConfig,
-    DistributedInitConfig,
-    OptimizerConfig,
-    RNGConfig,
-    SchedulerConfig,
-    TrainingConfig,
-)
+from megatron.bridge.training import config as settings
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from nemo_rod.corpus.store import BlockStore
@@ -28,14 +19,14 @@ from nemo_rod.megatron.identity import ChosenBlocks, versions
 
 def bridge_config(
     job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
-) -> ConfigContainer:
+) -> settings.ConfigContainer:
     """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
     o = job.config.train
     on_gpu, sharded = torch.cuda.is_available(), shares_optimizer(job)
     checkpoints = str(Path(job.out) / "checkpoints")
-    return ConfigContainer(
+    return settings.ConfigContainer(
         model=provider,
-        train=TrainingConfig(
+        train=settings.TrainingConfig(
             train_iters=o.steps,
             global_batch_size=o.batch_size,
             micro_batch_size=o.micro_batch_size,
@@ -46,7 +37,7 @@ def bridge_config(
             manual_gc_interval=100,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
-        scheduler=SchedulerConfig(
+        scheduler=settings.SchedulerConfig(
             lr_decay_style="WSD",  # warm-up, stable, decay
             lr_wsd_decay_style="cosine",
             lr_warmup_iters=o.warmup,
@@ -58,7 +49,7 @@ def bridge_config(
             # an end may have been moved, or be that of a branch; `config_digest` has the rest
             override_opt_param_scheduler=True,
         ),
-        ddp=DistributedDataParallelConfig(
+        ddp=settings.DistributedDataParallelConfig(
             grad_reduce_in_fp32=o.grad_reduce == "fp32",
             check_for_nan_in_grad=True,
             overlap_grad_reduce=on_gpu or sharded,
@@ -78,7 +69,7 @@ def bridge_config(
         tokenizer=TokenizerConfig(
             tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
         ),
-        checkpoint=CheckpointConfig(
+        checkpoint=settings.CheckpointConfig(
             save=checkpoints,
             load=checkpoints,
             save_interval=job.config.checkpoint.every,
@@ -86,11 +77,11 @@ def bridge_config(
             ckpt_format="torch_dist",
             async_save=False,
         ),
-        dist=DistributedInitConfig(
+        dist=settings.DistributedInitConfig(
             distributed_backend=dist.get_backend(),
             distributed_timeout_minutes=job.collective_minutes,
         ),
-        rng=RNGConfig(seed=job.config.seed),
+        rng=settings.RNGConfig(seed=job.config.seed),
     )
 
 
@@ -142,7 +133,7 @@ def shares_optimizer(job: TrainJob) -> bool:
     return torch.cuda.is_available() if sharded is None else sharded
 
 
-def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerConfig:
+def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> settings.OptimizerConfig:
     o = job.config.train
     # gradients reduced in bf16 need no copy in fp32 for an update that can read them
     narrow = (
@@ -150,7 +141,7 @@ def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerCon
         and o.grad_reduce == "bf16"
         and job.config.model.precision == "bf16"
     )
-    return OptimizerConfig(
+    return settings.OptimizerConfig(
         optimizer="adam",
         lr=o.lr,
         min_lr=o.lr * o.min_lr_ratio,

@@ -24,6 +24,7 @@ from nemo_rod.selection.held_out import is_due, over_sources
 
 jobs, job_data = Later("nemo_rod.hosts.swap_in.job"), Later("nemo_rod.hosts.swap_in.job_data")
 references = Later("nemo_rod.hosts.swap_in.job_references")
+scoring_pass = Later("nemo_rod.megatron.scoring.scoring_pass")
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
@@ -115,6 +116,7 @@ BINDS_MASK = partial(sum, MASK)
     ("output", "bound", "works"),
     [
         (LOSS, BINDS_MASK, True),
+        ((LOSS, MASK), BINDS_MASK, True),  # of models with images
         (LOSS, partial(sum, MASK.view(-1), 0.5), True),
         (LOSS, partial(sum, torch.tensor(0.5), MASK), False),  # the mask is not the first
         (LOSS, partial(sum, 0.5, MASK), False),
@@ -142,7 +144,9 @@ def test_a_forward_step_binds_the_mask_first_and_returns_a_loss_for_every_token(
         step(None, SimpleNamespace(post_process=False))
     last = SimpleNamespace(post_process=True)
     if works:
-        assert step(None, last)[1].numel() == LOSS.numel()
+        loss, mask = step(None, last)
+        sums = scoring_pass.loss_sums(mask, loss)
+        assert sums[:, 0, 0].equal(mask.view(LOSS.shape).sum(1).double())
         return
     for other in (step, job_data.losses_and_mask(lambda batches, chunk: output)):
         sentence = r"does not return functools\.partial\(loss, loss_mask.* a loss for every token"

@@ -14,16 +14,7 @@ import pytest
 from command_line import composed
 from test_docs import documented
 
-from nemo_rod.loggers import (
-    check_installed,
-    keep_run,
-    known_metrics,
-    known_runs,
-    legal_names,
-    logger_names,
-    prepare_runs,
-    show,
-)
+from nemo_rod import loggers
 
 ENVIRONMENT = (
     *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"),
@@ -48,18 +39,18 @@ def no_account(monkeypatch, tmp_path):
 )  # fmt: skip
 def test_none_one_or_several(typed, names, tmp_path):
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
-    assert logger_names(config.logger) == names
+    assert loggers.logger_names(config.logger) == names
 
 
 def test_every_logger_of_a_trainer_shows_the_metrics():
     shown: list[Any] = []
     log = SimpleNamespace(log_metrics=lambda metrics, step: shown.append((step, metrics)))
     state = SimpleNamespace(tensorboard_logger=None, wandb_logger=None)
-    known = known_metrics({"step": 2, "train/lr": 1.5, "rod/threshold": None})
-    show(state, 3, known)
+    known = loggers.known_metrics({"step": 2, "train/lr": 1.5, "rod/threshold": None})
+    loggers.show(state, 3, known)
     assert not shown
     state.mlflow_logger = state.comet_logger = log
-    show(state, 3, known)
+    loggers.show(state, 3, known)
     assert shown == [(3, {"host/lr": 1.5})] * 2
 
 
@@ -77,12 +68,14 @@ FORMS = ("validation/replay/{}/loss", "rod/rho/{}")
 )  # fmt: skip
 def test_names_of_sources_are_legal_and_differ_in_every_logger(names):
     """By MLflow's own rules, as in its `_validate_metric_name`; its test if it is installed."""
-    known = known_metrics({form.format(n): i for i, n in enumerate(names) for form in FORMS})
+    known = loggers.known_metrics(
+        {form.format(n): i for i, n in enumerate(names) for form in FORMS}
+    )
     for logger in ("tensorboard", "wandb", "comet", "mlflow"):
-        legal = legal_names(known, logger)
+        legal = loggers.legal_names(known, logger)
         assert [*legal.values()] == [*known.values()]
         assert all(name.isprintable() for name in legal)
-        alone = [legal_names({name: value}, logger) for name, value in known.items()]
+        alone = [loggers.legal_names({name: value}, logger) for name, value in known.items()]
         assert legal == {name: value for row in alone for name, value in row.items()}
     for name in legal:
         assert re.fullmatch(r"[/\w.\- :]{1,250}", name) and posixpath.normpath(name) == name
@@ -90,12 +83,12 @@ def test_names_of_sources_are_legal_and_differ_in_every_logger(names):
             from mlflow.utils.validation import _validate_metric_name
 
             _validate_metric_name(name)
-    plain = known_metrics({FORMS[0].format("web/text_document"): 1.0})
-    assert legal_names(plain, "mlflow") == plain
+    plain = loggers.known_metrics({FORMS[0].format("web/text_document"): 1.0})
+    assert loggers.legal_names(plain, "mlflow") == plain
 
 
 def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first():
-    rows = sorted(known_metrics(dict.fromkeys(documented(), 0.0)), key=str.lower)
+    rows = sorted(loggers.known_metrics(dict.fromkeys(documented(), 0.0)), key=str.lower)
     assert len(rows) == len(documented()), "two metrics of one name"
     first = ["adaptation_loss", "forgetting", "replay_share", "tokens_per_second", "training_loss"]
     assert rows[:5] == [f"at_a_glance/{name}" for name in first]
@@ -106,17 +99,19 @@ def test_every_metric_is_shown_once_and_what_one_looks_at_first_comes_first():
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"wandb is not .* pip install .*\[wandb\]', or"):
-        check_installed(["wandb"])
+        loggers.check_installed(["wandb"])
 
 
 def test_wandb_without_an_account_writes_to_files_and_says_so_once(tmp_path, capsys):
-    prepare_runs(["wandb"], tmp_path)
+    loggers.prepare_runs(["wandb"], tmp_path)
     output = capsys.readouterr().err
     assert output.count("\n") == 1 and "no account here (set WANDB_API_KEY" in output
     assert os.environ["WANDB_MODE"] == "offline"
     first = os.environ["WANDB_RUN_ID"]
-    assert os.environ["WANDB_RESUME"] == "allow" and known_runs(tmp_path) == {"wandb": first}
-    prepare_runs(["wandb"], tmp_path)  # resumed
+    assert os.environ["WANDB_RESUME"] == "allow" and loggers.known_runs(tmp_path) == {
+        "wandb": first
+    }
+    loggers.prepare_runs(["wandb"], tmp_path)  # resumed
     assert os.environ["WANDB_RUN_ID"] == first
 
 
@@ -128,7 +123,7 @@ def test_an_account_or_a_mode_of_the_users_is_left_alone(how, tmp_path, monkeypa
         monkeypatch.setenv("WANDB_MODE", "disabled")
     else:
         (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hidden\n")
-    prepare_runs(["wandb"], tmp_path / "run")
+    loggers.prepare_runs(["wandb"], tmp_path / "run")
     assert os.environ.get("WANDB_MODE") == ("disabled" if how == "mode" else None)
     assert capsys.readouterr().err == ""
     assert "hidden" not in (tmp_path / "run" / "loggers.json").read_text()
@@ -146,10 +141,10 @@ def test_a_second_run_of_the_process_begins_as_the_first_did(tmp_path, monkeypat
     mlflow = SimpleNamespace(log_params=log_params, end_run=lambda status: ended.append(status))
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setenv("WANDB_RESUME", "never")  # of the user's
-    keep_run(tmp_path / "rod", "mlflow", "abc")
+    loggers.keep_run(tmp_path / "rod", "mlflow", "abc")
     environments = []
     for arm, failed in (("rod", True), ("no_replay", False)):
-        prepared = prepare_runs(["wandb", "mlflow"], tmp_path / arm)
+        prepared = loggers.prepare_runs(["wandb", "mlflow"], tmp_path / arm)
         mlflow.log_params(arm)  # MLflow refuses others than those of a run's first attempt
         environments.append(environment())
         prepared.end(failed=failed)
@@ -159,13 +154,13 @@ def test_a_second_run_of_the_process_begins_as_the_first_did(tmp_path, monkeypat
     uris = [values["MLFLOW_TRACKING_URI"] for values in environments]
     assert uris == [f"sqlite:///{tmp_path}/{arm}/mlflow.db" for arm in ("rod", "no_replay")]
     assert (params, ended) == (["no_replay"], ["FAILED", "FINISHED"])
-    assert known_runs(tmp_path / "rod")["mlflow"] == "abc"
+    assert loggers.known_runs(tmp_path / "rod")["mlflow"] == "abc"
 
 
 def test_the_users_server_serves_every_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
     for arm in ("rod", "no_replay"):
-        prepared = prepare_runs(["mlflow"], tmp_path / arm)
+        prepared = loggers.prepare_runs(["mlflow"], tmp_path / arm)
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
         prepared.end()
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
@@ -207,4 +202,4 @@ def test_attempts_are_one_curve(step, tmp_path):
     curve = {done: 1.0 if done <= step else 2.0 for done in range(1, 10)}
     assert of_tensorboard(tmp_path / "tensorboard")["loss"] == curve
     assert sent == [(done, {"host/lr": (done - 1) / 8}) for done in range(4, step + 1)]
-    assert ids == {known_runs(tmp_path)["wandb"]}
+    assert ids == {loggers.known_runs(tmp_path)["wandb"]}

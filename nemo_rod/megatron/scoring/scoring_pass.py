@@ -84,7 +84,7 @@ def plain_forward_step(
 
 def loss_sums(
     loss_mask: torch.Tensor,
-    loss: torch.Tensor,
+    loss: torch.Tensor | tuple,
     non_loss_data: bool = True,
     *,
     cp: dist.ProcessGroup | None = None,
@@ -96,6 +96,7 @@ def loss_sums(
     for any batch composition, prefix length and layout, provided the token losses are.
     Under context parallelism, they cover only this rank's positions.
     """
+    loss = loss[0] if isinstance(loss, tuple) else loss  # models with images add the mask
     mask = loss_mask.view(loss.shape).double()
     both = torch.stack([loss.double() * mask, mask], dim=-1)
     if cp is not None and cp.size() > 1:

@@ -28,8 +28,9 @@ class TrainingLosses:
         """Runs the trainer's forward step and collects its block losses."""
         output, loss_function = self._forward_step(*args, **kwargs)
 
-        def capture_losses(mask: torch.Tensor, output: torch.Tensor, **options: Any) -> Any:
-            self._sums.append(loss_sums(mask, output.detach(), cp=self._groups.cp))
+        def capture_losses(mask: torch.Tensor, output: Any, **options: Any) -> Any:
+            with torch.no_grad():
+                self._sums.append(loss_sums(mask, output, cp=self._groups.cp))
             return loss_function(output, **options)
 
         return output, partial(capture_losses, loss_function.args[0])
