@@ -154,6 +154,8 @@ def number_text(provider: Any) -> None:
 def _correct(provider: Any, model: list) -> list:
     """Corrects three things in a model that Bridge has built."""
     for chunk in model:  # those for images return the mask of the losses, too, at every stage
+        if hasattr(chunk, "audio_tower"):  # Gemma 4's, which no setting of Bridge freezes
+            chunk.freeze(False, False, False, freeze_audio_model=True, freeze_audio_projection=True)
         chunk.register_forward_hook(lambda _, __, out: out[0] if isinstance(out, tuple) else out)
     # the epsilon of norms after a block, which stays 1e-5 in Gemma 2 and 3
     named = (pair for chunk in model for pair in chunk.named_modules())
@@ -168,11 +170,16 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
     hybrid = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
     delta_net = getattr(provider, "experimental_attention_variant", None) == "gated_delta_net"
     sliced = parallel.tensor > 1 and not parallel.sequence
+    of_gemma_4 = hasattr(provider, "per_layer_embed_dim")
     for refused, key, why in (
         (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
          "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
         (hasattr(provider, "freeze_vision_model") and parallel.context > 1, "context",
          "models for images and text split a block themselves, a second time; set it to 1"),
+        (of_gemma_4 and parallel.pipeline > 1, "pipeline",
+         "Megatron-Bridge splits no Gemma 4 into stages; set it to 1"),
+        (of_gemma_4 and parallel.tensor > 1, "tensor",
+         "Megatron-Bridge does not add up all gradients of Gemma 4; set it to 1"),
         (sliced and _experts(provider) > 1, "tensor", "its experts need parallel.sequence=true"),
         (sliced and delta_net, "tensor",
          "Megatron adds up the gradients of the norms in Gated DeltaNet layers only with "

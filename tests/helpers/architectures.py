@@ -4,6 +4,7 @@ The published checkpoints of Qwen3.5 are of the classes for images and text. Som
 further tokens, which neither transformers nor training uses.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from nemo_rod.checkpoints.published import save_published
 from nemo_rod.corpus import load_tokenizer
 from nemo_rod.lab.rehearsal import forms
+from nemo_rod.lab.rehearsal.small_checkpoint import random_model
 
 COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},
@@ -50,11 +52,19 @@ IMAGE_TOKENS = {
 }
 
 
+GEMMA4 = {  # which has no small form
+    "vision_config": {**forms.TOWER, "num_key_value_heads": 2, "head_dim": 8},
+    "audio_config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+                     "output_proj_dims": 16, "subsampling_conv_channels": (8, 4)},
+    "image_token_id": 268, "video_token_id": 269, "audio_token_id": 270,
+}  # fmt: skip
+
+
 def with_images(family: str, kind: str, **text: Any) -> tuple[str, str, dict[str, Any]]:
-    name = f"{family}ForConditionalGeneration"
-    config_class, images = forms.WITH_IMAGES[name]
-    described = {"text_config": {**COMMON, **MLP, "model_type": kind, **text}, **images}
-    return name, config_class, {**described, **{k: v for k, v in text.items() if "tie" in k}}
+    name, tied = f"{family}ForConditionalGeneration", {"tie_word_embeddings": "gemma" in kind}
+    config_class, images = forms.WITH_IMAGES.get(name, ("Gemma4Config", GEMMA4))
+    text = {**COMMON, **MLP, "model_type": kind, **text, **tied}
+    return name, config_class, {"text_config": text, **images, **tied}
 
 
 PREDICTORS = "mtp."  # where tensors of the head for further tokens begin
@@ -67,8 +77,12 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
                     {"text_config": EXPERTS, "vision_config": forms.IMAGES, **IMAGE_TOKENS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", EXPERTS),
     "ministral3": with_images("Mistral3", "ministral3", num_hidden_layers=4),
-    "gemma3": with_images(
-        "Gemma3", "gemma3_text", num_hidden_layers=6, sliding_window=32, tie_word_embeddings=True
+    "gemma3": with_images("Gemma3", "gemma3_text", num_hidden_layers=6, sliding_window=32),
+    "gemma4": with_images(
+        "Gemma4", "gemma4_text", num_hidden_layers=12, num_kv_shared_layers=6, sliding_window=32,
+        layer_types=2 * [*5 * ["sliding_attention"], "full_attention"], pad_token_id=0,
+        **sizes("hidden_size_per", "global_head"), vocab_size_per_layer_input=256,
+        final_logit_softcapping=30.0,
     ),
     "nemotron_h": ("NemotronHForCausalLM", "NemotronHConfig",
                    {**NEMOTRON, "hybrid_override_pattern": "M-M*-M*-"}),
@@ -118,8 +132,6 @@ TYPES: dict[str, dict[str, Any]] = {
 
 def make(name: str) -> Any:
     """A random model, the same at every call."""
-    from nemo_rod.lab.rehearsal.small_checkpoint import random_model
-
     if name in TYPES:
         return random_model(forms.shrunken({"model_type": name, **TYPES[name]}, where=name))
     class_name, config_class, described = ARCHITECTURES[name]
@@ -135,8 +147,12 @@ def make(name: str) -> Any:
 def write(name: str, folder: Path) -> Path:
     """Writes the checkpoint of an architecture."""
     save_published(make(name), folder)
+    shared = r"(.*language_model.*\.)(\d)(\.self_attn\.(k_proj|v_proj|k_norm).*)"
+    for at in (re.match(shared, key) for key in tensors(folder) if name == "gemma4"):
+        if at:  # of layers that take keys and values of earlier ones: published, and not used
+            add_tensor(folder, f"{at[1]}{int(at[2]) + 6}{at[3]}", 2 * tensors(folder)[at[0]])
     load_tokenizer("byte").save_pretrained(folder)
-    if name in ARCHITECTURES and name not in ("nemotron_h", "ministral3", "gemma3"):
+    if name in ARCHITECTURES and name not in ("nemotron_h", "ministral3", "gemma3", "gemma4"):
         add_tensor(folder, f"{PREDICTORS}fc.weight", torch.ones(32, 64))
     return folder
 

@@ -10,22 +10,9 @@ import subprocess
 import sys
 import time
 
+import nemo_rl_runs as rl
 import pytest
 import yaml
-from nemo_rl_runs import (
-    CHECKOUT,
-    CLI,
-    CPU,
-    DP2,
-    RUN_JOB,
-    Runs,
-    assert_same_choices_as_bridge,
-    chosen_ids,
-    kill_after,
-    records,
-    rows,
-    wait_for_steps,
-)
 from places import ROOT, WORKERS
 from tiny import STEPS, configured
 
@@ -40,7 +27,7 @@ STOCK = WORKERS / "nemo_rl_cpu" / "stock.py"
 
 @pytest.fixture(scope="module")
 def runs(tiny, environment):
-    runs = Runs(tiny, environment)
+    runs = rl.Runs(tiny, environment)
     yield runs
     runs.end()
 
@@ -54,17 +41,17 @@ def test_the_project_for_its_research_folder_passes_its_own_tests(tmp_path):
     """Those of `make nemo-rl-project`, started as the checkout's own tests of projects are."""
     project = tmp_path / "replay_on_demand"
     make = ROOT / "docs" / "examples" / "nemo_rl_research" / "make.sh"
-    subprocess.run(["bash", make, CHECKOUT, "https://example.org/rod", project], check=True)
+    subprocess.run(["bash", make, rl.CHECKOUT, "https://example.org/rod", project], check=True)
     assert "https://example.org/rod" in (project / "pyproject.toml").read_text()
-    paths = os.pathsep.join([CHECKOUT, str(ROOT)])
+    paths = os.pathsep.join([rl.CHECKOUT, str(ROOT)])
     pytest_run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit"]
     subprocess.run(pytest_run, cwd=project, env={**os.environ, "PYTHONPATH": paths}, check=True)
     subprocess.run(["bash", "-n", project / "tests" / "functional" / "rod.sh"], check=True)
 
 
 def test_same_blocks_and_metrics_as_megatron_bridge(tiny, trained):
-    assert_same_choices_as_bridge(tiny, trained)
-    for ours, theirs in zip(rows(trained), rows(tiny.root / "single"), strict=True):
+    rl.assert_same_choices_as_bridge(tiny, trained)
+    for ours, theirs in zip(rl.rows(trained), rl.rows(tiny.root / "single"), strict=True):
         assert ours.keys() == theirs.keys()
         assert ours == pytest.approx(theirs, rel=1e-4)
 
@@ -73,15 +60,15 @@ def test_same_blocks_and_metrics_as_megatron_bridge(tiny, trained):
 def test_same_blocks_in_other_layouts(runs, trained, layout):
     parallel = Parallel(**{layout: 2}, distributed_optimizer=False)
     out = runs.train(f"nemo_rl_{layout}", parallel=parallel)
-    assert chosen_ids(out) == chosen_ids(trained)
+    assert rl.chosen_ids(out) == rl.chosen_ids(trained)
 
 
 def test_a_watched_job_is_the_stock_job(runs):
     """One that chooses nothing, and NeMo-RL's own `Policy.train` on the same blocks."""
     own = {"arm": "fixed_50", "parallel": Parallel(distributed_optimizer=False)}
-    watched = rows(runs.train("nemo_rl_watched", **own))
+    watched = rl.rows(runs.train("nemo_rl_watched", **own))
     job, stock = runs.job(runs.tiny.root / "nemo_rl_stock", **own), str(STOCK)
-    output = runs.run(*job, program=[*RUN_JOB[:-1], stock])
+    output = runs.run(*job, program=[*rl.RUN_JOB[:-1], stock])
     steps = [json.loads(line) for line in output.splitlines() if line.startswith('{"loss')]
     for key in ("loss", "grad_norm"):
         assert [row[f"train/{key}"] for row in watched] == [step[key] for step in steps]
@@ -97,7 +84,7 @@ def test_logger_gets_the_metrics(trained):
     loss = "at_a_glance/training_loss"
     (events,) = [log for log in logs if loss in log.Tags()["scalars"]]
     logged = [event.value for event in events.Scalars(loss)]
-    assert logged == pytest.approx([row["train/loss"] for row in rows(trained)])
+    assert logged == pytest.approx([row["train/loss"] for row in rl.rows(trained)])
     ours = ("rod_by_source/replay/chain_0/loss", "rod/seconds_total", "at_a_glance/forgetting")
     assert {*ours} <= {*events.Tags()["scalars"]}
 
@@ -105,11 +92,11 @@ def test_logger_gets_the_metrics(trained):
 def test_killed_and_resumed_equals_uninterrupted(runs, trained):
     out = runs.tiny.root / "nemo_rl_killed"
     job = runs.job(out)
-    kill_after(runs.start(*job), out, 11)
+    rl.kill_after(runs.start(*job), out, 11)
     assert (out / "checkpoints" / "step_8").is_dir()
     runs.run(*job)
-    assert [row["step"] for row in rows(out)] == list(range(STEPS))
-    assert rows(out) == rows(trained)
+    assert [row["step"] for row in rl.rows(out)] == list(range(STEPS))
+    assert rl.rows(out) == rl.rows(trained)
     whole, resumed = (folder / "curriculum.rod" for folder in (trained, out))
     assert whole.read_bytes() == resumed.read_bytes()
 
@@ -117,11 +104,11 @@ def test_killed_and_resumed_equals_uninterrupted(runs, trained):
 def test_asked_to_stop_saves(runs):
     out = runs.tiny.root / "nemo_rl_stopped"
     process = runs.start(*runs.job(out, steps=2000))
-    wait_for_steps(process, out, 1)
+    rl.wait_for_steps(process, out, 1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == Stopped.exit_status
-    done = len(rows(out))
+    done = len(rl.rows(out))
     assert f"stopped after step {done}: run it again" in output
     assert (out / "checkpoints" / f"step_{done}").is_dir()
 
@@ -130,7 +117,7 @@ def test_asked_to_stop_when_its_workers_have_ended_resumes(runs):
     """A worker freezes in step 10; the run is asked to stop and cannot complete the step."""
     out = runs.tiny.root / "nemo_rl_ended_first"
     process = runs.start(*runs.job(out, launcher__stall_seconds=25), fault="stop:1:10")
-    wait_for_steps(process, out, 9)
+    rl.wait_for_steps(process, out, 9)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == Stopped.exit_status, output[-5000:]
@@ -148,7 +135,7 @@ def test_asked_to_stop_when_its_workers_have_ended_resumes(runs):
 )
 def test_failed_worker_ends_the_driver_with_the_cause(runs, tmp_path, fault, cause):
     process = runs.start(*runs.job(tmp_path, launcher__stall_seconds=25), fault=fault)
-    wait_for_steps(process, tmp_path, 2)
+    rl.wait_for_steps(process, tmp_path, 2)
     started = time.monotonic()
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -163,7 +150,7 @@ def test_refusals_before_training_are_one_sentence(runs, tmp_path):
         ({"train_global_batch_size": 6}, "train_global_batch_size is 6: expected 8: train.batch"),
         ({"precision": "bfloat16"}, "precision"),
     ):
-        process = runs.start(*runs.job(tmp_path, {**CPU, "policy": policy}))
+        process = runs.start(*runs.job(tmp_path, {**rl.CPU, "policy": policy}))
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 2, output[-3000:]
         last = [line for line in output.splitlines() if line.startswith("nemo-rod: ")]
@@ -172,12 +159,12 @@ def test_refusals_before_training_are_one_sentence(runs, tmp_path):
 
 def test_reference_losses_equal_megatron_bridges(runs, tiny):
     out = tiny.root / "nemo_rl_reference"
-    config = configured(parallel=DP2, scoring__micro_batch_size=4)
+    config = configured(parallel=rl.DP2, scoring__micro_batch_size=4)
     job = tiny.write(
         ReferenceJob, "base", out, config, start=str(tiny.base), role="replay",
         model_digest="base", lengths=[64],
     )  # fmt: skip
-    runs.run(job, json.dumps(CPU))
+    runs.run(job, json.dumps(rl.CPU))
     store = tiny.store
     ids = list(range(store.num_adaptation, len(store)))
     ours, theirs = (
@@ -223,7 +210,7 @@ def test_a_recipe_runs_whole_on_nemo_rl(runs, tmp_path, monkeypatch):
         "scoring": {"micro_batch_size": 4},
         "launcher": {"kind": "nemo_rl"},
         "nemo_rl": {
-            **CPU,
+            **rl.CPU,
             "policy": {"megatron_cfg": {"optimizer": {"use_precision_aware_optimizer": False}}},
         },
     }  # fmt: skip
@@ -232,10 +219,10 @@ def test_a_recipe_runs_whole_on_nemo_rl(runs, tmp_path, monkeypatch):
     (tmp_path / "recipe" / "tiny_nemo_rl.yaml").write_text(text)
     monkeypatch.setitem(runs.environment, "WANDB_MODE", "offline")
     options = ["--config-dir", tmp_path, "recipe=tiny_nemo_rl", f"run_dir={tmp_path / 'run'}"]
-    runs.run("run", *options, "logger=[tensorboard,wandb]", program=CLI)
+    runs.run("run", *options, "logger=[tensorboard,wandb]", program=rl.CLI)
     arms = tmp_path / "run" / "arms"
     assert (tmp_path / "run" / "report" / "index.html").exists()
-    assert len(records(arms / "rod")) == 6
+    assert len(rl.records(arms / "rod")) == 6
     logged = []
     for name in ("no_replay", "rod"):
         arm = arms / name

@@ -13,17 +13,9 @@ import shutil
 import subprocess
 
 import architectures
+import nemo_rl_runs as rl
 import pytest
 from command_line import OF_THE_PAPER
-from nemo_rl_runs import (
-    CLI,
-    Runs,
-    assert_same_choices_as_bridge,
-    chosen_ids,
-    kill_after,
-    records,
-    rows,
-)
 from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
 
@@ -53,7 +45,7 @@ def runs(request, pinned, tmp_path_factory, torchrun):
     else:
         setting = Setting(root, torchrun, architectures.write(request.param, root / "model"))
     converted = {"NRL_MEGATRON_CHECKPOINT_DIR": str(root / "converted")}
-    runs = Runs(setting, {**pinned, **converted})
+    runs = rl.Runs(setting, {**pinned, **converted})
     yield runs
     runs.end()
 
@@ -64,18 +56,18 @@ def trained(runs):
 
 
 def test_own_worker_chooses_as_megatron_bridge_does(runs, trained):
-    assert_same_choices_as_bridge(runs.tiny, trained)
+    rl.assert_same_choices_as_bridge(runs.tiny, trained)
 
 
 def test_own_worker_resumes_from_its_own_checkpoint(runs, trained):
     out = runs.tiny.root / "own_killed"
     job = runs.job(out, OWN, ALONE)
-    kill_after(runs.start(*job), out, 11)
+    rl.kill_after(runs.start(*job), out, 11)
     assert (out / "checkpoints" / "step_8").is_dir()
     runs.run(*job)
-    assert [row["step"] for row in rows(out)] == list(range(STEPS))
-    assert chosen_ids(out) == chosen_ids(trained)
-    assert rows(out) == rows(trained)
+    assert [row["step"] for row in rl.rows(out)] == list(range(STEPS))
+    assert rl.chosen_ids(out) == rl.chosen_ids(trained)
+    assert rl.rows(out) == rl.rows(trained)
 
 
 def test_own_worker_refuses_a_checkpoint_with_a_gap(runs):
@@ -111,7 +103,7 @@ REHEARSED = 3  # steps
 def test_a_setting_trains_on_nemo_rl(recipe, pinned, tmp_path):
     done = subprocess.run(
         [
-            *(*CLI, "rehearse", f"recipe={recipe}", "launcher=nemo_rl", "arms=[no_replay,rod]"),
+            *(*rl.CLI, "rehearse", f"recipe={recipe}", "launcher=nemo_rl", "arms=[no_replay,rod]"),
             *(
                 f"run_dir={tmp_path / 'run'}",
                 "rehearsal.processes=2",
@@ -129,5 +121,5 @@ def test_a_setting_trains_on_nemo_rl(recipe, pinned, tmp_path):
     assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}, done.stderr[-8000:]
     assert done.returncode == 0
     for arm in ("no_replay", "rod"):
-        assert len(records(folder / "arms" / arm)) == REHEARSED
+        assert len(rl.records(folder / "arms" / arm)) == REHEARSED
         assert (folder / "arms" / arm / "evaluation.json").exists()

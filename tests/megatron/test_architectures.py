@@ -32,12 +32,12 @@ from nemo_rod.selection import Curriculum  # noqa: E402
 
 worker = Later("architectures_worker")
 STEPS, MERGED_AT = 8, 0.25
-FAST = ("qwen3_5", "ministral3", "gemma3", "nemotron_3_nano", "llama")
+FAST = ("qwen3_5", "ministral3", "gemma3", "gemma4", "nemotron_3_nano", "llama")
 WITH_EXPERTS = (
     *("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano", "qwen3_next", "gpt_oss", "hy_v3"),
     *(name for name in TYPES if name.startswith("deepseek") or "moe" in name or "minimax" in name),
 )
-WITH_IMAGES = ("qwen3_5", "qwen3_5_moe", "ministral3", "gemma3")
+WITH_IMAGES = ("qwen3_5", "qwen3_5_moe", "ministral3", "gemma3", "gemma4")
 WITH_MAMBA = ("nemotron_h", "nemotron_3_nano")
 WITH_DELTA_NET = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 TWO_PROCESSES: dict[str, dict[str, Any]] = {
@@ -73,6 +73,8 @@ def refusals(name: str) -> dict[str, str]:
         refused["tp2"] = "experts need parallel.sequence=true"
     if name in WITH_IMAGES:
         refused["cp2"] = "split a block themselves"
+    if name == "gemma4":
+        refused |= {"pp2": "no Gemma 4 into stages", **dict.fromkeys(("tp2", "tp2_sp"), "add up")}
     if name in WITH_MAMBA:
         refused["pp2_vpp2"] = "no interleaved schedule"
     return refused
@@ -288,7 +290,7 @@ def test_every_job_runs_and_agrees_with_hugging_face(name, chain):
     assert len(losses) == STEPS
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
     before, after = tensors(run.models["base"]), tensors(run.models["rod"])
-    seen = {tensor for tensor in before if re.search("visual|vision|multi_modal", tensor)}
+    seen = {tensor for tensor in before if re.search("visual|vision|audio|multi_modal", tensor)}
     assert bool(seen) == (name in WITH_IMAGES)
     assert all(torch.equal(before[tensor], after[tensor]) for tensor in seen)  # nor decayed
     assert not all(torch.equal(before[tensor], after[tensor]) for tensor in before.keys() - seen)

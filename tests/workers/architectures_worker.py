@@ -10,6 +10,7 @@ prefixes, and the objective, or why it is refused.
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def objective(model: list) -> dict[str, Any]:
     modules = [module for chunk in model for module in chunk.modules()]
     routers = [module for module in modules if isinstance(module, TopKRouter)]
     parameters = [pair for chunk in model for pair in chunk.named_parameters()]
-    towers = ("vision_", "multi_modal_projector")
-    vision = [p.requires_grad for name, p in parameters if name.startswith(towers)]
+    towers = "(embed_)?(vision|audio)|multi_modal_projector"
+    vision = [p.requires_grad for name, p in parameters if re.match(towers, name)]
     return {
         "routers": len(routers),
         "balancing": sum(router.is_aux_loss_enabled() for router in routers),

@@ -9,13 +9,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.files import flat, interpreting, open_file
 from nemo_rod.lab import sample
-from nemo_rod.lab.inspect.blocks import (
-    describe_block,
-    describe_overlap,
-    describe_source,
-    describe_store,
-    find_store,
-)
+from nemo_rod.lab.inspect import blocks
 from nemo_rod.lab.inspect.logs import describe_curriculum, describe_metrics, describe_references
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.text import facts, read_object
@@ -85,14 +79,14 @@ def inspect(
         raise ValueError(f"{path} does not exist: expected {_USAGE}.")
     if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
         path = path.parent  # files of a folder belong together
-    if (store_and_source := find_store(path)) is not None:
+    if (store_and_source := blocks.find_store(path)) is not None:
         store, source = store_and_source
         if overlap is not None:
-            return describe_overlap(store.root, overlap)
+            return blocks.describe_overlap(store.root, overlap)
         if block is not None:
-            return describe_block(store, source, block, tokenizer)
+            return blocks.describe_block(store, source, block, tokenizer)
         with interpreting(path / "manifest.json"):
-            return describe_store(store) if source is None else describe_source(path)
+            return blocks.describe_store(store) if source is None else blocks.describe_source(path)
     if block is not None or overlap is not None:
         raise ValueError(
             f"{path} is neither a block store nor a source: block= and overlap= need one."
