@@ -22,7 +22,7 @@ RECIPE = [
 ]  # fmt: skip
 # One "GPU" a node, so that the recipe's two processes are one on each of two nodes.
 ON_SLURM = [
-    "launcher=slurm", "launcher.grace_seconds=60", "cluster.sbatch.gpus-per-node=1",
+    "launcher=slurm", "launcher.grace_seconds=60", "+cluster.sbatch.gpus-per-node=1",
     "cluster.gpus_per_node=1", "cluster.cpu_cores=1", "cluster.cpu_stage_cores=1",
     "cluster.cpu_stage_memory_gib=1", "cluster.time=00:50:00",
 ]  # fmt: skip
