@@ -32,7 +32,7 @@ from nemo_rod.selection import Curriculum  # noqa: E402
 
 worker = Later("architectures_worker")
 STEPS, MERGED_AT = 8, 0.25
-FAST = ("qwen3_5", "ministral3", "gemma3", "gemma4", "nemotron_3_nano", "llama")
+FAST = ("qwen3_5", "ministral3", "gemma3", "nemotron_3_nano", "llama")
 WITH_EXPERTS = (
     *("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano", "qwen3_next", "gpt_oss", "hy_v3"),
     *(name for name in TYPES if name.startswith("deepseek") or "moe" in name or "minimax" in name),
