@@ -14,10 +14,10 @@ from nemo_rod.config import Config, Parallel
 from nemo_rod.corpus.sources import takes
 from nemo_rod.files import flat, write_json
 from nemo_rod.installation import config_folder
-from nemo_rod.lab.rehearsal import derive
+from nemo_rod.lab.rehearsal import command, derive
 from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
 from nemo_rod.lab.rehearsal.forms import SIZES, shrunken
-from nemo_rod.lab.rehearsal.table import as_dict
+from nemo_rod.lab.rehearsal.table import FAILED, LEFT_OUT, as_dict
 from nemo_rod.run.checks import check
 
 pytest.importorskip("transformers")
@@ -239,6 +239,13 @@ def test_text_is_made_up_only_where_the_users_cannot_be_read(monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     return composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+
+
+def test_a_job_that_ends_before_its_stage_begins_has_failed(config, monkeypatch):
+    monkeypatch.setattr(command, "execute", lambda *_, **__: None)
+    first, *others = command._run(config)
+    assert first.state == FAILED and first.note.endswith("/logs/slurm")
+    assert {row.state for row in others} == {LEFT_OUT}
 
 
 @pytest.mark.parametrize("folder", ["real", "real/inside", "."])

@@ -34,6 +34,7 @@ ARMS = ("no_replay", "rod")
 def test_a_recipe_is_rehearsed_on_two_nodes(cluster, tmp_path):
     """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
     run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
+    run.append("cluster.gpu=null")  # nodes here have none
     output = nemo_rod("rehearse", *run, *ON_SLURM, f"run_dir={tmp_path}/run", cluster=cluster)
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
     assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}

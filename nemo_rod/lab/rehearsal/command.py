@@ -244,8 +244,13 @@ def _run(small: Config) -> list[Row]:
         starts = [event["time"] for event in events if event["event"] == "began"]
         seconds = max(0.0, last["time"] - starts[-1]) if starts else None  # clocks are set back
         rows.append(Row(name=stage.name, state=state, note=note, seconds=seconds))
+    states = [row.state for row in rows]
     if reason:  # no stage has begun
         rows.insert(0, Row(name="stages", state=FAILED, note=reason))
+    elif LEFT_OUT in states and FAILED not in states:
+        first = states.index(LEFT_OUT)
+        why = f"its job ended before the stage began: see {folder}/logs/slurm"
+        rows[first] = replace(rows[first], state=FAILED, note=why)
     if all(row.state == DONE for row in rows) and small.model.hf is not None:
         rows.append(_checked("losses", lambda: _compared(small)))
     return rows
