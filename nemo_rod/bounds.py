@@ -67,7 +67,7 @@ def one_of(default: str | None, *others: str, **about: Any) -> Any:
     return key(default, Bound(expected, names.__contains__, words), **about)
 
 
-def registered(kind: str) -> Bound:
+def name_bound(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
     names = parts.names(kind)
     from_file = ["FILE.py:NAME"] if kind in parts.FROM_FILES else []

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING
 
 from nemo_rod import parts
-from nemo_rod.bounds import Bound, key, one_of, registered, same
+from nemo_rod.bounds import Bound, key, name_bound, one_of, same
 from nemo_rod.corpus.sources import SourceSpec, parse_sources
 from nemo_rod.loggers import are_loggers
 from nemo_rod.selection.arms import Arm
@@ -44,7 +44,7 @@ SHARE = Bound(
     "a share in [0, 1], or a trained arm",
     lambda found: isinstance(found, str) or (type(found) in (int, float) and 0 <= found <= 1),
 )
-LAUNCHER, POLICY, SCORE = map(registered, ("launchers", "policies", "scores"))
+LAUNCHER, POLICY, SCORE = map(name_bound, ("launchers", "policies", "scores"))
 SHOWN = Bound(
     f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]",
     are_loggers,

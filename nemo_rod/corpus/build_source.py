@@ -150,7 +150,7 @@ class _Build:
         state: Any = None
         with suppress(FileNotFoundError, ValueError):
             state = json.loads(self._file.read_text("utf-8"))
-        self._inputs, self._modified = inputs, _modified(inputs)
+        self._inputs, self._modified = inputs, _modification_times(inputs)
         if isinstance(state, dict) and state.get("key") == self.key:
             begun = 1 + state["documents"]["input"] if state["documents"] else 0
             if state["modified"][:begun] != self._modified[:begun]:
@@ -262,7 +262,7 @@ class _Build:
     def finish(self) -> Path:
         """Writes indices and manifests, if there are enough blocks; returns their folder."""
         read = 1 + max((number for number, taken in enumerate(self._taken) if taken), default=-1)
-        now = _modified(self._inputs)[:read]
+        now = _modification_times(self._inputs)[:read]
         for source, before, after in zip(self._inputs, self._modified, now, strict=False):
             if before != after:
                 raise ReadError(
@@ -297,7 +297,7 @@ class _Build:
         return self.writers[0].folder
 
 
-def _modified(inputs: list[Input]) -> list[int | None]:
+def _modification_times(inputs: list[Input]) -> list[int | None]:
     """Returns when local files were modified, in ns: another text of the same size shows there."""
     paths: list[Any] = [getattr(each, "path", None) for each in inputs]
     is_there = [isinstance(path, Path) and path.exists() for path in paths]

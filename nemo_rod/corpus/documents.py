@@ -125,15 +125,15 @@ class Documents:
         documents._started = False
         return documents
 
-    def consumed(self) -> int:
+    def bytes_read(self) -> int:
         """Returns the number of input bytes read so far."""
         number = self._state["input"]
-        now = self.inputs[number].consumed() if self._started else 0
+        now = self.inputs[number].bytes_read() if self._started else 0
         return now + sum(item.size or 0 for item in self.inputs[:number])
 
     def _take(self, text: Content, source: Input) -> tuple[Content, int, bool] | None:
         try:
-            data = encoded(text)
+            data = content_bytes(text)
         except UnicodeEncodeError:
             text = whole_characters(str(text))
             data = text.encode("utf-8")
@@ -171,7 +171,7 @@ class Documents:
         return bool(self._state["taken"] >= most_documents or self._state["bytes"] >= most_bytes)
 
 
-def encoded(text: Content) -> bytes:
+def content_bytes(text: Content) -> bytes:
     """Returns a document's content as bytes: UTF-8, or int32 little-endian."""
     if isinstance(text, LongText):
         return text.utf8
@@ -212,25 +212,25 @@ def find_duplicates(
     Returns:
         uint8, one bit per document, in the format that `Documents` takes.
     """
-    documents = Documents(uncapped(spec))
+    documents = Documents(without_caps(spec))
 
     def digests() -> Iterator[bytes]:
         for count, document in enumerate(documents, 1):
             yield digest_of(document)
             if count % 1024 == 0:
-                progress(documents.consumed())
+                progress(documents.bytes_read())
 
     return mark_repeated(digests(), folder)
 
 
-def uncapped(spec: SourceSpec) -> SourceSpec:
+def without_caps(spec: SourceSpec) -> SourceSpec:
     """Returns a source without its caps."""
     return dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
 
 
 def digest_of(document: Document) -> bytes:
     """Returns the 16 bytes by which a document is recognised when it comes again."""
-    return hashlib.blake2b(encoded(document.text), digest_size=16).digest()
+    return hashlib.blake2b(content_bytes(document.text), digest_size=16).digest()
 
 
 def mark_repeated(digests: Iterable[bytes], folder: Path) -> NDArray[np.uint8]:

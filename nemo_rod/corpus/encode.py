@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents, encoded, find_duplicates
+from nemo_rod.corpus.documents import Documents, content_bytes, find_duplicates
 from nemo_rod.corpus.formats import LongText
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer_identity import Tokenizer
@@ -49,7 +49,7 @@ class Batch:
         skip: number of tokens to leave out at the beginning: see `pieces`.
         inputs: index of the input of each document.
         state: `Documents.state` after the last one.
-        consumed: `Documents.consumed` after the last one.
+        consumed: `Documents.bytes_read` after the last one.
         goes_on: whether the last text is a piece of a document that continues with the first text
             of the next batch; there is no `state` then.
         cut: whether the last text has no end of document: see `Document`.
@@ -74,10 +74,10 @@ def batches(documents: Documents) -> Iterator[Batch]:
         batch.cut = document.cut
         del document  # frees memory before the next one is read
         if size >= BATCH_BYTES or batch.cut:
-            batch.state, batch.consumed = documents.state(), documents.consumed()
+            batch.state, batch.consumed = documents.state(), documents.bytes_read()
             yield batch
             batch, size = Batch(), 0
-    batch.state, batch.consumed = documents.state(), documents.consumed()
+    batch.state, batch.consumed = documents.state(), documents.bytes_read()
     yield batch
 
 
@@ -208,7 +208,7 @@ def pieces(tokenizer: Tokenizer, text: str | LongText) -> Iterator[tuple[str, in
     tokens form those of the whole text, as far as the tokens around each cut show. Cuts precede
     white space, unless there is none.
     """
-    rest = io.TextIOWrapper(io.BytesIO(encoded(text)), "utf-8", newline="")
+    rest = io.TextIOWrapper(io.BytesIO(content_bytes(text)), "utf-8", newline="")
     window, size = "", PIECE_CHARS + _AROUND  # the text from the beginning of a piece
     start = skip = 0  # first new character of the piece; number of tokens before it
     while len(window := window + rest.read(size - len(window))) > PIECE_CHARS:

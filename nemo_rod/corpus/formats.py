@@ -120,7 +120,7 @@ class Input:
         """Returns the position after the last record: by default, the number of records read."""
         return self._done
 
-    def consumed(self) -> int:
+    def bytes_read(self) -> int:
         """Returns the number of bytes of the file read so far; 0 if unknown."""
         return self._bytes
 
@@ -179,7 +179,7 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
 
 
 class InputFile(Input):
-    """A file, compressed or not; `consumed` counts bytes as stored."""
+    """A file, compressed or not; `bytes_read` counts bytes as stored."""
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
@@ -196,7 +196,7 @@ class InputFile(Input):
             refuse_placeholder(self.path, handle.read(HEAD))
             handle.seek(0)
             whole = iter(lambda: handle.read(1 << 20), b"")
-            packed = _unpacked(handle, suffix) if suffix in _UNPACKERS else None
+            packed = _unpack(handle, suffix) if suffix in _UNPACKERS else None
             try:
                 for number, chunk in enumerate(filter(None, packed or whole)):
                     if packed and not number:
@@ -228,7 +228,7 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {  # suffix -> decompressor of one me
 }
 
 
-def _unpacked(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
+def _unpack(handle: IO[bytes], suffix: str) -> Iterator[bytes]:
     # The libraries' own readers accept a truncated last frame of zstd, and a damaged second member
     # of bz2 or xz.
     broken = f"broken or cut off {suffix} data ({{}}): fetch the file again"
@@ -257,7 +257,7 @@ class Unpacked(io.RawIOBase):
     """The bytes of an open compressed file; damage is refused by a ValueError that names it."""
 
     def __init__(self, handle: Any, suffix: str) -> None:
-        self._place, self._chunks = handle.path, _unpacked(handle, suffix)
+        self._place, self._chunks = handle.path, _unpack(handle, suffix)
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:

@@ -166,10 +166,10 @@ def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
         min(paths, key=lambda path: (os.path.realpath(path) != os.path.abspath(path), path))
         for paths in paths_of.values()
     ]
-    return [found[path] for path in spread(sorted(chosen), spec.max_files)]
+    return [found[path] for path in pick_evenly(sorted(chosen), spec.max_files)]
 
 
-def spread(items: Sequence[T], count: int | None) -> list[T]:
+def pick_evenly(items: Sequence[T], count: int | None) -> list[T]:
     """Returns at most `count` items, evenly spaced, including the first."""
     if count is None or count >= len(items):
         return list(items)

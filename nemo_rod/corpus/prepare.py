@@ -96,7 +96,7 @@ def prepare(
     Packer(block_size, tokenizer.eod_id)  # refuses a block without a target
     is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
-    with _guarded(root) as partial, encoder(tokenizer, workers) as running:
+    with _locking(root) as partial, encoder(tokenizer, workers) as running:
         _Preparation(root, partial, sources, settings, running, progress, rebuild).run()
     return BlockStore(root)
 
@@ -281,7 +281,7 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
 
 
 @contextmanager
-def _guarded(root: Path) -> Iterator[Path]:
+def _locking(root: Path) -> Iterator[Path]:
     """Locks the folder, yields the one for unfinished work, and explains failures that keep it."""
     partial = root / ".partial"
     partial.mkdir(exist_ok=True)

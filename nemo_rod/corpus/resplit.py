@@ -140,7 +140,7 @@ class _Source:
         for first in range(0, len(places), rows):
             chosen = places[first : first + rows]
             at = ((train, p) if p < count else (holdout, p - count + start) for p in chosen)
-            yield self.read(np.concatenate([_stored(f, self._manifest, p, 1) for f, p in at]))
+            yield self.read(np.concatenate([_read_stored(f, self._manifest, p, 1) for f, p in at]))
 
     def occurrences(self, tokens_KS: NDArray[np.int32]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Returns the hashes that blocks have in this source, and the training blocks with each."""
@@ -171,17 +171,17 @@ def _values(folder: Path, seed: int) -> NDArray[np.uint64]:
 def _chunks(
     folder: Path, most: int | None = None
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
-    """Yields a split's first blocks as `_stored`, and their hashes, uint8 [n, 16]."""
+    """Yields a split's first blocks as `_read_stored`, and their hashes, uint8 [n, 16]."""
     manifest = _manifest(folder)
     count = manifest["count"] if most is None else most
     hashes = shards.map_hashes(folder, manifest["count"])
     rows = max(1, _BYTES_AT_ONCE // (4 * manifest["block_size"]))
     for first in range(0, count, rows):
-        stored = _stored(folder, manifest, first, min(rows, count - first))
+        stored = _read_stored(folder, manifest, first, min(rows, count - first))
         yield stored, np.asarray(hashes[first : first + len(stored)])
 
 
-def _stored(folder: Path, manifest: dict[str, Any], first: int, count: int) -> NDArray[Any]:
+def _read_stored(folder: Path, manifest: dict[str, Any], first: int, count: int) -> NDArray[Any]:
     """Reads some blocks of a split as they are stored, [count, ...]; a map would grow to all."""
     suffix, kind, width = shards.stored_as(manifest)
     parts = []

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from nemo_rod import parts
-from nemo_rod.bounds import TYPE_NAMES, Bound, as_yaml, check_bounds, check_types, key, registered
+from nemo_rod.bounds import TYPE_NAMES, Bound, as_yaml, check_bounds, check_types, key, name_bound
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.files import check_name
 from nemo_rod.roles import ROLES
@@ -33,7 +33,7 @@ class SourceSpec:
 
     name: str  # name in reports; also a folder's
     role: str = key(MISSING, _ROLE)  # adaptation: the new domain; replay: not to be forgotten
-    kind: str = key(MISSING, registered("readers"))  # format of the files, or another reader
+    kind: str = key(MISSING, name_bound("readers"))  # format of the files, or another reader
     files: Sequence[str] = ()  # globs (** for any depth), or prefixes and weights; see docs/data.md
     text_field: str = key("text", _TEXT)  # field with the text; dotted if nested
     filter: str | None = None  # condition for keeping a record, such as language == "de"

@@ -158,7 +158,7 @@ class BlockStore:
         Raises:
             IndexError: a block id is out of range.
         """
-        ids = self._checked(block_ids)
+        ids = self._check_ids(block_ids)
         tokens_CS = np.empty((len(ids), self.block_size), dtype=np.int32)
         return self._gather(ids, self._shard_starts, self._shards, tokens_CS)
 
@@ -168,7 +168,7 @@ class BlockStore:
         Raises:
             ValueError: a block was changed or damaged; the message names the file and the block.
         """
-        ids = self._checked(block_ids)
+        ids = self._check_ids(block_ids)
         tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
         negative = (tokens_CS < 0).any(axis=1)  # no token is negative, and no hash covers one
         if negative.any():
@@ -189,17 +189,17 @@ class BlockStore:
 
     def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
         """Returns the block hashes, uint8 [C, 16] (see `tokens`)."""
-        ids = self._checked(block_ids)
+        ids = self._check_ids(block_ids)
         hashes = np.empty((len(ids), shards.HASH_BYTES), dtype=np.uint8)
         return self._gather(ids, self._starts, self._hashes, hashes)
 
     def source_index(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         """Returns the index of each block's source in `sources`, int64 [C] (see `tokens`)."""
-        return self._source(self._checked(block_ids))
+        return self._source(self._check_ids(block_ids))
 
     def is_replay(self, block_ids: ArrayLike) -> NDArray[np.bool_]:
         """Returns whether each block is replay, bool [C] (see `tokens`)."""
-        return self._checked(block_ids) >= self.num_adaptation
+        return self._check_ids(block_ids) >= self.num_adaptation
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuses a tokenizer whose fingerprint is not that of the one that made the blocks."""
@@ -245,7 +245,7 @@ class BlockStore:
             f"or damaged, remove {self.root / source.role / source.name} and prepare it again"
         )
 
-    def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
+    def _check_ids(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         ids = np.asarray(block_ids)
         assert ids.ndim == 1 and (ids.size == 0 or ids.dtype.kind in "iu"), "block ids are int [C]"
         outside = ids[(ids < 0) | (ids >= len(self))]

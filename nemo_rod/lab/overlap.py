@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.input_files import spread
+from nemo_rod.corpus.input_files import pick_evenly
 from nemo_rod.corpus.store import BlockStore
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2**64
@@ -53,7 +53,7 @@ def overlap_report(
             f"window must lie between 1 and the block size {train.block_size}, found {window}"
         )
     chosen = {
-        s.name: np.array(spread(range(s.start, s.start + s.count), max_blocks), dtype=np.int64)
+        s.name: np.array(pick_evenly(range(s.start, s.start + s.count), max_blocks), dtype=np.int64)
         for s in held.sources
     }
     known = np.unique(

@@ -179,7 +179,7 @@ class Candidates:
             ("replay", self.num_adaptation, num_replay, self.num_replay),
         ):
             drawn = min(steps * count, max(count, size))  # no later epoch draws other blocks
-            ids.append(start + _draw(first * count, drawn, size, self._permuted(role, size)))
+            ids.append(start + _draw(first * count, drawn, size, self._permutation(role, size)))
         return np.concatenate(ids)
 
     def _stream(self, start: int, count: int) -> Ids:
@@ -189,8 +189,8 @@ class Candidates:
         there are more slots than replay blocks, new permutations follow, to favor no block.
         """
         num_slots = self.num_adaptation if self.balance == "expected" else self.num_kept_replay
-        permuted = self._permuted("stream", self.epoch_size)
-        subsample = self._permuted("subsample", self.num_replay)
+        permuted = self._permutation("stream", self.epoch_size)
+        subsample = self._permutation("subsample", self.num_replay)
 
         def blocks(epoch: int, index: Ids) -> Ids:
             ids = permuted(epoch, index)
@@ -208,7 +208,7 @@ class Candidates:
 
         return _draw(start, count, self.epoch_size, blocks)
 
-    def _permuted(self, name: str, size: int) -> Callable[[int, Ids], Ids]:
+    def _permutation(self, name: str, size: int) -> Callable[[int, Ids], Ids]:
         """Returns the function (epoch, index) -> index of the shuffle called `name`."""
         return lambda epoch, index: permute(index, size, derive_key(self.seed, name, epoch))
 

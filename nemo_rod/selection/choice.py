@@ -76,7 +76,7 @@ def choose(
     if loss_C is None:
         estimate = getattr(policy, "estimate", None)
         estimate_C = None if estimate is None else estimate(pool)
-        chosen, tau = _selected(policy, estimate_C, pool, batch_size)
+        chosen, tau = _select(policy, estimate_C, pool, batch_size)
         seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
         is_estimated = estimate is not None
         return Choice(
@@ -103,12 +103,12 @@ def choose(
                 "resume from an earlier checkpoint with a lower train.lr."
             )
         score_C[bad_C] = -np.inf
-    chosen, tau = _selected(policy, score_C, pool, batch_size)
+    chosen, tau = _select(policy, score_C, pool, batch_size)
     seconds, num_bad = {"selection": time.perf_counter() - start}, int(bad_C.sum())
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, False, num_bad, reference_C)
 
 
-def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
+def _select(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
     """Returns the choice of a policy, which may be a stranger's, checked; and tau in nats.
 
     Tau, the paper's price of a training slot, is the least weighted score chosen, or else NaN.

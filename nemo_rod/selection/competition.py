@@ -57,7 +57,7 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         is_replay_F, is_chosen_F = is_replay_C[order_F], is_chosen_C[order_F]
         # one pass for roles and sources: every score counts in a group of either kind
         group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
-        groups = _spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
+        groups = _summarise(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
         among = {
             **{"adaptation": ~is_replay_F, "replay": is_replay_F},
             **{"chosen": is_chosen_F, "dropped": ~is_chosen_F},
@@ -127,7 +127,7 @@ def _mean(values: npt.NDArray[np.generic]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _spread(
+def _summarise(
     score_F: npt.NDArray[np.float64], group_F: npt.NDArray[np.generic], num_groups: int
 ) -> list[Metrics]:
     """Returns mean, share above zero and quantiles of every group of scores; None if empty."""

@@ -75,7 +75,7 @@ class Rule:
 
 def adaptation_loss(metrics: Mapping[str, Any], sources: Iterable[Any]) -> float | None:
     """Returns the adaptation loss in the metrics of a step, nats per token; None without one."""
-    losses = _measured(metrics, "adaptation")
+    losses = _source_losses(metrics, "adaptation")
     return weighted_loss(losses, weights_of(losses, "adaptation", sources)) if losses else None
 
 
@@ -88,7 +88,7 @@ def over_sources(
     first step, which are those of the base. Sources as in `adaptation_loss`.
     """
     row = {"validation/adaptation_loss": adaptation_loss(metrics, sources)}
-    now, before = _measured(metrics, "replay"), _measured(start, "replay")
+    now, before = _source_losses(metrics, "replay"), _source_losses(start, "replay")
     if now and now.keys() == before.keys():
         weights = weights_of(now, "replay", sources)
         row["validation/forgetting"] = validation_forgetting(now, before, weights)
@@ -106,7 +106,7 @@ def weights_of(names: Iterable[str], role: str, sources: Iterable[Any]) -> dict[
     return weights if is_known else dict.fromkeys(weights, 1)
 
 
-def _measured(row: Mapping[str, Any], role: str) -> dict[str, float]:
+def _source_losses(row: Mapping[str, Any], role: str) -> dict[str, float]:
     """Returns the held-out losses of a role's sources in a row; none of a run that diverges."""
     head = f"validation/{role}/"
     keys = [key for key in row if key.startswith(head) and row[key] is not None]

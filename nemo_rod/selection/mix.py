@@ -122,10 +122,10 @@ class Mix(Policy):
         has gone unobserved for more steps than there are sources, one of its candidates therefore
         outranks all others after weighing: at most one block per batch.
         """
-        state, is_new_M = self._begun(pool), _is_new(pool)
+        state, is_new_M = self._full_state(pool), _is_new(pool)
         mean_M = state["mean"] - self.targets(pool)
         mean_M[np.isnan(mean_M)] = np.fmax.reduce(mean_M[is_new_M], initial=1.0)
-        measured_M = ~is_new_M | self._asked(pool, "specialist")
+        measured_M = ~is_new_M | self._aims_at(pool, "specialist")
         deviation_M = np.where(measured_M, np.sqrt(state["variance"]), SPREAD * np.abs(mean_M))
         if self.forgetting is not None:  # a source at its target: kappa must decide even then
             mean_M[is_new_M] = np.maximum(mean_M[is_new_M], 1e-3 * self.forgetting)
@@ -169,14 +169,14 @@ class Mix(Policy):
         pool, chosen = choice.pool, choice.chosen
         assert choice.reference is not None
         source_K = pool.source_C[chosen]
-        compared_M = ~_is_new(pool) | self._asked(pool, "specialist")
+        compared_M = ~_is_new(pool) | self._aims_at(pool, "specialist")
         reference_K = np.where(compared_M[source_K], choice.reference[chosen], 0.0)
         value_K = loss_K.astype(np.float64) - reference_K
         known_K = np.isfinite(value_K)
-        state = {name: value.copy() for name, value in self._begun(pool).items()}
+        state = {name: value.copy() for name, value in self._full_state(pool).items()}
         state["batch"] = np.array(len(chosen))
         mean, variance, blocks = state["mean"], state["variance"], state["blocks"]
-        is_auto_M = self._asked(pool, "auto")
+        is_auto_M = self._aims_at(pool, "auto")
         for source in np.unique(source_K[known_K]).tolist():
             new = value_K[known_K & (source_K == source)]
             memory = MEMORY_BLOCKS if compared_M[source] else LONG_MEMORY_BLOCKS
@@ -214,8 +214,8 @@ class Mix(Policy):
 
     def metrics(self, choice: Choice) -> dict[str, float | None]:
         """Returns kappa and the target of every new source, `rod/mix/target/<source>`."""
-        pool, is_given = choice.pool, ~self._asked(choice.pool, "specialist") & _is_new(choice.pool)
-        named = zip(pool.sources, self.targets(pool), is_given, strict=True)
+        pool, is_set = choice.pool, ~self._aims_at(choice.pool, "specialist") & _is_new(choice.pool)
+        named = zip(pool.sources, self.targets(pool), is_set, strict=True)
         values: dict[str, float | None] = {"rod/mix/kappa": self._joint.kappa}
         return values | {f"rod/mix/target/{s.name}": float(t) for s, t, given in named if given}
 
@@ -223,7 +223,7 @@ class Mix(Policy):
     def _joint(self) -> Joint:
         return Joint(math.exp(self.state["dial"][0]))
 
-    def _begun(self, pool: Pool) -> dict[str, Any]:
+    def _full_state(self, pool: Pool) -> dict[str, Any]:
         """Returns the state; before the first update, with what is known at the base."""
         if "mean" in self.state:
             return self.state
@@ -241,7 +241,7 @@ class Mix(Policy):
     def _target(self, source: str) -> Target:
         return self.target[source] if isinstance(self.target, Mapping) else self.target
 
-    def _asked(self, pool: Pool, target: str) -> Mask:
+    def _aims_at(self, pool: Pool, target: str) -> Mask:
         """Returns whether a source is new text with a kind of target, bool [M]."""
         new = zip(pool.sources, _is_new(pool), strict=True)
         return np.array([is_new and self._target(s.name) == target for s, is_new in new])

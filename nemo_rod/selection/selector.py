@@ -155,7 +155,7 @@ class Selector:
             self.policy.observe(choice, choice.loss[choice.chosen])  # type: ignore[attr-defined]
         return choice
 
-    def measured(self, row: dict[str, Any], shared: Callable[[Callable[[], Any]], Any]) -> None:
+    def tell_policy(self, row: dict[str, Any], shared: Callable[[Callable[[], Any]], Any]) -> None:
         """Hands held-out losses that were measured after a step to its policy, if that needs them.
 
         Args:
@@ -181,7 +181,7 @@ class Selector:
         if not (observes(policy) or "held_out" in policy.needs):
             return
 
-        def recorded() -> Any:
+        def read_record() -> Any:
             metrics = file.with_name("metrics.jsonl")
             hears = "held_out" in policy.needs and metrics.exists()
             rows = {row["step"]: row for row in read_lines(metrics, "step")} if hears else {}
@@ -201,7 +201,7 @@ class Selector:
                         self._hear(rows.get(record.step, {}))
             return policy.state
 
-        policy.state = shared(recorded)
+        policy.state = shared(read_record)
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if the policy needs any."""

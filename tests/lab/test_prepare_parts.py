@@ -59,7 +59,7 @@ def test_any_number_of_tasks_makes_the_same_bytes(keys, texts, tmp_path, monkeyp
     expected = joined(domain, tmp_path / "one")
     read = list[int]()
     monkeypatch.setattr(
-        documents.Documents, "consumed", lambda self: read.append(self._state["input"]) or 0
+        documents.Documents, "bytes_read", lambda self: read.append(self._state["input"]) or 0
     )
     for count in (1, 3):
         run = tmp_path / str(count)

@@ -234,7 +234,7 @@ def test_the_record_brings_the_state_back_to_the_bit(tmp_path):
         row = {"step": step, "train/loss": 2.0}
         if step % 3 == 2:
             row["validation/forgetting"] = rng.random() / 5
-            one.measured(row, lambda find: find())
+            one.tell_policy(row, lambda find: find())
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         others.append(choice)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo_rod.corpus.adapters.hub_files import is_commit
 from nemo_rod.corpus.formats import Content, Extract, Input, ReadError, Unpacked
-from nemo_rod.corpus.input_files import HEAD, folder_files, refuse_placeholder, spread
+from nemo_rod.corpus.input_files import HEAD, folder_files, pick_evenly, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.files import interpreting, read_json
 
@@ -40,7 +40,7 @@ class HuggingFaceDataset(Input):
                     f"datasets takes the name {file!r} in {path} for a pattern, and would read "
                     "other files: rename it"
                 )
-        saved = _saved(os.path.join(path, name) for name, _ in files)
+        saved = _saved_files(os.path.join(path, name) for name, _ in files)
         for folder, shards in saved.items():
             for shard in shards:
                 if not (folder / shard).is_file():
@@ -115,9 +115,9 @@ class HuggingFaceDataset(Input):
                 inside = os.path.isdir(root) and os.path.abspath(file).startswith(root)
                 if not inside and ("://" not in file or "file:" in file):
                     raise ValueError(f"it names {file}, which is not of it: remove that name")
-            saved = _saved(unique.values())
+            saved = _saved_files(unique.values())
             data = [file for file in unique.values() if _is_data(file, saved)]
-            self._files = spread(data, spec.max_files)
+            self._files = pick_evenly(data, spec.max_files)
             if self._files and self._files != list(all_files.get(spec.split, ())):
                 # their origins are part of the key of a cache, which streaming does not use
                 files = DataFilesList(self._files, [("",)] * len(self._files))
@@ -170,14 +170,14 @@ def _refuse_damage() -> None:
     for system in COMPRESSION_FILESYSTEMS:
         if suffix := {"bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}.get(system.protocol):
 
-            def opened(handle: Any, suffix: str = suffix, **_: Any) -> io.BufferedReader:
+            def open_unpacked(handle: Any, suffix: str = suffix, **_: Any) -> io.BufferedReader:
                 return io.BufferedReader(Unpacked(handle, suffix), 1 << 20)
 
             system.compression = f"whole {suffix}"
-            register_compression(system.compression, opened, [], force=True)
+            register_compression(system.compression, open_unpacked, [], force=True)
 
 
-def _saved(files: Iterable[str]) -> dict[Path, list[str]]:
+def _saved_files(files: Iterable[str]) -> dict[Path, list[str]]:
     """Returns the names of the files of the datasets that were saved in the files' folders."""
     saved: dict[Path, list[str]] = {}
     for folder in sorted({Path(file).parent for file in files}):

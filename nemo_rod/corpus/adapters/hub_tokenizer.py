@@ -222,7 +222,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 f"{kind.__name__} reads: give one that has a {_FILE}"
             )
         if pieces is not None:
-            if len(with_class) > processor.get_piece_size() + len(_stated(name)):
+            if len(with_class) > processor.get_piece_size() + len(_added_tokens(name)):
                 raise ValueError(
                     f"tokenizer {name!r} has tokens of {kind.__name__} beside those of {pieces}, "
                     f"which the base never met: give one that has a {_FILE}"
@@ -269,7 +269,7 @@ def _of_file(name: str, file: Path, loaded: Any) -> Any:
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_file(str(file))
-    stated = _stated(name)
+    stated = _added_tokens(name)
     for i, token in sorted(loaded.get_added_tokens_decoder().items()):
         if own.token_to_id(token.content) is None and stated.get(token.content) == i:
             own.add_tokens([token])
@@ -277,7 +277,7 @@ def _of_file(name: str, file: Path, loaded: Any) -> Any:
     return own
 
 
-def _stated(name: str) -> dict[str, int]:
+def _added_tokens(name: str) -> dict[str, int]:
     """Returns the tokens that files beside the vocabulary add to it, with their ids."""
     tokens = _json(name, _CONFIG).get("added_tokens_decoder", {}).items()
     return {token["content"]: int(i) for i, token in tokens} | _json(name, "added_tokens.json")

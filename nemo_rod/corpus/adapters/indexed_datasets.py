@@ -215,7 +215,7 @@ class IndexedFile(Input):
                 )
             yield ids[: len(ids) - int(len(ids) > 0 and ids[-1] == self._eod_id)].astype("<i4")
 
-    def consumed(self) -> int:
+    def bytes_read(self) -> int:
         """Returns the number of bytes of the .bin read so far."""
         return self._place(int(self._ends[self._done]))
 
@@ -269,7 +269,7 @@ def _now(path: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(256)  # over all stores; a process may have 1024 files open
-def _opened(path: str, inode: int, modified: int) -> BinaryIO:
+def _open_unchanged(path: str, inode: int, modified: int) -> BinaryIO:
     file = open(path, "rb")  # noqa: SIM115 - closed when it leaves the cache
     info = os.fstat(file.fileno())
     if (info.st_ino, info.st_mtime_ns) != (inode, modified):
@@ -332,4 +332,4 @@ class TokensInPlace:
         number = min(bisect.bisect_right(self._starts, token), len(self._files)) - 1
         path, inode, modified, kind = self._files[number]
         place = (token - self._starts[number]) * kind.itemsize
-        return _opened(path, inode, modified), kind, place
+        return _open_unchanged(path, inode, modified), kind, place

@@ -91,7 +91,7 @@ class ParquetTable(InputFile):
             (record,) = batch.slice(row, 1).to_pylist()
             yield {**record, name: None if record[name] is None else long_text(record[name])}
 
-    def consumed(self) -> int:
+    def bytes_read(self) -> int:
         """Returns the number of bytes read, estimated from the share of rows."""
         return (self.size or 0) * self._done // self._rows if self._rows else 0
 

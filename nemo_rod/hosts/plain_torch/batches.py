@@ -244,7 +244,7 @@ class RoDBatches:
         if self._record is not None:
             row = self._record.ended(choice, total, {**(metrics or {}), **losses})
         if losses:
-            self.selector.measured(row, self.scorer.from_first)
+            self.selector.tell_policy(row, self.scorer.from_first)
 
     def _held_out_losses(self) -> dict[str, float]:
         """Measures with the current weights. Collective over the replicas."""

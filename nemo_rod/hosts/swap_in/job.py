@@ -439,7 +439,7 @@ class SelectingJob(Job):
         if self._record is not None:
             row = self._record.ended(choice, total, metrics | losses | peak_memory())
         if losses:
-            self._rod.selector.measured(row, from_recorder)
+            self._rod.selector.tell_policy(row, from_recorder)
         self.log(done, _shown(row))
 
     def _open(self, step: int, consumed: int) -> None:

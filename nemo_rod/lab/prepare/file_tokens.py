@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Document, Documents, digest_of, uncapped
+from nemo_rod.corpus.documents import Document, Documents, digest_of, without_caps
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches, check_first
 from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
@@ -63,8 +63,8 @@ def write_tokens(
     Raises:
         ReadError: the file cannot be read; the message names it.
     """
-    documents = _SizedDocuments(uncapped(spec), number, tokenizer)
-    before, goes_on = documents.consumed(), False
+    documents = _SizedDocuments(without_caps(spec), number, tokenizer)
+    before, goes_on = documents.bytes_read(), False
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)

@@ -85,5 +85,5 @@ class Recorder(Callback):
             mfu = f"  MFU {tflops / self.peak_tflops:.0%}" if self.peak_tflops else ""
             self.progress.step(step + 1, note + mfu)
         if self.validation.metrics:
-            self.selector.selector.measured(self.row, from_recorder)
+            self.selector.selector.tell_policy(self.row, from_recorder)
         self.selector.beat()  # a rank that hangs in a write falls behind the others

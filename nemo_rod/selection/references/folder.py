@@ -241,7 +241,7 @@ class ReferenceWriter:
     ) -> None:
         self._path, self._hashes = Path(path), hashes
         required = np.ones(manifest.num_blocks, dtype=bool) if required is None else required
-        folder = _opened(self._path, manifest)
+        folder = _open_existing(self._path, manifest)
         if folder is None:
             content = {"schema": SCHEMA, **asdict(manifest)}
             text = json.dumps(content, indent=2).encode() + b"\n"
@@ -307,7 +307,7 @@ def holds(path: Path, manifest: ReferenceManifest, required: Mask | None = None)
     Raises:
         ValueError: the folder holds other references, or is malformed.
     """
-    folder = _opened(path, manifest)
+    folder = _open_existing(path, manifest)
     if folder is None or not (path / _MANIFEST).exists():
         return False
     present = folder.present()
@@ -319,7 +319,7 @@ def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 
-def _opened(path: Path, manifest: ReferenceManifest) -> Folder | None:
+def _open_existing(path: Path, manifest: ReferenceManifest) -> Folder | None:
     """Returns a folder, finished or not, with this manifest; None if there is none yet."""
     if not any((path / name).exists() for name in (_MANIFEST, _UNFINISHED)):
         return None

@@ -44,14 +44,14 @@ def write_references(
     num_required = manifest.num_blocks if required is None else int(required.sum())
     progress = Progress(name, num_required, unit="blocks", tokens=manifest.block_size)
 
-    def begun() -> tuple[ReferenceManifest, np.ndarray]:
+    def begin() -> tuple[ReferenceManifest, np.ndarray]:
         nonlocal writer
         writer = ReferenceWriter(out, manifest, scorer.store.hashes, required)
         is_missing_N = np.zeros(manifest.num_blocks, dtype=bool)
         is_missing_N[writer.missing - manifest.start] = True
         return writer.manifest, np.packbits(is_missing_N)
 
-    manifest, bits = agree(begun)
+    manifest, bits = agree(begin)
     missing = manifest.start + np.flatnonzero(np.unpackbits(bits, count=manifest.num_blocks))
     done = num_required - len(missing)
     progress.start(done)
