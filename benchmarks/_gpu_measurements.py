@@ -270,7 +270,7 @@ def _without_scoring(bench: Bench, ids: np.ndarray, plain: Callable[[], object])
     def listening() -> None:
         training_losses = TrainingLosses(training.forward_step, bench.groups)
         training.plain(ids, training_losses.forward_step)
-        training_losses.gathered(s.batch, s.micro_batch)
+        training_losses.gather(s.batch, s.micro_batch)
 
     counts = (bench.store.num_adaptation, bench.store.num_replay)
     arm = make_arm(

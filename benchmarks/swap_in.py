@@ -90,8 +90,8 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
 
         return with_number
 
-    JobRecord.chosen = renumbered(JobRecord.chosen)  # type: ignore[method-assign]
-    JobRecord.ended = renumbered(JobRecord.ended)  # type: ignore[method-assign]
+    JobRecord.begin_step = renumbered(JobRecord.begin_step)  # type: ignore[method-assign]
+    JobRecord.end_step = renumbered(JobRecord.end_step)  # type: ignore[method-assign]
     with nemo_rod.install(
         "megatron_bridge",
         cfg,

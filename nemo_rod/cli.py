@@ -81,7 +81,7 @@ def _run_command() -> None:
             near = f" (did you mean nemo-rod run {command}?)"
         raise ValueError(
             f"There is no command '{command}'{near}: expected one of {', '.join(known)}."
-            f"{parts.uninstalled()}"
+            f"{parts.install_hint()}"
         )
     elif {*_HELP} & {*words}:
         recipe_parser(command).print_help()
@@ -100,7 +100,7 @@ def _help(*, whole: bool) -> str:
     lines = [line for line, name in named if name is None or name[1] in known]
     kinds = ("recipe_commands", "stages", "commands")
     ours = {name for kind in kinds for name in {**parts.HOUSE[kind], **parts.beside(kind)}}
-    added = sorted({name for kind in kinds for name in parts.installed(kind)} - ours)
+    added = sorted({name for kind in kinds for name in parts.other_parts(kind)} - ours)
     return "\n".join([*lines, *([f"\nOf installed packages: {', '.join(added)}"] if added else [])])
 
 

@@ -26,7 +26,7 @@ from nemo_rod.loggers import logger_names
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import Rule
 from nemo_rod.selection.references.folder import precision_name
-from nemo_rod.trust import KEY, signed, verified
+from nemo_rod.trust import KEY, sign, verify
 
 STORE = "NEMO_ROD_STORE"  # environment variable: host:port of a multi-node job's store
 FAULT_KEY = "fault"  # store key: the first fault, which ends all processes
@@ -137,7 +137,7 @@ def read_job(path: Path) -> Job:
     """
     values = read_json(path, "job")
     with interpreting(path):
-        job: Job = _typed(values, _KINDS[values.pop("job")], "job")
+        job: Job = _as_type(values, _KINDS[values.pop("job")], "job")
         if isinstance(job, TrainJob):
             job.arm.num_candidates, job.arm.policy()  # each refuses values that it cannot use
         return job
@@ -151,7 +151,7 @@ def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     (host, port), patience = address.rsplit(":", 1), timedelta(seconds=seconds)
-    name = signed(name.encode(), os.environ.get(KEY, "")).hex()  # a name that no stranger can guess
+    name = sign(name.encode(), os.environ.get(KEY, "")).hex()  # a name that no stranger can guess
     store = TCPStore(host, int(port), is_master=False, timeout=patience, wait_for_workers=False)
     return PrefixStore(f"nemo_rod/{name}", store)
 
@@ -164,9 +164,9 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     """
     key = os.environ.get(KEY, "")
     if arguments:
-        store.set(_FILE_KEY, signed(arguments[0].encode(), key))
+        store.set(_FILE_KEY, sign(arguments[0].encode(), key))
         return read_job(Path(arguments[0]))
-    order, record = verified(store.get(_FILE_KEY), key), Path(os.environ["NEMO_ROD_RECORD"])
+    order, record = verify(store.get(_FILE_KEY), key), Path(os.environ["NEMO_ROD_RECORD"])
     file, deadline = Path((order or b"a file").decode()), time.monotonic() + _SHARED_SECONDS
     is_ours = key and order and file.resolve().is_relative_to(record.parents[2].resolve())
     if not is_ours:
@@ -184,13 +184,13 @@ def shared_job(store: Any, arguments: list[str]) -> Job:
     return read_job(file)
 
 
-def _typed(value: Any, hint: Any, name: str) -> Any:
+def _as_type(value: Any, hint: Any, name: str) -> Any:
     """Returns a value of a JSON file as the type that a field declares, dataclasses included."""
     for kind in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             make: Any = kind
             hints = get_type_hints(kind)
-            return make(**{key: _typed(item, hints[key], key) for key, item in value.items()})
+            return make(**{key: _as_type(item, hints[key], key) for key, item in value.items()})
     if not has_type(value, hint):
         raise ValueError(f"{name} is {value!r}, expected {getattr(hint, '__name__', hint)}")
     return value

@@ -140,7 +140,7 @@ def keep_run(folder: Path, name: str, run_id: str) -> None:
     write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
 
 
-def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
+def read_steps(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the recorded metrics of a run, for a logger that lost some of them in a kill.
 
     W&B holds the newest metrics in memory; after a resume they are logged again from here.
@@ -177,7 +177,7 @@ def continue_runs(
         writer.file_writer.add_event(Event(step=first, file_version="brain.Event:2"))
         writer.file_writer.add_event(Event(step=first, session_log=start))
     if wandb_run and step:
-        for done, metrics in recorded(folder, first=wandb_run.step, last=step):
+        for done, metrics in read_steps(folder, first=wandb_run.step, last=step):
             wandb_run.log(legal_names(metrics, "wandb"), done)
     if mlflow:
         keep_run(folder, "mlflow", mlflow.active_run().info.run_id)

@@ -95,7 +95,7 @@ _PACKAGE = Path(__file__).parent
 def names(kind: str) -> list[str]:
     """Returns the names that are registered for a kind of part, ours first."""
     ours = {**HOUSE[kind], **beside(kind)}
-    return [*ours, *(name for name in installed(kind) if name not in ours)]
+    return [*ours, *(name for name in other_parts(kind) if name not in ours)]
 
 
 def load(kind: str, name: str, *, key: str = "") -> Any:
@@ -112,14 +112,14 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
         return EntryPoint(name, HOUSE[kind][name], kind).load()
     if name in beside(kind):
         return beside(kind)[name].load()
-    others = installed(kind)
+    others = other_parts(kind)
     where = f"{key}={name}" if key else f"'{name}'"
     if name not in others:
         raise ValueError(
             f"{where} names none of the {kind.replace('_', ' ')}"
             f"{did_you_mean(name, names(kind))}: expected one of "
             f"{', '.join(names(kind))}; {page('extending')} says how a package adds one."
-            f"{uninstalled()}"
+            f"{install_hint()}"
         )
     try:
         return others[name].load()
@@ -159,9 +159,9 @@ def _from_file(file: Path, attribute: str, kind: str, key: str) -> Any:
         raise ValueError(f"{where} cannot be imported ({reason}): correct the file.") from error
 
 
-def uninstalled() -> str:
+def install_hint() -> str:
     """Returns a sentence to add where the package is on the path without metadata; "" elsewhere."""
-    if registered()[0]:
+    if all_entry_points()[0]:
         return ""
     return " nemo_rod is on the path, but not installed, and so knows few of its parts: install it."
 
@@ -182,16 +182,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def beside(kind: str) -> dict[str, EntryPoint]:
     """Returns the parts in the rooms beside the house, by name."""
-    return registered()[0].get(kind, {})
+    return all_entry_points()[0].get(kind, {})
 
 
-def installed(kind: str) -> dict[str, EntryPoint]:
+def other_parts(kind: str) -> dict[str, EntryPoint]:
     """Returns the parts of other packages, by name."""
-    return registered()[1].get(kind, {})
+    return all_entry_points()[1].get(kind, {})
 
 
 @functools.cache
-def registered() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict[str, EntryPoint]]]:
+def all_entry_points() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict[str, EntryPoint]]]:
     """Returns all entry points by kind and name: nemo_rod's own, and those of other packages.
 
     A checkout's own are those that its pyproject.toml has now: it may be on the path without being

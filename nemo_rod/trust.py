@@ -28,15 +28,15 @@ _SECRET_TEXT = re.compile(
 KEY = "NEMO_ROD_KEY"  # environment variable: a secret that only this multi-node job knows
 
 
-def signed(data: bytes, key: str) -> bytes:
+def sign(data: bytes, key: str) -> bytes:
     """Returns data behind a code which proves that it comes from a holder of the job's key."""
     return hmac.digest(key.encode(), data, hashlib.sha256) + data
 
 
-def verified(data: bytes, key: str) -> bytes | None:
-    """Returns what `signed` was given; None if its code is of another key."""
+def verify(data: bytes, key: str) -> bytes | None:
+    """Returns what `sign` was given; None if its code is of another key."""
     content = data[hashlib.sha256().digest_size :]
-    return content if hmac.compare_digest(data, signed(content, key)) else None
+    return content if hmac.compare_digest(data, sign(content, key)) else None
 
 
 def is_secret(key: str, value: Any) -> bool:

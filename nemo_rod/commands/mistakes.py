@@ -58,7 +58,7 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
     for word in given.overrides:
         key, equals, value = word.lstrip("+~").partition("=")
         if word in bare or not key:
-            raise ValueError(_meant(word, [*given.overrides, ""]))
+            raise ValueError(_explain_word(word, [*given.overrides, ""]))
         if not _is_known(key):  # "+" would make Hydra add it, without effect
             raise ValueError(f"There is no key {key}{near_key(key)}: {ALL_KEYS}.")
         if key == "step" and command not in names("saved_step_commands"):
@@ -186,7 +186,7 @@ def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
         raise ValueError(f"There is no option {name}{cure}")
 
 
-def _meant(word: str, words: list[str]) -> str:
+def _explain_word(word: str, words: list[str]) -> str:
     """Returns a sentence about a word without key or without value."""
     if not word.strip():
         return "There is an empty word: leave it out, or write KEY=VALUE."

@@ -49,7 +49,7 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
         )
         follow(nodes, world_size=config.parallel.world_size, launcher=config.launcher, log=log)
         return
-    with nodes.led():
+    with nodes.announcing_end():
         command(config)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nemo_rod.run.handover import Stage
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Returns whether CUDA is unavailable."""
     import torch
 
@@ -47,7 +47,7 @@ def install() -> None:
 
     from nemo_rod.cpu import devices
 
-    if not needed():
+    if not is_needed():
         return
     # megatron/core/jit.py compiles at import time, before its own switch can be set
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -93,7 +93,7 @@ def prepare_bridge() -> None:
     from nemo_rod.cpu.plain import conversion
 
     trainers.install_megatron_bridge()
-    if plain.needed():
+    if plain.is_needed():
         conversion.convert_experts_as_modules()
 
 
@@ -117,11 +117,11 @@ def adapt(provider: Any) -> None:
     from nemo_rod.cpu import plain
     from nemo_rod.cpu.plain import layers
 
-    if plain.needed():
+    if plain.is_needed():
         layers.use(provider)
         if adapters := sys.modules.get("megatron.bridge.peft.utils"):
             cast(Any, adapters).HAVE_TE = False  # it takes names that core leaves empty for classes
-    if needed():
+    if is_needed():
         # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False
         if gemma := sys.modules.get("megatron.bridge.models.gemma.gemma2_provider"):

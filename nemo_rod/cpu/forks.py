@@ -111,7 +111,7 @@ def _run(
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
     if any(glob("*.dist-info", root_dir=path) for path in paths if path):
-        parts.registered.cache_clear()  # packages that the server may not have seen
+        parts.all_entry_points.cache_clear()  # packages that the server may not have seen
     if program[0] in (AGENT, TORCHRUN):
         _torchrun(program[1:])
     else:

@@ -171,12 +171,12 @@ class JobRecord:
         if self.folder is not None:
             write_json(self.folder / START_FILE, losses)
 
-    def chosen(self, choice: Choice) -> None:
+    def begin_step(self, choice: Choice) -> None:
         """Records the choice of a step before it is trained on, without waiting for the disk."""
         if self._journal is not None:
             self._journal.begin(choice)
 
-    def ended(self, choice: Choice, total: float, metrics: dict[str, Any]) -> dict[str, Any]:
+    def end_step(self, choice: Choice, total: float, metrics: dict[str, Any]) -> dict[str, Any]:
         """Records a step that has ended.
 
         Args:

@@ -40,7 +40,7 @@ def reference(**options: Any) -> None:
     """
     job = HostReferenceJob(**options)
 
-    def parsed(args: Any) -> None:
+    def after_parsing(args: Any) -> None:
         from megatron.training.checkpointing import checkpoint_exists
 
         folders = args.pretrained_checkpoint, args.load
@@ -49,11 +49,11 @@ def reference(**options: Any) -> None:
         args.pretrained_checkpoint = None
         args.no_load_optim = args.no_load_rng = True
 
-    _put_into_trainer(job, parsed)
+    _put_into_trainer(job, after_parsing)
 
 
-def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
-    """Puts a job into the trainer; calls `parsed` with the arguments once they are known.
+def _put_into_trainer(job: Job, after_parsing: Callable[[Any], None]) -> Installed:
+    """Puts a job into the trainer; calls `after_parsing` with the arguments once they are known.
 
     Raises:
         ValueError: the trainer's functions are not there, or not those that were tested.
@@ -71,10 +71,10 @@ def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
 
     initialize = training.initialize_megatron
 
-    def initialized(*args: Any, **kwargs: Any) -> Any:
+    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
         result = initialize(*args, **kwargs)
         refuse(job, training.get_args())
-        parsed(training.get_args())
+        after_parsing(training.get_args())
         return result
 
     def facts() -> Facts:
@@ -107,7 +107,7 @@ def _put_into_trainer(job: Job, parsed: Callable[[Any], None]) -> Installed:
         # several validation sets are a list on every rank
         return tuple([None] * len(each) if isinstance(each, list) else None for each in datasets)
 
-    installed.replace(training, "initialize_megatron", initialized)
+    installed.replace(training, "initialize_megatron", initialize_megatron)
     installed.replace(training, "build_train_valid_test_datasets", build_on_every_rank)
     return installed
 

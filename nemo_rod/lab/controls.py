@@ -50,9 +50,9 @@ def _plain_runs_in_all(config: Config) -> float:
     Every block that it draws is taken for a new one, whose reference is read once.
     """
     rod, specialist = (arm_settings(config, name) for name in ("rod", SPECIALIST))
-    roles = len(reference_roles(rod.planned.needs))
-    drawn = rod.planned.num_candidates / rod.train.batch_size
-    runs = rod.planned.compute(1) + FORWARD * drawn * roles / len(ROLES)
+    roles = len(reference_roles(rod.planned_arm.needs))
+    drawn = rod.planned_arm.num_candidates / rod.train.batch_size
+    runs = rod.planned_arm.compute(1) + FORWARD * drawn * roles / len(ROLES)
     steps = rod.train.steps * runs + (specialist.train.steps if roles == len(ROLES) else 0)
     return steps / config.train.steps
 

@@ -263,7 +263,7 @@ def function_rows(road: str) -> list[list[str]]:
 
     def installed(function: Function) -> str:
         try:
-            signature, problem = function.installed(), function.problem()
+            signature, problem = function.installed_signature(), function.problem()
         except ImportError:  # the package or one of its dependencies is missing
             return "-"
         text = "not there" if signature is None else f"({', '.join(signature.parameters)})"

@@ -17,7 +17,7 @@ from nemo_rod.jobs import ExportJob
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.branches import find_checkpoint
 from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, read_record
-from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
+from nemo_rod.run.held_out_losses import FILE, is_measured, measuring_losses, partial_folder
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
@@ -71,7 +71,7 @@ def evaluate_stages(stages: Stages) -> list[Stage]:
 
     def run() -> None:
         current = inputs()
-        with measured(jobs, {name: folder / "hf"}, folder, {name: current}) as losses:
+        with measuring_losses(jobs, {name: folder / "hf"}, folder, {name: current}) as losses:
             write_json(file, losses[name] | {"arm": name, "step": step, "inputs": current})
 
     measuring = Stage(

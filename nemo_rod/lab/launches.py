@@ -16,7 +16,7 @@ from nemo_rod.config import Config, config_class
 from nemo_rod.lab.data_alone import read_settings, without_code
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.launch.queue import QueuedJob, ask, by_cluster, in_queue, read_jobs
-from nemo_rod.run.launch.render import CONFIG_HEAD, escaped
+from nemo_rod.run.launch.render import CONFIG_HEAD, escape_interpolations
 
 
 def read_launch(run_dir: Path, *, trusted: bool | None = None) -> tuple[str, Config]:
@@ -72,7 +72,7 @@ def in_place_of_recipe(file: Path, words: list[str]) -> list[str]:
         raise ValueError(
             f"{file} names {', '.join(left)}, code which a folder alone does not run: {cure}"
         )
-    place = escaped({"run_dir": os.path.abspath(words[0])})
+    place = escape_interpolations({"run_dir": os.path.abspath(words[0])})
     node = {**values, **yaml.safe_load(CONFIG_HEAD), **place}
     ConfigStore.instance().store(name="launched", node=node)
     return ["launcher.kind=local", *words[1:], "--config-name", "launched"]

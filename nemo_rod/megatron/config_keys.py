@@ -31,7 +31,7 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
 
     config = AutoConfig.from_pretrained(hf, trust_remote_code=trust_remote_code)
     common = {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict(), "model_type"}
-    whole = _described(config)
+    whole = _bridge_description(config)
     found: list[str] = []
     for place, key, value, other in _settings(config):
         if key in common or NOT_COMPUTED.fullmatch(key):
@@ -46,7 +46,7 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
             inner["rope_type"] = "default"
         else:
             inner[key] = other
-        described = _described(changed)
+        described = _bridge_description(changed)
         chooses = isinstance(value, bool | str | None) or "rope" in "".join(place)
         is_ignored = described == whole and whole is not None
         if is_ignored or (chooses and not is_built) or (whole is None and described is not None):
@@ -54,7 +54,7 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
     return found
 
 
-def _described(config: Any) -> Any:
+def _bridge_description(config: Any) -> Any:
     """Returns the values of Bridge's description of a model; None where it has none."""
     from megatron.bridge import AutoBridge
 

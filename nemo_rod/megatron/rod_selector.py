@@ -18,7 +18,7 @@ import numpy as np
 from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.batches import batches_of, for_each
-from nemo_rod.megatron.scoring.forward_only import replaced
+from nemo_rod.megatron.scoring.forward_only import patching
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.megatron.scoring.training_losses import TrainingLosses
@@ -70,7 +70,7 @@ class RoDSelector:
             result = train_step(**call)
             for term in self.terms:
                 term.updated(call["model"], call["optimizer"], call["global_state"])
-            choice = step.ended()
+            choice = step.finish()
             self.beat()
             if choice is not None:
                 self.on_step(choice, time.perf_counter() - start)
@@ -175,15 +175,15 @@ class ChosenStep:
             result = schedule(**{**options, "forward_step_func": capture_losses.forward_step})
             if self._losses is None:  # not in a rerun of the same step
                 num_blocks = len(self._choice.block_ids)
-                self._losses = partial(capture_losses.gathered, num_blocks, micro_batch_size)
+                self._losses = partial(capture_losses.gather, num_blocks, micro_batch_size)
             return result
         if self._choice.loss is None:
             return schedule(**options)
         # scoring has gathered every parameter; the buffer may have been zeroed since
-        with replaced(get_model_config(model[0]), "param_sync_func", None):
+        with patching(get_model_config(model[0]), "param_sync_func", None):
             return schedule(**options)
 
-    def ended(self) -> Choice | None:
+    def finish(self) -> Choice | None:
         """Returns the choice after the update; None if the trainer has not run the schedule.
 
         The policy has then observed its losses. Fetching those of the update waits for the backward

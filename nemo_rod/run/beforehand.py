@@ -62,7 +62,7 @@ def lacking(stages: Sequence[Stage], config: Config) -> list[Lack]:
     if launcher.environment and any(stage.runs_model for stage in stages):
         lacks += [Lack(line, False) for line in _gpus(config)]
     if not lacks and can_be_found("huggingface_hub"):
-        lacks += [Lack(*refusal) for refusal in hub.refusals(hub.named(config, names))]
+        lacks += [Lack(*refusal) for refusal in hub.refusals(hub.repos(config, names))]
     return lacks
 
 

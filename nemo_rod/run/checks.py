@@ -197,7 +197,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
-    policy, needs = check_policy(arm.planned.policy()), arm.planned.needs
+    policy, needs = check_policy(arm.planned_arm.policy()), arm.planned_arm.needs
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."
@@ -221,7 +221,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
         * parallel.context
         * (parallel.tensor if parallel.sequence else 1)
     )
-    tokens = arm.planned.scored_length(config.domain.block_size)
+    tokens = arm.planned_arm.scored_length(config.domain.block_size)
     if tokens % multiple:
         raise ValueError(
             f"scoring.precision={scoring.precision} needs a multiple of {multiple} scored tokens "

@@ -40,7 +40,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
         return
     inputs = {name: results.measured(name) for name in pending}
     models = {name: results.checkpoint(name) for name in pending}
-    with measured(jobs, models, results.path, inputs) as losses:
+    with measuring_losses(jobs, models, results.path, inputs) as losses:
         for name, result in losses.items():
             if name == "base":
                 manifest = results.base / "manifest.json"
@@ -63,7 +63,7 @@ def partial_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def measured(
+def measuring_losses(
     jobs: ModelJobs, models: dict[str, Path], folder: Path, inputs: dict[str, Inputs]
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Yields the held-out losses of models by name, and removes the job's own files after it.

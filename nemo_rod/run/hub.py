@@ -41,7 +41,7 @@ def is_here(name: str) -> bool:
     return name != "" and Path(name).expanduser().exists()
 
 
-def named(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict[str, Repository]:
+def repos(config: Config, stages: Collection[str] = ("prepare", "base")) -> dict[str, Repository]:
     """Returns the repositories that these stages of a recipe read, by the key that names them."""
     found: dict[str, Repository] = {}
     if "base" in stages and config.model.hf is not None:
@@ -94,7 +94,7 @@ def answers(repositories: Mapping[str, Repository]) -> dict[str, Exception]:
     return {key: why for key, each in asked.items() if (why := _answer(each)) is not None}
 
 
-def published(name: str, file: str) -> Path:
+def fetch_file(name: str, file: str) -> Path:
     """Returns a file of a model on the hub, from the cache if it is there.
 
     Raises:

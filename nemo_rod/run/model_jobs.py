@@ -72,7 +72,7 @@ class ModelJobs:
             outputs(folder := self.results.arm(of), made_by=made_by)
             with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
                 found["share"] = replay_share(curriculum)
-        elif (file := self.recorded(settings)) is not None:
+        elif (file := self.curriculum_file(settings)) is not None:
             if blocks is None:
                 _refuse_unfit(file, settings, counted["digest"])
             found["recorded"] = str(file)
@@ -83,7 +83,7 @@ class ModelJobs:
             **found,
         )
 
-    def drawn(self, blocks: dict[str, Any] | None = None) -> Mask:
+    def reference_mask(self, blocks: dict[str, Any] | None = None) -> Mask:
         """Returns a mask of the blocks that need references, bool [blocks of the store].
 
         The blocks are those of the store, or planned counts.
@@ -94,19 +94,19 @@ class ModelJobs:
             if settings.own_references:
                 # depends on its candidates alone, not on recorded shares and curricula
                 pools = self.arm(settings.name, counted).candidates
-                key = pools, reference_roles(settings.planned.needs)
+                key = pools, reference_roles(settings.planned_arm.needs)
                 steps[key] = max(steps.get(key, 0), settings.train.steps)
-        return _drawn(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
+        return _drawn_mask(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
 
     def references(self, arm: ArmSettings) -> list[Path]:
         """Returns the folders of the losses that an arm scores with: its run's, or another's."""
         folders = [self.results.reference(name) for name in arm.own_references]
         other = arm.variant.reference
-        if other is not None and "adaptation" in reference_roles(arm.planned.needs):
+        if other is not None and "adaptation" in reference_roles(arm.planned_arm.needs):
             folders.append(RunFolder(Path(other), self.results.recipe).reference("specialist"))
         return folders
 
-    def recorded(self, settings: ArmSettings) -> Path | None:
+    def curriculum_file(self, settings: ArmSettings) -> Path | None:
         """Returns the file of the curriculum that an arm trains on; None if there is none."""
         variant = settings.variant
         if variant.follow is not None:
@@ -221,7 +221,7 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
 
 
 @functools.lru_cache(maxsize=8)  # every plan, and every check of a reference stage, calls it
-def _drawn(
+def _drawn_mask(
     num_blocks: int, pools: tuple[tuple[tuple[Candidates, tuple[str, ...]], int], ...]
 ) -> Mask:
     """Returns a mask of blocks of some roles in first steps, bool [blocks], read-only."""

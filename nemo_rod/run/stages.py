@@ -165,7 +165,7 @@ class Stages:
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
             with writing(wanted := folder / "wanted.npy"):
-                np.save(wanted, self.jobs.drawn())
+                np.save(wanted, self.jobs.reference_mask())
             job = self.jobs.job(
                 ReferenceJob,
                 f"references/{name}",
@@ -197,7 +197,7 @@ class Stages:
                     f"tokens of a block, not {lacking[0]}, as scoring.prefix asks for: add "
                     f"rebuild=[references_{name}] to score again, or choose another run_dir."
                 )
-            drawn = self.jobs.drawn()[manifest.start : manifest.stop]
+            drawn = self.jobs.reference_mask()[manifest.start : manifest.stop]
             return bool(references.present()[drawn].all())
 
         def run() -> None:

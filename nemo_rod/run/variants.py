@@ -111,19 +111,19 @@ class ArmSettings:
         return dataclasses.replace(arm, name=self.name, **changed)
 
     @functools.cached_property
-    def planned(self) -> Arm:
+    def planned_arm(self) -> Arm:
         """The arm over one block of each role: its policy and costs do not depend on the blocks."""
         return self.arm(num_adaptation=1, num_replay=1, seed=0)
 
     @property
     def scores(self) -> bool:
         """Whether training scores candidates."""
-        return "losses" in self.planned.needs
+        return "losses" in self.planned_arm.needs
 
     @property
     def own_references(self) -> list[str]:
         """The keys of `REFERENCES` that the arm's own run computes, as its policy needs them."""
-        roles = reference_roles(self.planned.needs)
+        roles = reference_roles(self.planned_arm.needs)
         names = [name for name, made in REFERENCES.items() if made.role in roles]
         return names if self.variant.reference is None else [n for n in names if n == "base"]
 
@@ -240,7 +240,7 @@ def merged_from(name: str) -> str:
 def scored_lengths(config: Config) -> list[int]:
     """Returns the scored tokens of a block for which the arms need references, descending."""
     size = config.domain.block_size
-    arms = [arm.planned for arm in trained_arms(config) if arm.own_references]
+    arms = [arm.planned_arm for arm in trained_arms(config) if arm.own_references]
     return sorted({size, *(arm.scored_length(size) for arm in arms)}, reverse=True)
 
 
@@ -281,7 +281,7 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
     if variant.steps is not None:
         steps = variant.steps
     elif variant.compute is not None:
-        steps *= variant.compute / settings.planned.compute(1)
+        steps *= variant.compute / settings.planned_arm.compute(1)
     elif variant.budget is not None:
         steps *= variant.budget
     longer = dataclasses.replace(train, steps=max(1, round(steps)))

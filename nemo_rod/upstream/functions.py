@@ -61,7 +61,7 @@ class Function(NamedTuple):
         """Tested parameters, one text per variant."""
         return self.tested or (self.relies_on,)
 
-    def installed(self) -> inspect.Signature | None:
+    def installed_signature(self) -> inspect.Signature | None:
         """Returns the installed signature; None if there is no such function."""
         module, _, path = self.where.partition(":")
         try:
@@ -101,7 +101,7 @@ class Function(NamedTuple):
 
     def problem(self) -> str | None:
         """Returns one sentence if the installed function differs from the tested one."""
-        signature = self.installed()
+        signature = self.installed_signature()
         if self.optional if signature is None else self.fits(signature):
             return None
         name, versions = _PACKAGES[self.package]
@@ -137,7 +137,7 @@ def for_road(road: str) -> list[Function]:
     return [function for function in FUNCTIONS if road in function.roads]
 
 
-def _listed() -> Iterator[Function]:
+def _list_functions() -> Iterator[Function]:
     """Yields the functions of `functions.txt`, whose first lines describe its format."""
     text = Path(__file__).with_name("functions.txt").read_text(encoding="utf-8")
     roads: tuple[str, ...] = ()
@@ -150,5 +150,5 @@ def _listed() -> Iterator[Function]:
             yield Function(where, cast(Use, use), roads, first, tuple(tested), bool(optional))
 
 
-FUNCTIONS = tuple(_listed())
+FUNCTIONS = tuple(_list_functions())
 ROADS = tuple(dict.fromkeys(road for function in FUNCTIONS for road in function.roads))

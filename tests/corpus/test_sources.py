@@ -40,7 +40,7 @@ def registered(monkeypatch):
     point = EntryPoint("mine", f"{__name__}:read_options", "nemo_rod.readers")
     others: Callable[[str], dict[str, EntryPoint]]
     others = lambda kind: {"mine": point} if kind == "readers" else {}  # noqa: E731
-    monkeypatch.setattr(parts, "installed", others)
+    monkeypatch.setattr(parts, "other_parts", others)
 
 
 YAML = st.recursive(

@@ -21,7 +21,7 @@ import megatron.core
 torch.cuda.is_available = lambda: True
 import nemo_rod.megatron
 from nemo_rod import cpu
-assert plain.needed() and not cpu.needed()
+assert plain.is_needed() and not cpu.is_needed()
 assert not hasattr(torch.zeros, "__wrapped__"), "torch makers were redirected"
 import megatron.core.extensions.transformer_engine as te
 assert issubclass(te.TEColumnParallelLinear, torch.nn.Module)
@@ -39,7 +39,7 @@ if child == 0:
     sys.path.insert(0, sys.argv[1])
     assert importlib.util.find_spec("transformer_engine") is not None
     plain.prepare()
-    assert plain.needed() and importlib.util.find_spec("transformer_engine") is None
+    assert plain.is_needed() and importlib.util.find_spec("transformer_engine") is None
     with contextlib.suppress(ImportError):
         import transformer_engine
     os._exit(0)
@@ -81,7 +81,7 @@ def test_gradients_are_fused_where_the_output_layer_can(tmp_path, monkeypatch):
     initialise_base(ARCHITECTURE, tmp_path / "base", tokenizer="byte", seed=0)
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(plain, "needed", lambda: False)
+    monkeypatch.setattr(plain, "is_needed", lambda: False)
     monkeypatch.setattr(models, "_check_layout", lambda *_: None)
     base = str(tmp_path / "base")
     fp32 = partial(Model, precision="fp32")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.loggers import recorded
+from nemo_rod.loggers import read_steps
 
 Curves = dict[str, dict[int, float]]  # name -> step -> value
 
@@ -59,7 +59,7 @@ def of_wandb(folder: Path) -> tuple[Curves, set[str]]:
 def of_metrics(folder: Path) -> Curves:
     """`metrics.jsonl` and `validation_start.json`, by name in loggers and number of steps done."""
     curves: Curves = {}
-    for done, metrics in recorded(folder, first=0, last=sys.maxsize):
+    for done, metrics in read_steps(folder, first=0, last=sys.maxsize):
         for name, value in metrics.items():
             curves.setdefault(name, {})[done] = value
     return curves

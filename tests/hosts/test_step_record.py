@@ -48,9 +48,9 @@ def begun(
 def train(record: JobRecord, step: int, loss: float | None) -> float | None:
     """Trains a step; its forgetting."""
     choice = choice_of(step, record.header)
-    record.chosen(choice)
+    record.begin_step(choice)
     metrics = {} if loss is None else {"validation/replay/old/loss": loss + step}
-    row = record.ended(choice, 2 + sum(choice.seconds.values()), metrics)
+    row = record.end_step(choice, 2 + sum(choice.seconds.values()), metrics)
     assert row["timing/train/update"] == pytest.approx(2)
     return row.get("validation/forgetting")
 
@@ -133,7 +133,7 @@ class Recording(stateful.RuleBasedStateMachine):
         self.rows = [*rows, *range(step, step + count)]
         self.count += count
         if killed:
-            record.chosen(choice_of(step + count, header))
+            record.begin_step(choice_of(step + count, header))
             self.count += 1
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write('{"st')

@@ -254,7 +254,7 @@ def test_a_validation_split_without_samples_is_refused_if_it_was_asked_for(capsy
             facts = jobs.Facts(batch_size=1, seed=0, steps=2, every=None, checkpoints=None)
             sentence = f"No held-out losses can be measured: {reason}; give the job a validation "
             with pytest.raises(ValueError, match=sentence) if asked else nullcontext():
-                job.built(Samples([[1, 2, 3, 4], [4, 5, 6, 7]]), valid, 2, facts)
+                job.take_data(Samples([[1, 2, 3, 4], [4, 5, 6, 7]]), valid, 2, facts)
             assert bool(capsys.readouterr().err) == (asked is None)
             assert job.held_out is None
     with pytest.raises(ValueError, match=r"validation_every=-1 is not valid: expected a number"):
@@ -286,9 +286,9 @@ def test_data_that_ends_before_the_steps_is_refused_when_it_is_built(kind):
         if kind == "select"
         else references.HostReferenceJob(**data, role=R, out="nowhere")
     )
-    job.built(Samples([[1, 2, 3, 4]] * 4), None, 4, facts)
+    job.take_data(Samples([[1, 2, 3, 4]] * 4), None, 4, facts)
     with pytest.raises(ValueError, match=r"ends after 3 samples, but its steps draw 4: give its b"):
-        job.built(Samples([[1, 2, 3, 4]] * 3), None, 4, facts)
+        job.take_data(Samples([[1, 2, 3, 4]] * 3), None, 4, facts)
 
 
 def test_sources_that_are_not_trained_on_are_forgotten_alike():

@@ -211,7 +211,7 @@ def test_a_run_on_several_nodes_is_rehearsed_on_two():
 
 def test_text_is_made_up_only_where_the_users_cannot_be_read(monkeypatch):
     reader = SimpleNamespace(load=lambda: takes("files")(lambda spec: []))  # without max_bytes
-    monkeypatch.setattr(parts, "registered", lambda: ({}, {"readers": {"own": reader}}))
+    monkeypatch.setattr(parts, "all_entry_points", lambda: ({}, {"readers": {"own": reader}}))
     config, small = derived("german_qwen3_5_4b")
     mine = {
         "new": {"role": "adaptation", "kind": "jsonl", "files": ["new/*.jsonl"], "dedup": True},

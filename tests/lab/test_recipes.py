@@ -265,7 +265,7 @@ def test_the_larger_model_trains_on_the_smaller_ones_blocks():
     )
     assert large.domain == small.domain and large.model.special_tokens == "renamed"
     of = ModelJobs(large, RunFolder(Path("runs/large"), "large"))
-    file = of.recorded(of.settings("rod_transfer"))
+    file = of.curriculum_file(of.settings("rod_transfer"))
     assert file == Path("runs/german_nemotron_nano_12b_v2/arms/rod_beyond/curriculum.rod")
     steps = arm_settings(small, "rod_beyond").train.steps
     assert of.settings("rod_transfer").train.steps == steps == 3538

@@ -73,7 +73,7 @@ def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(monkeyp
         def __init__(self, forward_step: Any, groups: Any) -> None:
             self.forward_step = forward_step
 
-        def gathered(self, num_blocks: int, size: int) -> np.ndarray:
+        def gather(self, num_blocks: int, size: int) -> np.ndarray:
             order.append(f"fetch {num_blocks} in {size}")
             return np.zeros(num_blocks, dtype=np.float32)
 

@@ -169,7 +169,7 @@ def test_command(small_run, installed):
 def test_host(installed, monkeypatch):
     """It hands on the container of its job to our own host, which refuses that by a sentence."""
     monkeypatch.syspath_prepend(str(installed))
-    monkeypatch.setattr(parts, "registered", parts.registered.__wrapped__)
+    monkeypatch.setattr(parts, "all_entry_points", parts.all_entry_points.__wrapped__)
     job = SimpleNamespace(container=None)
     with pytest.raises(ValueError, match=r"multiplier=0 is not valid: expected a number in"):
         swap_in.install("own_trainer", job, roles={"a": "replay"}, multiplier=0)

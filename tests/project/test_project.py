@@ -420,7 +420,7 @@ def test_a_recipe_runs_without_a_room(room, wheel, tmp_path):
 
 
 def test_a_package_without_metadata_says_so(monkeypatch):
-    monkeypatch.setattr(parts, "registered", lambda: ({}, {}))
+    monkeypatch.setattr(parts, "all_entry_points", lambda: ({}, {}))
     monkeypatch.setattr("sys.argv", ["nemo-rod", "status", "run"])
     for call in (lambda: parts.load("hosts", "megatron_bridge"), cli._run_command):
         with pytest.raises(ValueError, match=r"one of .*\. nemo_rod is on the path, but"):

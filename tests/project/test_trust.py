@@ -66,7 +66,7 @@ from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import replay_share
-from nemo_rod.trust import signed
+from nemo_rod.trust import sign
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SECONDS = 300  # a command takes a second or two on an idle machine; what hangs takes for ever
@@ -108,9 +108,9 @@ def evil(run_dir, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {"evil": EntryPoint("evil", "evil_part:part", "x")}  # of an installed package
     kinds = ("policies", "scores", "terms", "readers", "launchers", "loggers", "in_place")
-    installed = parts.installed
+    installed = parts.other_parts
     monkeypatch.setattr(
-        parts, "installed", lambda kind: points if kind in kinds else installed(kind)
+        parts, "other_parts", lambda kind: points if kind in kinds else installed(kind)
     )
     for file in run_dir.glob("launch/*/config.yaml"):
         values = yaml.safe_load(file.read_text())
@@ -581,7 +581,7 @@ def test_orders_of_strangers_are_refused(run_dir, monkeypatch, order, by):
     shutil.copy(run_dir / "arms" / "rod" / "job.json", job)
     monkeypatch.setenv("NEMO_ROD_RECORD", str(run_dir / "launch" / "stages" / "rod.jsonl"))
     monkeypatch.setenv("NEMO_ROD_KEY", "key")
-    store.set("job", signed(str(job).encode(), by))
+    store.set("job", sign(str(job).encode(), by))
     if (order, by) == ("job.json", "key"):
         assert shared_job(store, []).name == "rod"
         monkeypatch.delenv("NEMO_ROD_KEY")

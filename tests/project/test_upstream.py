@@ -56,7 +56,7 @@ def test_what_is_installed_was_tested(function):
     if not {*HERE} & {*function.roads}:
         pytest.skip("another host")
     assert function.problem() is None
-    signature = function.installed()
+    signature = function.installed_signature()
     if function.tested and signature is not None:
         assert ", ".join(signature.parameters) in function.signatures
 

@@ -36,7 +36,7 @@ if nodes.rank:
     follow(nodes, world_size=2, launcher=launcher, log=log.with_suffix(".node1"))
     sys.exit()
 try:
-    with nodes.led():
+    with nodes.announcing_end():
         run_job(Path(sys.argv[1]), world_size=2, launcher=launcher, log=log)
 except (RuntimeError, Stopped) as error:
     sys.exit(str(error))

@@ -78,7 +78,7 @@ def test_a_key_of_a_variant_reaches_both_hosts(key, tmp_path, monkeypatch):
 def test_held_out_losses_need_no_worker_of_nemo_rl(tmp_path, monkeypatch):
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
     monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
-    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.launcher.resolved", lambda *_: {})
+    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.launcher.resolve_job", lambda *_: {})
     monkeypatch.setattr("nemo_rod.hosts.nemo_rl.algorithm.run", lambda *_: ran.append("ray"))
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     job = partial(jobs.job, name="a job", out=tmp_path)

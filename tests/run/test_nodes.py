@@ -21,7 +21,7 @@ from nemo_rod import jobs
 from nemo_rod.config import Launcher
 from nemo_rod.run.processes import pythons, torchrun
 from nemo_rod.run.processes.nodes import Nodes
-from nemo_rod.trust import signed
+from nemo_rod.trust import sign
 
 
 def variables(folder: Path, rank: int, port: int = 21234) -> dict[str, str]:
@@ -84,7 +84,7 @@ def test_follower_of_a_stage_without_a_job_just_leaves(tmp_path, fails):
     with ThreadPoolExecutor(1) as pool:
         follower = pool.submit(torchrun.follow, second, world_size=2, launcher=Launcher(), log=log)
         try:
-            with first.led():
+            with first.announcing_end():
                 assert not follower.done()
                 if fails:
                     raise KeyError
@@ -105,7 +105,7 @@ def test_follower_whose_processes_fail_lets_the_first_node_speak(tmp_path, monke
         torchrun.follow(second, **job, launcher=Launcher(grace_seconds=1))
 
     def lead() -> bytes:
-        with first.led():
+        with first.announcing_end():
             return jobs.job_store(f"{first.head}:{first.port}", "7.0").get(jobs.FAULT_KEY)
 
     with ThreadPoolExecutor(1) as pool:
@@ -123,7 +123,7 @@ def test_a_folder_that_nodes_do_not_share_is_named(tmp_path, monkeypatch):
     for name, value in variables(tmp_path, 1).items():
         monkeypatch.setenv(name, value)
     store, file = HashStore(), str(tmp_path / "job.json").encode()
-    store.set("job", signed(file, "of this job"))
+    store.set("job", sign(file, "of this job"))
     with pytest.raises(ValueError) as error:
         jobs.shared_job(store, [])
     assert str(error.value).endswith(

@@ -193,11 +193,11 @@ def test_what_a_recipe_runs_follows_from_what_its_policies_need(selection, neede
     chooses_by_losses = needed and "mix" not in text
     assert settings.scores == bool(chooses_by_losses or "Losses" in text or "own_loss" in text)
     blocks = {"num_adaptation": 300, "num_replay": 300, "digest": ""}
-    in_role = np.split(Stages(config).jobs.drawn(blocks), [300])
+    in_role = np.split(Stages(config).jobs.reference_mask(blocks), [300])
     assert [bool(part.any()) for part in in_role] == ["specialist" in needed, "base" in needed]
-    before = settings.planned.inputs()
+    before = settings.planned_arm.inputs()
     file.write_text(file.read_text() + "\n# another version\n")
-    assert (settings.planned.inputs() == before) == ("FILE" not in selection)
+    assert (settings.planned_arm.inputs() == before) == ("FILE" not in selection)
 
 
 def test_a_part_in_a_file_is_named_in_what_is_refused(tmp_path):

@@ -156,7 +156,7 @@ def stand_in() -> None:
     os.environ.pop("TORCHDYNAMO_DISABLE", None)
     torch._dynamo.config.disable = False
     layers._provide_specifications()
-    layers._normalised = normalised
+    layers._normalise = normalised
     transformer_block.LayerNormImpl = te.TENorm
     te.TEDotProductAttention.forward = attended
     fused_softmax.FusedScaleMaskSoftmax.forward = lambda self, scores, *_: kernel(

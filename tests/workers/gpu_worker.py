@@ -124,7 +124,7 @@ def as_in_training(case: Case) -> dict[str, Any]:
     training_losses = TrainingLosses(training.forward_step, case.groups)
     replicas, rank = case.groups.dp.size(), case.groups.dp.rank()
     training.plain(ids.reshape(-1, 2)[rank::replicas].ravel(), training_losses.forward_step)
-    return {"moves": float(np.abs(scored - training_losses.gathered(BATCH, 2)).max())}
+    return {"moves": float(np.abs(scored - training_losses.gather(BATCH, 2)).max())}
 
 
 def leaves_no_trace(case: Case) -> dict[str, Any]:

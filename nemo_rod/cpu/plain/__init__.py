@@ -32,26 +32,26 @@ _ENGINE = ("transformer_engine", "transformer_engine_torch")
 
 
 @functools.cache
-def needed() -> bool:
+def is_needed() -> bool:
     """Returns whether TransformerEngine is missing, or has no GPU."""
     return importlib.util.find_spec("transformer_engine") is None or not torch.cuda.is_available()
 
 
 def prepare() -> None:
     """Makes `import megatron.core` and `import megatron.bridge` work. Idempotent."""
-    if needed():
+    if is_needed():
         for name in _ENGINE:
             if name not in sys.modules and importlib.util.find_spec(name) is not None:
                 cast(Any, sys.modules)[name] = None  # nothing, to `import` and `find_spec` alike
     if StubFinder not in sys.meta_path:
         sys.meta_path.insert(0, StubFinder)
         # a program may have imported megatron-core before
-        if needed() and (extension := sys.modules.get(EXTENSION)) is not None:
+        if is_needed() and (extension := sys.modules.get(EXTENSION)) is not None:
             layers.replace(extension)
 
 
 @functools.cache
 def patch() -> None:
     """Imports megatron-core and patches functions that need TransformerEngine. Idempotent."""
-    if needed():
+    if is_needed():
         core.patch()

@@ -50,11 +50,11 @@ def _in_either_layout(find: Any) -> Any:
     """Returns `find`, also for models whose experts Bridge only lists in the other layout."""
 
     @functools.wraps(find)
-    def found(registry: Any, megatron_param_name: str) -> Any:
+    def find_in_either(registry: Any, megatron_param_name: str) -> Any:
         mapping = find(registry, megatron_param_name)
         return mapping or find(registry, _numbered_at_the_end(megatron_param_name))
 
-    return found
+    return find_in_either
 
 
 def _numbered_over_all_ranks(to_global: Any) -> Any:

@@ -77,11 +77,11 @@ def replace(extension: Any) -> None:
             if norm.bias is not None:
                 self.layer_norm_bias = norm.bias
             # not a submodule: this layer owns the parameters
-            self._normalised = functools.partial(_normalised, eps=norm.eps, centered=norm.centered)
+            self._normalise = functools.partial(_normalise, eps=norm.eps, centered=norm.centered)
 
         def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> Any:
             bias = getattr(self, "layer_norm_bias", None)
-            x = self._normalised(x, self.layer_norm_weight, bias)
+            x = self._normalise(x, self.layer_norm_weight, bias)
             return super().forward(x, *args, **options)
 
     class TEDotProductAttention(DotProductAttention):
@@ -130,10 +130,10 @@ class Norm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x, in its dtype."""
-        return _normalised(x, self.weight, self.bias, eps=self.eps, centered=self.centered)
+        return _normalise(x, self.weight, self.bias, eps=self.eps, centered=self.centered)
 
 
-def _normalised(
+def _normalise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, centered: bool
 ) -> torch.Tensor:
     scale, y = weight.float() + centered, x.float()

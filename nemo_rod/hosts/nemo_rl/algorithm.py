@@ -25,7 +25,7 @@ from nemo_rod.hosts.nemo_rl.policy import (
     Workers,
     sentence,
     separate_conversions,
-    started,
+    using_workers,
 )
 from nemo_rod.hosts.nemo_rl.settings import open_store
 from nemo_rod.jobs import ReferenceJob, TrainJob
@@ -41,7 +41,7 @@ from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 
 def run(job: TrainJob | ReferenceJob, config: dict[str, Any]) -> None:
-    """Runs a job with its configuration, which `settings.resolved` returns.
+    """Runs a job with its configuration, which `settings.resolve_job` returns.
 
     It joins the running Ray cluster, or starts one on this machine.
 
@@ -87,7 +87,7 @@ def write_reference(job: ReferenceJob, config: dict[str, Any]) -> None:
     required = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
     if holds(out, manifest, required):
         return
-    with started(config, job) as workers:
+    with using_workers(config, job) as workers:
         scorer = SimpleNamespace(
             store=store,
             losses_at=lambda ids, lengths: workers.call(
@@ -119,7 +119,7 @@ def train(job: TrainJob, config: dict[str, Any]) -> None:
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
     step = (checkpointer.load_training_info(latest) or {"step": 0})["step"]
-    with started(config, job, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
+    with using_workers(config, job, resume_paths=checkpointer.get_resume_paths(latest)) as workers:
         section = config["logger"]
         with continued_logger(lambda: Logger(section), section, out, step=step) as logger:
             logger.log_hyperparams(config)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.files import flat
-from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY, SECTIONS, resolved
+from nemo_rod.hosts.nemo_rl.settings import SAVES_MEMORY, SECTIONS, resolve_job
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, logger_names
 from nemo_rod.run.handover import Inputs
@@ -51,7 +51,7 @@ class NemoRL(Local):
                 f"nemo_rl.{unknown[0]} is no key of NeMo-RL's that a run reads: expected worker, "
                 f"or keys of {', '.join(SECTIONS)}."
             )
-        scoring, parallel, policy = arm.scoring, config.parallel, arm.planned.policy()
+        scoring, parallel, policy = arm.scoring, config.parallel, arm.planned_arm.policy()
         if parallel.context > 1 or parallel.virtual_pipeline > 1:
             raise ValueError(
                 f"parallel.context={parallel.context} and virtual_pipeline="
@@ -142,4 +142,4 @@ class NemoRL(Local):
             return
         from nemo_rod.hosts.nemo_rl import algorithm
 
-        algorithm.run(job, resolved(job, vars(config)["nemo_rl"]))
+        algorithm.run(job, resolve_job(job, vars(config)["nemo_rl"]))

@@ -100,7 +100,7 @@ class Workers:
 
 
 @contextmanager
-def started(
+def using_workers(
     config: dict[str, Any],
     job: TrainJob | ReferenceJob,
     *,

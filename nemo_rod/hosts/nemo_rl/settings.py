@@ -32,7 +32,7 @@ SAVES_MEMORY = (
 )  # fmt: skip
 
 
-def resolved(job: TrainJob | ReferenceJob, own: dict[str, Any]) -> dict[str, Any]:
+def resolve_job(job: TrainJob | ReferenceJob, own: dict[str, Any]) -> dict[str, Any]:
     """Returns a job as NeMo-RL's sections and the key `worker`, as plain, checked values.
 
     Args:

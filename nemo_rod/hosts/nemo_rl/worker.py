@@ -107,7 +107,7 @@ class RoDWorkerMixin:
         rod, size = self._rod_selector, self.cfg["train_micro_batch_size"]
         step_on_chosen = rod.around(train, step=step, groups=self._rod_groups())
         trained = step_on_chosen(forward_only=False, model=[self.model], micro_batch_size=size)
-        choice = step_on_chosen.ended()
+        choice = step_on_chosen.finish()
         if choice is None or dist.get_rank() != dist.get_world_size() - 1:
             return None
         return choice, update_metrics(trained) | peak_memory()
@@ -203,7 +203,7 @@ def whole_loads() -> Iterator[None]:
     describe = AutoBridge.to_megatron_provider
 
     @functools.wraps(describe)
-    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
+    def to_provider(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
         provider = describe(bridge, load_weights, *args, **options)
         next_token_alone(provider)
         if load_weights:
@@ -211,7 +211,7 @@ def whole_loads() -> Iterator[None]:
             refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
         return provider
 
-    AutoBridge.to_megatron_provider = described
+    AutoBridge.to_megatron_provider = to_provider
     try:
         yield
     finally:

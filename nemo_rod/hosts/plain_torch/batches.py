@@ -231,7 +231,7 @@ class RoDBatches:
         if self._began is None or choice is None or choice.pool.step >= self.next_step:
             return
         total, self._began = time.perf_counter() - self._began, None
-        loss_K = self._losses.taken() if self._losses else None
+        loss_K = self._losses.take() if self._losses else None
         if choice.is_pending and loss_K is None:
             raise ValueError(
                 f"step {choice.pool.step} ended before the model was called with all of its "
@@ -242,7 +242,7 @@ class RoDBatches:
         if measures and is_due(done, every=self.validation_every, steps=self.steps):
             losses = self._held_out_losses()
         if self._record is not None:
-            row = self._record.ended(choice, total, {**(metrics or {}), **losses})
+            row = self._record.end_step(choice, total, {**(metrics or {}), **losses})
         if losses:
             self.selector.tell_policy(row, self.scorer.from_first)
 
@@ -277,7 +277,7 @@ class RoDBatches:
             self._began, step = time.perf_counter(), self.next_step
             updates.refuse_between(step)
             self.choice = choice = self._choose(step)
-            updates.chosen(step)
+            updates.note_weights(step)
             size, replicas = self.micro_batch_size, self.scorer.replicas
             shares = deal(choice.block_ids, micro_batch_size=size, replicas=replicas)
             own = shares[self.scorer.rank].reshape(-1, size)
@@ -314,7 +314,7 @@ class RoDBatches:
         if scorer.replicas > 1:
             refuse_different_choices(choice, scorer.group)
         if self._record is not None:
-            self._record.chosen(choice)
+            self._record.begin_step(choice)
         return choice
 
     def _open(self, step: int) -> bool:

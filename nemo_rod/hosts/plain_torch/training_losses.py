@@ -33,7 +33,7 @@ class TrainingLosses:
         self._loss_K: Nats | None = None
         scorer.model.register_forward_hook(self._collect, with_kwargs=True)
 
-    def taken(self) -> Nats | None:
+    def take(self) -> Nats | None:
         """Returns the losses of a step, nats per token, float32 [K], once; None if some lack."""
         loss_K, self._own, self._loss_K = self._loss_K, [], None
         return loss_K
@@ -52,9 +52,9 @@ class TrainingLosses:
             loss_BT = self._scorer.token_losses(logits[:, :-1], tokens_BS[:, 1:])
             self._own.append(loss_BT.double().mean(dim=1).float())
         if len(self._own) == self._num_batches:
-            self._loss_K = self._gathered()
+            self._loss_K = self._gather()
 
-    def _gathered(self) -> Nats:
+    def _gather(self) -> Nats:
         """Returns the losses in the order of the batch. Collective over the replicas."""
         scorer, own = self._scorer, torch.cat(self._own)
         count = len(own) * scorer.replicas

@@ -46,7 +46,7 @@ class Updates:
         for hook in self._hooks:
             hook.remove()
 
-    def chosen(self, step: int) -> None:
+    def note_weights(self, step: int) -> None:
         """Takes note of the weights by which the blocks of a step were chosen."""
         self._step, self._trained = step, False
         self._versions = [weight._version for weight in self._weights]

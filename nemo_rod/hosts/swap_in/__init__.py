@@ -15,9 +15,9 @@ One module per host defines where to bind; everything else is independent of the
     megatron_bridge.py, megatron_lm.py    the hosts
 
 A host does four things: it refuses features that selection does not work with; it scales the length
-of the train split by the multiplier, and passes the job's datasets to `Job.built`; it replaces the
-schedule of every training step by `SelectingJob.around`, which chooses by
-`nemo_rod.megatron.rod_selector`, as our own jobs do; and it calls `SelectingJob.ended` after it.
+of the train split by the multiplier, and passes the job's datasets to `Job.take_data`; it replaces
+the schedule of every training step by `SelectingJob.around`, which chooses by
+`nemo_rod.megatron.rod_selector`, as our own jobs do; and it calls `SelectingJob.end_step` after it.
 """
 
 from __future__ import annotations

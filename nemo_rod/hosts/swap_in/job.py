@@ -1,8 +1,8 @@
 """The part common to all hosts: a job that draws candidates, and the one that selects from them.
 
 A host's `install` creates a `SelectingJob`, its `reference` a `HostReferenceJob`. The host passes
-the trainer's data to `built`, replaces the schedule of every training step by `around(...)`, and
-calls `ended` after it. `nemo_rod.hosts.swap_in.install` describes the user's options.
+the trainer's data to `take_data`, replaces the schedule of every training step by `around(...)`,
+and calls `end_step` after it. `nemo_rod.hosts.swap_in.install` describes the user's options.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Job:
         """Returns how many samples are drawn for a number of trained ones, K in a step."""
         return -(-num_trained * round(self.multiplier * batch_size) // batch_size)
 
-    def built(self, train: Any, valid: Any, num_drawn: int, facts: Facts) -> None:
+    def take_data(self, train: Any, valid: Any, num_drawn: int, facts: Facts) -> None:
         """Takes the job's data once it is built, and again if the job restarts.
 
         Args:
@@ -170,7 +170,7 @@ class Job:
         self.data = JobData(train, roles, num_samples=num_drawn, unused=self.unused)
         self.data.refuse_end(facts.steps * round(self.multiplier * facts.batch_size))
 
-    def ended(self, loss: Any, grad_norm: Any) -> None:
+    def end_step(self, loss: Any, grad_norm: Any) -> None:
         """Ends the step whose schedule was the last, on all ranks; numbers may be missing."""
 
     @staticmethod
@@ -264,7 +264,7 @@ class Job:
 
         def build_and_pass_on(*args: Any, **kwargs: Any) -> tuple:
             datasets = build(*args, **kwargs)  # it counts first
-            self.built(datasets[0], datasets[1], drawn, facts())
+            self.take_data(datasets[0], datasets[1], drawn, facts())
             return datasets
 
         def rod_train_step(*args: Any, **kwargs: Any) -> Any:
@@ -273,7 +273,7 @@ class Job:
             call["forward_backward_func"] = self.around(schedule, optimizer, *place(call))
             result = train_step(**call)
             losses, *_, grad_norm = result[:6]  # the losses on the last pipeline stage alone
-            self.ended(losses.get("lm loss"), grad_norm)
+            self.end_step(losses.get("lm loss"), grad_norm)
             return result
 
         setattr(rod_train_step, INSTALLED, True)
@@ -330,9 +330,9 @@ class SelectingJob(Job):
         """Returns a context in which the host preserves state that its forward step changes."""
         return nullcontext()
 
-    def built(self, train: Any, valid: Any, num_drawn: int, facts: Facts) -> None:
-        """Takes the data, and builds the selector; see `Job.built`."""
-        super().built(train, valid, num_drawn, facts)
+    def take_data(self, train: Any, valid: Any, num_drawn: int, facts: Facts) -> None:
+        """Takes the data, and builds the selector; see `Job.take_data`."""
+        super().take_data(train, valid, num_drawn, facts)
         data, self._facts = self.data, facts
         if self.out is None and facts.checkpoints is not None:
             self.out = Path(facts.checkpoints) / "rod"
@@ -405,7 +405,7 @@ class SelectingJob(Job):
         self._lr = next((group["lr"] for group in optimizer.param_groups if group), None)
         select = self._step = self._rod.around(schedule, step=step, groups=groups)
 
-        def watched(**options: Any) -> Any:
+        def watched_schedule(**options: Any) -> Any:
             if options["forward_only"]:
                 return schedule(**options)
             names = ("model", "forward_step_func", "micro_batch_size")
@@ -423,11 +423,11 @@ class SelectingJob(Job):
                 self._began = time.perf_counter()
             return select(**options)
 
-        return watched
+        return watched_schedule
 
-    def ended(self, loss: Any, grad_norm: Any) -> None:
-        """Records the step, and measures held-out losses; see `Job.ended`."""
-        choice, total = self._step.ended(), time.perf_counter() - self._began
+    def end_step(self, loss: Any, grad_norm: Any) -> None:
+        """Records the step, and measures held-out losses; see `Job.end_step`."""
+        choice, total = self._step.finish(), time.perf_counter() - self._began
         if choice is None:
             return
         done, row = choice.pool.step + 1, dict[str, Any]()
@@ -437,35 +437,35 @@ class SelectingJob(Job):
         if is_due(done, every=self._every, steps=self._facts.steps):
             losses = self._held_out_losses()
         if self._record is not None:
-            row = self._record.ended(choice, total, metrics | losses | peak_memory())
+            row = self._record.end_step(choice, total, metrics | losses | peak_memory())
         if losses:
             self._rod.selector.tell_policy(row, from_recorder)
-        self.log(done, _shown(row))
+        self.log(done, _metrics_to_log(row))
 
     def _open(self, step: int, consumed: int) -> None:
         """Opens the record at the job's first step, before which it measures. Collective."""
         selector, size = self._rod.selector, self._pools.size
         self._pools.origin = consumed * size // selector.batch_size - step * size
 
-        def opened() -> bool:
+        def open_record() -> bool:
             seed, steps = self._facts.seed, self._facts.steps
             header = job_header(selector, self.data, decided_by=self.policy, seed=seed)
             content = self.held_out.content() if self.held_out else ""
             self._record = JobRecord(
                 self.out, header, step=step, steps=steps, held_out=content, former=self._former()
             )
-            self._rod.on_choice = self._record.chosen
+            self._rod.on_choice = self._record.begin_step
             if self.out is not None:
                 say_last(f"choices are in {self.out}; `nemo-rod report {self.out}` shows them.")
             return self._record.is_new
 
-        is_new, self._is_open = from_recorder(opened), True
+        is_new, self._is_open = from_recorder(open_record), True
         if self.out is not None:
             selector.resume(self.out / "curriculum.rod", from_recorder)
         if losses := self._held_out_losses() if is_new else {}:
             if self._record is not None:
                 self._record.begin(losses)
-            self.log(step, _shown(losses))
+            self.log(step, _metrics_to_log(losses))
 
     def _former(self) -> Path | None:
         """Returns the folder of the record of the job whose checkpoints this one loads."""
@@ -499,6 +499,6 @@ def precision_of(model: list) -> str:
     return precision_name(precision, over=config.params_dtype)
 
 
-def _shown(row: dict[str, Any]) -> dict[str, float]:
+def _metrics_to_log(row: dict[str, Any]) -> dict[str, float]:
     """Returns a row for the host's loggers, which have the trainer's own metrics already."""
     return {name: v for name, v in known_metrics(row).items() if not name.startswith("host/")}

@@ -251,7 +251,7 @@ def model_shape(config: Config) -> Shape:
     if model.shape is not None:
         return read_shape(model.shape)
     try:
-        fetched = hub.published(model.hf, "config.json")
+        fetched = hub.fetch_file(model.hf, "config.json")
     except Exception as error:  # many kinds, with no class in common
         reason = (str(error) or type(error).__name__).rstrip(".")
         raise ValueError(
@@ -344,7 +344,7 @@ def _notes(config: Config, blocks: dict[str, Any], kind: str) -> list[str]:
         )
     keys = [  # repositories of the hub without a commit
         key.removesuffix(".path")
-        for key, repository in hub.named(config).items()
+        for key, repository in hub.repos(config).items()
         if not is_commit(repository.revision)
     ]
     if keys:

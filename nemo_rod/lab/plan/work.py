@@ -88,7 +88,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
     weights = shape.parameters * BYTES[config.model.precision]
     checkpoint = shape.parameters * CHECKPOINT_BYTES[config.model.precision]
     held = blocks["held_adaptation"] + blocks["held_replay"]
-    by_role = np.split(stages.jobs.drawn(blocks), [blocks["num_adaptation"]])
+    by_role = np.split(stages.jobs.reference_mask(blocks), [blocks["num_adaptation"]])
     for stage in [*stages.models(), *merge_stages(stages)]:
         name, command = stage.name, stage.command.split()[0]
         if command == "prepare":

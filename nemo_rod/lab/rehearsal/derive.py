@@ -100,7 +100,7 @@ def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
         out_of_reach: sources for which made-up text stands in.
     """
     drawn = max(
-        arm.train.steps * max(2 * arm.train.batch_size, arm.planned.num_candidates)
+        arm.train.steps * max(2 * arm.train.batch_size, arm.planned_arm.num_candidates)
         for arm in trained_arms(small)
     )
     most = int(1.1 * drawn * small.domain.block_size)  # a tenth more for the holdout
@@ -141,7 +141,7 @@ def sources_out_of_reach(config: Config, unanswered: Iterable[str]) -> dict[str,
 
 def unanswered(config: Config) -> set[str]:
     """Returns the keys of a recipe whose repository is not here, and not given by the hub now."""
-    answers = hub.answers(hub.named(config))
+    answers = hub.answers(hub.repos(config))
     return {key for key, answer in answers.items() if isinstance(answer, hub.NotChecked)}
 
 

@@ -65,7 +65,7 @@ def check_recipe(config: Config) -> str:
         ValueError: something is wrong on every machine.
         NotChecked: something is lacking on this one.
     """
-    of_the_hub = {sentence for sentence, _ in hub.refusals(hub.named(config))}  # see check_access
+    of_the_hub = {sentence for sentence, _ in hub.refusals(hub.repos(config))}  # see check_access
     lacks = [
         lack for lack in lacking(Stages(config).all(), config) if lack.sentence not in of_the_hub
     ]
@@ -150,7 +150,7 @@ def check_access(config: Config) -> str:
         ValueError: one does not exist, or is gated and the token or its terms are missing.
         NotChecked: the hub does not answer.
     """
-    if not (remote := hub.named(config)):
+    if not (remote := hub.repos(config)):
         return "everything is on this machine"
     refusals = [*hub.refusals(remote)]
     if wrong := [sentence for sentence, everywhere in refusals if everywhere]:

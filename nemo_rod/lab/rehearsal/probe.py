@@ -85,7 +85,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     plan = make_plan(with_sizes(config))
     speed = {name: _speed(config, folder, name, plan) for name in ("no_replay", "rod")}
     plain, rod = (speed[name]["seconds_per_step"] for name in ("no_replay", "rod"))
-    candidates = arm_settings(config, "rod").planned.num_candidates
+    candidates = arm_settings(config, "rod").planned_arm.num_candidates
     references = FORWARD * train.steps * candidates / train.batch_size  # plain steps
     hours = (train.steps * (plain + rod) + references * plain) / 3600
     processes, price = config.parallel.world_size, section(config, Probe).price

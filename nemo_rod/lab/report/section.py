@@ -29,9 +29,9 @@ class Report:
     def complete(self, config: Config) -> None:
         """Adds the controls that are like RoD, but those of which the recipe has the same."""
         known = [arm_settings(config, name) for name in config.arms] if has_controls(config) else []
-        alike = [replace(arm.planned, name="") for arm in known if arm.kind == "trained"]
+        alike = [replace(arm.planned_arm, name="") for arm in known if arm.kind == "trained"]
         for name in filter(config.variants.__contains__, LIKE_ROD if known else ()):
-            if replace(arm_settings(config, name).planned, name="") not in alike:
+            if replace(arm_settings(config, name).planned_arm, name="") not in alike:
                 config.arms = [*config.arms, name]
 
 

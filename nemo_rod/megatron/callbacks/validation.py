@@ -85,12 +85,12 @@ class UntilConverged(Callback):
     def on_train_start(self, context: CallbackContext) -> None:
         """Reads the losses of the completed steps. Collective."""
 
-        def recorded() -> list[tuple[int, float]]:
+        def read_losses() -> list[tuple[int, float]]:
             rows = read_rows(self.validation.folder / "metrics.jsonl")
             losses = [(row["step"] + 1, adaptation_loss(row, self.sources)) for row in rows]
             return [(done, loss) for done, loss in losses if loss is not None]
 
-        self.losses = from_recorder(recorded)
+        self.losses = from_recorder(read_losses)
         self._set_end(context)
 
     def on_train_step_end(self, context: CallbackContext) -> None:

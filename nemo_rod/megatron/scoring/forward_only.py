@@ -129,16 +129,16 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
             # drawn in evaluation mode, too: a block's score would differ between passes
             ("moe_input_jitter_eps", None),
         ):
-            stack.enter_context(replaced(config, name, value))
+            stack.enter_context(patching(config, name, value))
         for module in (module for chunk in model for module in chunk.modules()):
             # set by log_max_attention_logit since 0.19
             if "current_max_attn_logits" in vars(module):
-                stack.enter_context(replaced(module, "current_max_attn_logits", None))
+                stack.enter_context(patching(module, "current_max_attn_logits", None))
         yield
 
 
 @contextmanager
-def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+def patching(target: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value for the duration of a block."""
     before = getattr(target, name)
     setattr(target, name, value)
@@ -177,7 +177,7 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for each in ({id(config): config} | configs).values():
             if getattr(each, "mtp_num_layers", None):
-                stack.enter_context(replaced(each, "mtp_num_layers", none))
+                stack.enter_context(patching(each, "mtp_num_layers", none))
         for block in blocks:
             block.forward = lambda hidden_states, **_: hidden_states  # models expect no more of it
             stack.callback(delattr, block, "forward")

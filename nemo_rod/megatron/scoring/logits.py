@@ -24,7 +24,7 @@ from megatron.core.models.common.language_module import language_module
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from nemo_rod.config import MAX_LOGITS_BYTES
-from nemo_rod.megatron.scoring.forward_only import replaced
+from nemo_rod.megatron.scoring.forward_only import patching
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def sliced_logits(model: list) -> Iterator[None]:
             cross_entropy = getattr(language_module, "te_parallel_cross_entropy", None)
             if torch.cuda.is_available() and cross_entropy is not None:
                 for config in {id(module.config): module.config for module in heads}.values():
-                    stack.enter_context(replaced(config, "cross_entropy_loss_fusion", True))
-                    stack.enter_context(replaced(config, "cross_entropy_fusion_impl", "te"))
+                    stack.enter_context(patching(config, "cross_entropy_loss_fusion", True))
+                    stack.enter_context(patching(config, "cross_entropy_fusion_impl", "te"))
             yield
     finally:
         for module in heads:

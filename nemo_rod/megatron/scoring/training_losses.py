@@ -35,7 +35,7 @@ class TrainingLosses:
 
         return output, partial(capture_losses, loss_function.args[0])
 
-    def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
+    def gather(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
         """Gathers the losses of a batch's K blocks, dealt to replicas in turn. Collective.
 
         Returns:

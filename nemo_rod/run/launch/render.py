@@ -78,18 +78,18 @@ def frozen_config(config: Config) -> str:
         dry_run=False,
         rebuild=[],  # done at launch: a requeued stage must resume
     )
-    values = escaped(dataclasses.asdict(frozen))
+    values = escape_interpolations(dataclasses.asdict(frozen))
     secrets = {key: text for key, text in config.cluster.env.items() if REFERENCE.fullmatch(text)}
     values["cluster"]["env"] |= secrets  # never resolved here
     return CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
 
 
-def escaped(value: Any) -> Any:
+def escape_interpolations(value: Any) -> Any:
     """Escapes every `${` in values, which are resolved when OmegaConf reads them."""
     if isinstance(value, dict):
-        return {key: escaped(item) for key, item in value.items()}
+        return {key: escape_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [escaped(item) for item in value]
+        return [escape_interpolations(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 

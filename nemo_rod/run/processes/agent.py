@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_rod.trust import KEY, signed, verified
+from nemo_rod.trust import KEY, sign, verify
 
 
 def guard(address: str, key: str) -> None:
@@ -34,10 +34,10 @@ def guard(address: str, key: str) -> None:
         return TCPStore(host_name, port, is_master=is_master, **options)
 
     def dumps(state: Any) -> bytes:
-        return signed(pickle.dumps(state), key)
+        return sign(pickle.dumps(state), key)
 
     def loads(data: bytes) -> Any:
-        if (state := verified(data, key)) is None:
+        if (state := verify(data, key)) is None:
             raise pickle.PickleError("the state of the nodes is not of this job")
         return pickle.loads(state)
 

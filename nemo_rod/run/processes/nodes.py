@@ -123,7 +123,7 @@ class Nodes:
             ) from None
 
     @contextmanager
-    def led(self) -> Iterator[None]:
+    def announcing_end(self) -> Iterator[None]:
         """On the first node, announces the end of the command to the others."""
         try:
             yield

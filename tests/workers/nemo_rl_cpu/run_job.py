@@ -15,7 +15,7 @@ if __name__ == "__main__":
         with errors_in_one_sentence():
             job = read_job(Path(sys.argv[1]))
             assert hasattr(job, "start"), "a job that trains or scores"
-            algorithm.run(job, settings.resolved(job, json.loads(sys.argv[2])))
+            algorithm.run(job, settings.resolve_job(job, json.loads(sys.argv[2])))
     except SystemExit as end:
         status = int(end.code or 0)
     leave_ray(status)

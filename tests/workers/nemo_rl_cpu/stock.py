@@ -23,7 +23,7 @@ if __name__ == "__main__":
     job = read_job(Path(sys.argv[1]))
     store = BlockStore(job.blocks)
     policy.Workers.call = lambda *_, **__: None  # the workers stay as NeMo-RL starts them
-    with policy.started(settings.resolved(job, json.loads(sys.argv[2])), job) as workers:
+    with policy.using_workers(settings.resolve_job(job, json.loads(sys.argv[2])), job) as workers:
         for step in range(job.config.train.steps):
             tokens = torch.from_numpy(store.tokens(job.arm.candidates.pool(step).block_ids)).long()
             begin, batch = time.perf_counter(), worker.train_batch([tokens])

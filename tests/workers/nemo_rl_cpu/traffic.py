@@ -8,7 +8,7 @@ import ray
 from nemo_rl.distributed.virtual_cluster import init_ray
 
 from nemo_rod.hosts.nemo_rl import settings
-from nemo_rod.hosts.nemo_rl.policy import started
+from nemo_rod.hosts.nemo_rl.policy import using_workers
 from nemo_rod.jobs import read_job
 
 
@@ -36,7 +36,7 @@ class Meter:
 def main() -> None:
     init_ray()
     job = read_job(Path(sys.argv[1]))
-    with started(settings.resolved(job, json.loads(sys.argv[2])), job) as workers:
+    with using_workers(settings.resolve_job(job, json.loads(sys.argv[2])), job) as workers:
         meter = Meter(workers.policy.worker_group)
         choice, _ = workers.call("rod_step", step=0)
         moved = {"sent": meter.sent, "received": meter.received}
