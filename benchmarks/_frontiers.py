@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from nemo_rod.lab.report.figures.drawing import converting, layer, named, number, view, whole
+from nemo_rod.lab.report.figures.drawing import by_name, converting, layer, number, view, whole
 from nemo_rod.lab.report.style import light
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -55,7 +55,7 @@ def main() -> None:
         picture = view(
             layer({"type": "line", "color": light("fixed-2"), "opacity": 0.5}, fixed, **at),
             layer({"type": "point", "filled": True, "size": 70, "opacity": 0.9}, rows, **at,
-                  shape=shape, color=named("arm", colours, columns=3)),
+                  shape=shape, color=by_name("arm", colours, columns=3)),
         )  # fmt: skip
         file = DOCS / "figures" / f"{page}.svg"
         file.write_text(converter.vegalite_to_svg(whole(picture)) + "\n")

@@ -45,7 +45,7 @@ from nemo_rod import (
 from nemo_rod.config import Optimisation
 from nemo_rod.hosts.plain_torch import TorchScorer
 from nemo_rod.hosts.plain_torch.write_references import weights_digest
-from nemo_rod.lab.composing import composed
+from nemo_rod.lab.composing import compose_config
 from nemo_rod.selection.candidates import retention_for_share
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, replay_share
 from nemo_rod.selection.mix import Mix
@@ -157,7 +157,7 @@ class Laws:
 
     def __init__(self, run: Path, out: Path, *, model: Any, english: Path | None, **options: Any):
         self.run, self.out, self.model = run, out, model
-        self.recipe = composed(RECIPE, *options.pop("overrides", []))
+        self.recipe = compose_config(RECIPE, *options.pop("overrides", []))
         self.train: Optimisation = self.recipe.train
         self.micro_batch_size: int = options.pop("micro_batch_size", self.train.micro_batch_size)
         self.until: Callable[[], float] = options.pop("until", lambda: math.inf)

@@ -9,9 +9,9 @@ from pathlib import Path
 from nemo_rod.lab.report.figures.drawing import (
     FONT_SIZE,
     Rows,
+    by_name,
     files_of,
     layer,
-    named,
     number,
     view,
 )
@@ -79,7 +79,7 @@ def draw(roofline: Roofline, file: Path) -> None:
               text={"field": "text"}),
         *((
             layer({"type": "circle", "size": 260, "opacity": 0.85}, rows, **at,
-                  color=named("name", colours, orient="bottom", columns=2, labelLimit=0)),
+                  color=by_name("name", colours, orient="bottom", columns=2, labelLimit=0)),
             layer({"type": "text", "color": light("surface")}, rows, **at, text={"field": "text"}),
         ) if rows else ()),
         title=roofline.device, height=400,

@@ -37,7 +37,7 @@ from data_plane import NUM_CANDIDATES, appends, lookups, pools, write_store
 
 from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
 from nemo_rod.jobs import TrainJob, read_job, write_job
-from nemo_rod.lab.composing import composed
+from nemo_rod.lab.composing import compose_config
 from nemo_rod.run.base_model import initialise_base
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
@@ -89,9 +89,9 @@ def steps(name: str, setting: Setting) -> Iterator[Row]:
 
 def make_job(folder: Path, overrides: tuple[str, ...]) -> Path:
     """A store of made-up text, an untrained model, made-up references, and the job."""
-    block_size = composed(*overrides).domain.block_size
+    block_size = compose_config(*overrides).domain.block_size
     made_up = ("domain=synthetic", f"domain.block_size={block_size}", f"run_dir={folder}", "seed=1")
-    config = composed(*overrides, *made_up, "launcher.stall_seconds=0", "validation.every=0")
+    config = compose_config(*overrides, *made_up, "launcher.stall_seconds=0", "validation.every=0")
     domain = config.domain
     prepare(
         folder / "blocks", domain.specs, tokenizer=load_tokenizer("byte"),

@@ -13,7 +13,7 @@ from nemo_rod.installation import config_folder
 from nemo_rod.run.checks import declare_keys, to_config
 
 
-def composed(*overrides: str, folder: Path | None = None) -> Config:
+def compose_config(*overrides: str, folder: Path | None = None) -> Config:
     """Returns the checked configuration of overrides, as a command would compose it.
 
     `folder` holds groups of the user's own, as of --config-dir.

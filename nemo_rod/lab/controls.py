@@ -73,7 +73,7 @@ def control_stages(stages: Stages) -> list[Stage]:
         from nemo_rod.lab.report.run_files import read_run
         from nemo_rod.lab.report.verdict import search
 
-        names = _decided(unfinished)
+        names = _decided_arms(unfinished)
         for name in names:  # left by an interrupted attempt
             _train(stages, name)
         while True:
@@ -97,12 +97,12 @@ def control_stages(stages: Stages) -> list[Stage]:
 
     hand_over = HandOver(FOLDER, folder, inputs, make)
     stage = hand_over.stage(FOLDER, "train fixed shares near RoD's forgetting", needs=("evaluate",))
-    earlier = _decided(folder) + _decided(partial(folder))
+    earlier = _decided_arms(folder) + _decided_arms(partial(folder))
     trained = [stages.train(name) for name in earlier if name not in config.arms]
     return [*trained, dataclasses.replace(stage, preview=lambda: WHY.format(most=most))]
 
 
-def _decided(folder: Path) -> list[str]:
+def _decided_arms(folder: Path) -> list[str]:
     """Returns the names of the arms that were decided on, trained or not."""
     file = folder / DECIDED
     names = read_json(file, "arms")["arms"] if file.is_file() else []

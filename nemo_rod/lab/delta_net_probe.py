@@ -22,11 +22,11 @@ def probe(rule: Callable[..., Any], size: tuple[int, int, int, int], device: str
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    q, k, v = (drawn(*size) for _ in range(3))
-    beta, decay = drawn(*size[:3]).sigmoid(), -drawn(*size[:3]).float().exp() / 16
+    q, k, v = (draw(*size) for _ in range(3))
+    beta, decay = draw(*size[:3]).sigmoid(), -draw(*size[:3]).float().exp() / 16
     given = [each.requires_grad_() for each in (q, k, v, decay, beta)]
 
     def call() -> torch.Tensor:

@@ -105,19 +105,19 @@ def findings(
     """
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
-    yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
-    yield _installed("torch", "torch", _TRAINING)
+    yield _check_package("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
+    yield _check_package("torch", "torch", _TRAINING)
     advice, missing = (_TRAINING, False) if workers is None else (_IN_WORKERS, None)
     for name in ("core", "bridge"):
         package, module = f"megatron-{name}", f"megatron.{name}"
-        yield _untested(_installed(package, package, advice, missing, module))
+        yield _mark_untested(_check_package(package, package, advice, missing, module))
     advice = f"needed for checkpoints and tokenizers: {_ALL}, or {pip_install('data')}"
-    yield _installed("transformers", "transformers", advice)
+    yield _check_package("transformers", "transformers", advice)
     advice = f"only for such input: {_ALL}, or {pip_install('data')}"
     for name in ("datasets", "pyarrow", "zstandard"):
-        yield _installed(name, name, advice, None)
+        yield _check_package(name, name, advice, None)
     advice = f"only for tasks=...: {pip_install('eval')}"
-    yield _installed("lm-eval", "lm-eval", advice, None)
+    yield _check_package("lm-eval", "lm-eval", advice, None)
     yield _attempt("devices", _devices, _TRAINING)
     if sees_gpu() and can_be_found("fla"):
         advice = "Qwen3.5 would train wrongly, or hang: see the reason"
@@ -144,7 +144,7 @@ def findings(
     yield Finding("apt", None if tools else True, result, "use recipe=toy_synthetic")
 
 
-def _installed(
+def _check_package(
     name: str, package: str, advice: str, missing: bool | None = False, module: str | None = None
 ) -> Finding:
     try:
@@ -165,7 +165,7 @@ def _attempt(name: str, action: Callable[[], str], advice: str) -> Finding:
         return Finding(name, False, reason[-600:], advice)
 
 
-def _untested(finding: Finding) -> Finding:
+def _mark_untested(finding: Finding) -> Finding:
     """Adds that a version is newer than the tested ones, which may work all the same."""
     newest = TESTED[finding.name]
     if [int(n) for n in re.findall(r"\d+", finding.result)[:3]] > [*map(int, newest.split("."))]:
@@ -261,7 +261,7 @@ def function_counts() -> str:
 def function_rows(road: str) -> list[list[str]]:
     """Returns function, use, roads, tested and installed parameters of a road, or of "all"."""
 
-    def installed(function: Function) -> str:
+    def installed_parameters(function: Function) -> str:
         try:
             signature, problem = function.installed_signature(), function.problem()
         except ImportError:  # the package or one of its dependencies is missing
@@ -275,7 +275,7 @@ def function_rows(road: str) -> list[list[str]]:
             function.use,
             " ".join(function.roads),
             " or ".join(f"({text})" for text in function.signatures),
-            installed(function),
+            installed_parameters(function),
         ]
         for function in (FUNCTIONS if road == "all" else for_road(road))
     ]

@@ -26,7 +26,7 @@ from nemo_rod.run.stages import Stages
 def export_stages(stages: Stages) -> list[Stage]:
     """Returns the stage that exports `step` of `arm`, which must both be set."""
     jobs = stages.jobs
-    name, step, folder = _exported(jobs)
+    name, step, folder = _find_export(jobs)
 
     def inputs() -> Inputs:
         folder = _training_folder(jobs, name)
@@ -61,7 +61,7 @@ def export_stages(stages: Stages) -> list[Stage]:
 def evaluate_stages(stages: Stages) -> list[Stage]:
     """Returns the stages that export a step and measure its held-out losses."""
     jobs = stages.jobs
-    name, step, folder = _exported(jobs)
+    name, step, folder = _find_export(jobs)
     file, stage = folder / FILE, f"evaluate_{name}_{step}"
 
     def inputs() -> Inputs:
@@ -88,7 +88,7 @@ def evaluate_stages(stages: Stages) -> list[Stage]:
     return [*export_stages(stages), measuring]
 
 
-def _exported(jobs: ModelJobs) -> tuple[str, int, Path]:
+def _find_export(jobs: ModelJobs) -> tuple[str, int, Path]:
     """Returns the arm, its step and the folder of its export."""
     config = jobs.config
     if config.arm is None or config.step is None:

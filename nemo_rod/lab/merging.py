@@ -116,7 +116,7 @@ def _merge(
         _refuse_other_function(base.folder, side.folder, base.kinds.keys() & side.kinds.keys())
     names = [_matching(base, side) for side in sides]
 
-    def merged(name: str) -> torch.Tensor:
+    def merge_tensor(name: str) -> torch.Tensor:
         ours = base.tensor(name)
         theirs, *before = (
             side.tensor(known[name]) for side, known in zip(sides, names, strict=True)
@@ -134,7 +134,7 @@ def _merge(
     )
     total_size = 0
     for file_name, of_file in split.filename_to_tensors.items():
-        tensors = {name: merged(name) for name in of_file}
+        tensors = {name: merge_tensor(name) for name in of_file}
         try:  # transformers refuses files whose metadata does not name the framework
             save_file(tensors, out_dir / file_name, {"format": "pt"})
         except SafetensorError as error:

@@ -91,7 +91,7 @@ def description(file: Path) -> str:
 
 
 def _print_plans(names: list[str], own: Path | None) -> None:
-    from nemo_rod.lab.composing import composed
+    from nemo_rod.lab.composing import compose_config
     from nemo_rod.lab.plan.command import make_plan
     from nemo_rod.lab.plan.plan_text import count, hours, wall
     from nemo_rod.lab.text import say_briefly
@@ -102,7 +102,7 @@ def _print_plans(names: list[str], own: Path | None) -> None:
     for name in names:
         say_briefly(f"   {name} ...")
         try:
-            config = composed(f"recipe={name}", folder=own)
+            config = compose_config(f"recipe={name}", folder=own)
             plan = make_plan(config)
         except Exception as error:  # YAML's, OmegaConf's and Hydra's have no class in common
             rows.append((name, *[""] * 6))

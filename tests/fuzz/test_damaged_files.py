@@ -41,7 +41,7 @@ from nemo_rod.lab.materialise import materialise
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.prepare.file_tokens import FileTokens
 from nemo_rod.lab.prepare.tasks import run_task
-from nemo_rod.lab.report.build_report import Files, build_report, judged
+from nemo_rod.lab.report.build_report import Files, build_report, judged_results
 from nemo_rod.lab.report.explorer import explore
 from nemo_rod.lab.report.job_folder import build_job_report
 from nemo_rod.lab.report.provenance import provenance_of
@@ -161,7 +161,7 @@ def read_metrics(root: Path) -> None:
 
 
 def read_report(root: Path) -> None:
-    judged(read_run(root / "run"))
+    judged_results(read_run(root / "run"))
 
 
 def read_hand_over(root: Path) -> None:

@@ -32,7 +32,7 @@ def composed(*overrides: str) -> Config:
     return config
 
 
-_composed = functools.cache(composing.composed)
+_composed = functools.cache(composing.compose_config)
 
 
 def nemo_rod(

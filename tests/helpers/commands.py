@@ -13,12 +13,12 @@ from multiprocessing import forkserver
 from nemo_rod import cli
 from nemo_rod.commands import recipes  # noqa: F401 - its imports take half a second
 from nemo_rod.cpu import forks
-from nemo_rod.lab.composing import composed
+from nemo_rod.lab.composing import compose_config
 from nemo_rod.run.stages import Stages
 
 
 def main() -> None:
-    Stages(composed("recipe=toy_synthetic")).all()  # imports half of what a command needs
+    Stages(compose_config("recipe=toy_synthetic")).all()  # imports half of what a command needs
     gc.freeze()  # as in `nemo_rod.cpu.preloaded`
     for line in sys.stdin:
         words, files, folder, environment, server = json.loads(line)

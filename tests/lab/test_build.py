@@ -18,10 +18,10 @@ from nemo_rod import parts
 from nemo_rod.lab.history import read_history
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report import page as page_module
-from nemo_rod.lab.report.build_report import judged
+from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.figures import over_steps, pictures_of, plane, sources
 from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number
-from nemo_rod.lab.report.figures.labels import SIZES, labelled
+from nemo_rod.lab.report.figures.labels import SIZES, label_layers
 from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
 from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
@@ -35,8 +35,8 @@ from nemo_rod.lab.report.table import (
     decimals,
     magnitude,
     seeds_table,
-    signed,
     sources_table,
+    with_sign,
 )
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
@@ -349,7 +349,7 @@ def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
 
 def test_what_is_extrapolated_is_not_shown(fake: FakeRun, tmp_path: Path) -> None:
     arms = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
-    results = judged(read_run(subset(fake, tmp_path / "run", arms)))
+    results = judged_results(read_run(subset(fake, tmp_path / "run", arms)))
     comparison = results["comparisons"]["rod"]
     assert comparison["extrapolated"]
     assert comparison["gain"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
@@ -365,7 +365,7 @@ def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:
     ):
         file = run.file(arm, "arm.json")
         edit(file, **{key: json.loads(file.read_text())[key] * factor})
-    results = judged(read_run(run.folder))
+    results = judged_results(read_run(run.folder))
     assert results["chord"] == ["no_replay", "fixed_32", "fixed_50"]
     assert any("fixed_10" in note for note in results["notes"])
     assert not results["comparisons"]["rod"]["same_tokens"]
@@ -395,7 +395,7 @@ def test_a_specialist_that_was_not_evaluated_costs_what_it_cost(tmp_path: Path) 
 
 def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_path: Path) -> None:
     arms = ("base", "fixed_10", "fixed_50", "rod")
-    results = judged(read_run(subset(fake, tmp_path / "run", arms)))
+    results = judged_results(read_run(subset(fake, tmp_path / "run", arms)))
     assert results["reference_arm"] == "fixed_50"
 
 
@@ -405,7 +405,7 @@ def test_unknown_forgetting_has_its_reason(tmp_path: Path) -> None:
         loss = json.loads(run.file(arm).read_text())["loss"]
         edit(run.file(arm), loss=loss | {"replay": {}})
     for reason in ("missing for the replay sources code, math", "base model has not been eval"):
-        results = judged(read_run(run.folder)) | {"replicates": []}
+        results = judged_results(read_run(run.folder)) | {"replicates": []}
         assert "and an unknown forgetting F_val." in summarise(results)
         assert any(reason in note for note in results["notes"])
         shutil.rmtree(run.folder / "arms" / "base", ignore_errors=True)
@@ -415,7 +415,7 @@ def test_unknown_forgetting_has_its_reason(tmp_path: Path) -> None:
 def test_every_small_subset_of_arms_is_summarised(fake: FakeRun, tmp_path: Path, size: int) -> None:
     names = ["base", "no_replay", "fixed_10", "fixed_32", "merge_0.6", "rod", "max_replay"]
     for i, arms in enumerate(combinations(names, size)):
-        results = judged(read_run(subset(fake, tmp_path / str(i), arms)))
+        results = judged_results(read_run(subset(fake, tmp_path / str(i), arms)))
         results |= {"replicates": []}
         json.dumps(results, allow_nan=False)
         assert summarise(results).endswith(".")
@@ -451,8 +451,8 @@ def test_tables_hold_the_numbers_of_the_results(fake: FakeRun, results: dict[str
 def test_numbers_for_readers() -> None:
     counts = {736: "736", 1472: "1.47 k", 999_999: "1 M", 123e9: "123 B", 1.5e12: "1.5 T"}
     assert {v: magnitude(v) for v in counts} == counts
-    assert decimals(3)(-1e-4) == "0.000" and signed(3)(-1e-4) == "+0.000"  # no minus before zero
-    assert decimals(3)(-1e-3) == signed(3)(-1e-3) == "\N{MINUS SIGN}0.001"
+    assert decimals(3)(-1e-4) == "0.000" and with_sign(3)(-1e-4) == "+0.000"  # no minus before zero
+    assert decimals(3)(-1e-3) == with_sign(3)(-1e-3) == "\N{MINUS SIGN}0.001"
 
 
 def test_a_cell_of_a_markdown_table_is_one_cell() -> None:
@@ -567,7 +567,7 @@ def test_labels_of_the_frontier_do_not_overlap_and_keep_off_lines(results: dict[
     x, y = (number(axis, scale={"domain": [0, 1]}) for axis in "xy")
     row: dict[str, Any] = {"x": 0.5, "y": 0.5, "text": "an arm"}
     # on the right, where labels are, and far outside
-    labelled([row], x, y, [[(0.5, 0.5), (0.9, 0.5), (0.5, -1e15)]])
+    label_layers([row], x, y, [[(0.5, 0.5), (0.9, 0.5), (0.5, -1e15)]])
     assert abs(row["dy"]) > FONT_SIZE / 2 or row["dx"] < 0
 
 
@@ -580,7 +580,7 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_a_view(tmp_path: P
     run = read_run(fake.folder)
     assert run.arms["rod"].facts["anneals_at"] == 17
     assert run.arms["fixed_10"].facts["anneals_at"] is None
-    made = pictures_of([(run, judged(run) | {"replicates": []})])
+    made = pictures_of([(run, judged_results(run) | {"replicates": []})])
     for view in (*made["scores"].figure, *made["replay_share"].figure):
         marks = {row["text"]: row for row in rows_of(view) if "colour" in row}
         assert {*marks} == {"1\N{MULTIPLICATION SIGN}", "annealing"}
@@ -858,7 +858,7 @@ def test_the_replay_share_of_a_short_run_is_drawn(pair, steps, tmp_path):
     run = read_run(pair.folder)
     history = read_history(tmp_path / "curriculum.rod")
     run.arms["rod"] = replace(run.arms["rod"], history=history)
-    assert over_steps.replay_share([(run, judged(run))]) is not None
+    assert over_steps.replay_share([(run, judged_results(run))]) is not None
 
 
 def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[str, Any]) -> None:

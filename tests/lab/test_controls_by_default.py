@@ -19,7 +19,7 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.lab import controls
 from nemo_rod.lab.plan.work import stage_works
-from nemo_rod.lab.report.build_report import judged
+from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.run_folder import RunFolder
@@ -169,7 +169,7 @@ def train(run_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch, *more: s
 
 def outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     made = json.loads((run_dir / "controls" / "manifest.json").read_text())["outputs"]
-    return made, judged(read_run(run_dir))["verdict"]
+    return made, judged_results(read_run(run_dir))["verdict"]
 
 
 def test_shares_are_tried_until_two_near_ones_enclose_rod_and_a_kill_changes_nothing(

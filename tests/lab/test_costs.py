@@ -182,4 +182,4 @@ def test_the_plan_counts_the_passes_that_run(layout, size, part, blocks, expecte
     counted = replace(
         SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, prefix=part
     )
-    assert counted.padded(blocks) == expected
+    assert counted.padded_blocks(blocks) == expected

@@ -321,7 +321,7 @@ def test_the_doctor_says_what_to_do(tmp_path, capsys, monkeypatch):
 def test_the_doctor_names_versions_that_are_newer_than_tested():
     remark = {"0.20.0rc1": ", untested: the newest tested is 0.19.2"}
     for version in ("0.19.2", "0.16.1", "0.20.0rc1", "there, but pip does not list it"):
-        finding = doctor._untested(doctor.Finding("megatron-core", True, version))
+        finding = doctor._mark_untested(doctor.Finding("megatron-core", True, version))
         assert finding.result == version + remark.get(version, "")
 
 
@@ -362,7 +362,7 @@ def test_the_doctor_finds_what_pip_lacks(tmp_path, monkeypatch):
     (tmp_path / "sources_on_a_path").mkdir()
     (tmp_path / "sources_on_a_path" / "core.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed = partial(doctor._installed, "x", "sources-on-a-path", "install it")
+    installed = partial(doctor._check_package, "x", "sources-on-a-path", "install it")
     finding = installed(module="sources_on_a_path.core")
     assert (finding.fine, finding.result) == (True, "there, but pip does not list it")
     for module in ("sources_on_a_path.other", "nowhere_at_all.core", None):

@@ -12,7 +12,7 @@ from test_build import create
 
 from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.report.chord import chord_at, chord_through, linear_fit, outlier, pearson
-from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
+from nemo_rod.lab.report.designs import continued_arms, helped_arms, varying, with_fixed_share
 from nemo_rod.lab.report.figures.over_steps import passes
 from nemo_rod.lab.report.results import profiles_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour
@@ -187,16 +187,16 @@ def test_variants_in_one_key_alone():
     )  # fmt: skip
     assert varying(swept, "multiplier") == ["beyond", "m4", "m8"]
     assert varying(arms, "kappa") == ["heavy", "rod"]
-    assert continued(arms) == [["rod", "beyond"], ["fixed_9", "fixed_9_long"]]
+    assert continued_arms(arms) == [["rod", "beyond"], ["fixed_9", "fixed_9_long"]]
     assert with_fixed_share(arms) == ["random_rho", "control"]
-    assert helped(arms) == ["copied", "lent"]
+    assert helped_arms(arms) == ["copied", "lent"]
     # another way to score, another policy or schedule is no other budget
     at_half = {"budget": 0.5, "steps": 50}
     others = arms_of(
         rod={}, half=at_half, cut={**at_half, "prefix": "1/4"},
         capped={**at_half, "policy_name": "capped"}, slow={**at_half, "train": {"lr": 1e-5}},
     )  # fmt: skip
-    assert continued(others) == [["half", "rod"]]
+    assert continued_arms(others) == [["half", "rod"]]
     assert varying(arms_of(base=None), "kappa") == [] and varying({}, "kappa") == []
 
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from made_up_run import recipe
 
-from nemo_rod.lab.report.build_report import judged
+from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.run_files import read_run
 
 
 def test_cards_say_what_a_model_was_made_of(run_dir):
     card_of = pytest.importorskip("huggingface_hub").ModelCard.load
-    results, config = judged(read_run(run_dir)), recipe(run_dir)
+    results, config = judged_results(read_run(run_dir)), recipe(run_dir)
     config.model.hf = str(run_dir / "base" / "hf")
     hub = {"kind": "huggingface", "role": "replay"}
     places = {"chain_0": "a/<img src=x>|`b`", "chain_1": str(run_dir / "blocks")}

@@ -10,7 +10,7 @@ from made_up_run import made_up_training, recipe
 
 from nemo_rod.commands import run_stages
 from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.rehearsal.probe import ARMS, OLD_TEXT, known, probe, probed
+from nemo_rod.lab.rehearsal.probe import ARMS, OLD_TEXT, knowledge, probe, probe_config
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.selection import Curriculum
 
@@ -22,7 +22,7 @@ SMALL = (
 
 def test_a_probe_is_the_recipe_cut_short(tmp_path):
     config = composed(*SMALL, f"run_dir={tmp_path}/run", "+domain.sources.dialect.max_tokens=900")
-    small = probed(config)
+    small = probe_config(config)
     assert small.run_dir == f"{tmp_path}/run_probe" and small.arms == ARMS
     assert (small.train.steps, config.train.steps) == (10, 100)
     caps = {spec.name: spec.max_tokens for spec in small.domain.specs}
@@ -30,7 +30,7 @@ def test_a_probe_is_the_recipe_cut_short(tmp_path):
     assert {*caps.values()} == {int(1.1 * 2 * 10 * 8 * 64)}
     config = composed(*SMALL, f"run_dir={tmp_path}", f"probe.run_dir={tmp_path}/../{tmp_path.name}")
     with pytest.raises(ValueError, match=r"probe\.run_dir=.* is the folder of the run"):
-        probed(config)
+        probe_config(config)
 
 
 def test_what_a_probe_says_is_what_its_arms_measured(tmp_path, capsys):
@@ -78,7 +78,7 @@ def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
 def test_a_source_is_known_that_gains_little(gained, changes, verdicts, tmp_path):
     config = recipe(tmp_path / "run", "train.steps=40", "probe.steps=10")
     with made_up_training():
-        run_stages.run(small := probed(config))
+        run_stages.run(small := probe_config(config))
     file = Path(small.run_dir) / "arms" / "no_replay" / "metrics.jsonl"
     rows = [*map(json.loads, file.open())]
     for step, loss in ((4, 2.1), (9, 2.0)):
@@ -90,7 +90,7 @@ def test_a_source_is_known_that_gains_little(gained, changes, verdicts, tmp_path
     assert history.share_T.tolist() == [1.0] * 10  # it trains on replay alone
     history.chosen_BO[:] = 0
     history.chosen_BO[0, 1:] = 40
-    found = known(run, gained, dict(zip(sources, changes, strict=True)))
+    found = knowledge(run, gained, dict(zip(sources, changes, strict=True)))
     assert [found[name]["steps"] for name in sources] == [5, 5]
     assert found["chain_0"]["limit"] == pytest.approx((gained - 0.1) / 4)
     assert [found[name]["known"] for name in sources] == verdicts

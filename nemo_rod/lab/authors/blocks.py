@@ -40,10 +40,10 @@ _MOST_TOKENS, _MOST_TEXTS = 1 << 20, 1 << 28  # a block's tokens, on average; a 
 
 def content_hash(origin: str, tokens: NDArray[np.int32]) -> bytes:
     """Returns the authors' hash of a block: sha256 of its origin and tokens as compact JSON."""
-    return _hashed(origin, tokens[None])[0].tobytes()
+    return _hash_rows(origin, tokens[None])[0].tobytes()
 
 
-def _hashed(origin: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
+def _hash_rows(origin: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Returns the `content_hash` of every row, uint8 [N, 32]."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -53,7 +53,7 @@ def _hashed(origin: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
     rows = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * size, numbers)
     head = f'{{"origin":{json.dumps(origin, ensure_ascii=False)},"token_ids":['.encode()
     texts = (head + text.as_py().encode() + b"]}" for text in pc.binary_join(rows, ","))
-    return _joined(hashlib.sha256(text).digest() for text in texts)
+    return _join_hashes(hashlib.sha256(text).digest() for text in texts)
 
 
 def is_hash(value: object) -> bool:
@@ -63,10 +63,10 @@ def is_hash(value: object) -> bool:
 
 def as_bytes(names: Iterable[str]) -> NDArray[np.uint8]:
     """Returns content hashes in hex as uint8 [N, 32]."""
-    return _joined(map(bytes.fromhex, names))
+    return _join_hashes(map(bytes.fromhex, names))
 
 
-def _joined(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
+def _join_hashes(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 32)
 
 
@@ -139,7 +139,7 @@ def content_hashes(store: BlockStore, block_ids: NDArray[np.int64]) -> NDArray[n
         return hashes
     names = [store.sources[index].name for index in store.source_index(block_ids)]
     rows = zip(names, store.checked_tokens(block_ids), strict=True)
-    return _joined(content_hash(name, tokens) for name, tokens in rows)
+    return _join_hashes(content_hash(name, tokens) for name, tokens in rows)
 
 
 class _Making:
@@ -269,7 +269,7 @@ def import_blocks(
         for origin, role, split, tokens, hashes in (r for part in parts for r in _read(part)):
             making.check(origin, role, tokens)
             checked = np.arange(-done % check_every, len(tokens), check_every)
-            differs = (_hashed(origin, tokens[checked]) != hashes[checked]).any(axis=1)
+            differs = (_hash_rows(origin, tokens[checked]) != hashes[checked]).any(axis=1)
             for row in checked[differs]:
                 raise ValueError(
                     f"{folder}: row {done + row + 1}, of origin {origin}, has the content_hash "

@@ -73,7 +73,7 @@ def _blocks(options: Namespace) -> None:
     from nemo_rod.corpus.tokenizer import load_tokenizer
     from nemo_rod.files import naming, write_json
     from nemo_rod.lab.authors.blocks import import_blocks
-    from nemo_rod.lab.composing import composed
+    from nemo_rod.lab.composing import compose_config
     from nemo_rod.progress import Progress
     from nemo_rod.run.stages import Stages
 
@@ -83,7 +83,7 @@ def _blocks(options: Namespace) -> None:
     if options.recipe is None:
         tokenizer = load_tokenizer(options.tokenizer, eod=options.eod)
     else:
-        config = composed(f"recipe={options.recipe}", f"run_dir='{out}'")
+        config = compose_config(f"recipe={options.recipe}", f"run_dir='{out}'")
         stage, size = Stages(config).prepare(), config.domain.block_size
         out, eod = stage.folder, config.domain.eod
         trusted = config.model.trust_remote_code

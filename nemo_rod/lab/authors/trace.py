@@ -258,7 +258,7 @@ def _launch(file: Path) -> NDArray[Any]:
                     f"{file}, row {number}, is no JSON ({error}): name the folder of a trace, or "
                     "remove that row, if a kill cut it"
                 ) from None
-            rows.append(_typed(row, f"{file}, row {number}"))
+            rows.append(_parse_row(row, f"{file}, row {number}"))
             if len(rows) == _CHUNK:
                 chunks.append(np.array(rows, _ROW))
                 rows = []
@@ -274,7 +274,7 @@ def _launch(file: Path) -> NDArray[Any]:
     return launch[np.argsort(step_N, kind="stable")]
 
 
-def _typed(row: Any, where: str) -> tuple[int, NDArray[np.uint8], float, float]:
+def _parse_row(row: Any, where: str) -> tuple[int, NDArray[np.uint8], float, float]:
     """Returns the values of a row, NaN for null; refuses another type than theirs."""
 
     def is_number(value: Any) -> bool:

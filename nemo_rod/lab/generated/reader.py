@@ -164,11 +164,11 @@ class _GeneratedDocuments(Input):
 
     def read(self, start: int) -> Iterator[NDArray[np.int32]]:
         """Yields the token ids of every document."""
-        documents = ((ids, cut) for batch in self._made() for ids, cut in batch["documents"])
+        documents = ((ids, cut) for batch in self._generate() for ids, cut in batch["documents"])
         for ids, self.cut in itertools.islice(documents, start, None):
             yield np.array(ids, np.int32)
 
-    def _made(self) -> Iterator[dict[str, Any]]:
+    def _generate(self) -> Iterator[dict[str, Any]]:
         """Yields the batches, sampled or from the cache."""
         spec, batches, settings = self._spec, self._batches, self._settings
         batches.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def layer_kinds(config: Mapping[str, Any]) -> list[Hashable]:
     Raises:
         ValueError: as `built_layers`.
     """
-    described, _, layers = _built(config)
+    described, _, layers = _build_model(config)
     named = [getattr(described, key, None) or () for key in ("layer_types", "layers_block_type")]
     weights = [tuple((k, tuple(p.shape)) for k, p in layer.named_parameters()) for layer in layers]
     return [(*(str(names[i : i + 1]) for names in named), w) for i, w in enumerate(weights)]
@@ -92,7 +92,7 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
         ValueError: transformers is missing, has no such model, or builds none of this config; or
             if the token mixer is neither attention nor one of those whose FLOPs are known.
     """
-    described, model, layers = _built(config)
+    described, model, layers = _build_model(config)
     made = [tuple(_blocks(layer, described, index)) for index, layer in enumerate(layers)]
     tied = bool(described.tie_word_embeddings)
     ends = described.vocab_size * described.hidden_size * (1 if tied else 2) + described.hidden_size
@@ -110,7 +110,7 @@ def special_floats(config: Mapping[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def _built(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.ModuleList]:
+def _build_model(config: Mapping[str, Any]) -> tuple[Any, torch.nn.Module, torch.nn.ModuleList]:
     """Returns transformers' config, model and layers."""
     kind = str(config["model_type"])
     try:

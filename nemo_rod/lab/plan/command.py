@@ -198,7 +198,7 @@ def make_plan(config: Config) -> PlanResult:
         notes=[
             *_notes(config, blocks, shape.kind),
             *_notes_on_cost(config, planned, costs),
-            *_measured(stages, planned),
+            *_notes_on_time(stages, planned),
         ],
     )
 
@@ -391,7 +391,7 @@ def _notes_on_cost(
     return notes
 
 
-def _measured(stages: Stages, works: Sequence[tuple[Work, Setup]]) -> list[str]:
+def _notes_on_time(stages: Stages, works: Sequence[tuple[Work, Setup]]) -> list[str]:
     """Returns notes that compare the measured time of finished steps with the plan."""
     notes = []
     for work, setup in works:

@@ -72,7 +72,7 @@ class Setup:
         return forward_flops(self.shape, self.block_size)
 
     @property
-    def recomputed(self) -> float:
+    def recomputed_share(self) -> float:
         """Share of a forward pass that a backward pass computes again."""
         return recomputed_share(self.shape, self.block_size, self.recompute)
 
@@ -98,10 +98,10 @@ class Setup:
 
     def training_seconds(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward and backward passes over the tokens of all replicas."""
-        passes = 1.0 + self.processor.backward + self.recomputed
+        passes = 1.0 + self.processor.backward + self.recomputed_share
         return passes * self.forward_seconds(tokens, num_micro_batches)
 
-    def padded(self, num_blocks: float) -> tuple[float, int]:
+    def padded_blocks(self, num_blocks: float) -> tuple[float, int]:
         """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
         size, passes = scoring_passes(
             ceil(num_blocks),
@@ -115,12 +115,12 @@ class Setup:
 
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
-        blocks, passes = self.padded(num_blocks)
+        blocks, passes = self.padded_blocks(num_blocks)
         return self.forward_seconds(blocks * self.block_size, passes, share=self.processor.scoring)
 
     def scoring_flops(self, num_blocks: float) -> float:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
-        return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
+        return self.padded_blocks(num_blocks)[0] * self.block_size * self.forward_flops
 
 
 def cost(work: Work, setup: Setup) -> StageCost:
@@ -136,7 +136,7 @@ def cost(work: Work, setup: Setup) -> StageCost:
         update += setup.host_seconds
         scoring = candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update) + work.saved / CHECKPOINT_RATE
-        passes = 3.0 + setup.recomputed
+        passes = 3.0 + setup.recomputed_share
         trained = passes * work.batch_size * size * setup.forward_flops
         scored = candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)

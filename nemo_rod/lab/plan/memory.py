@@ -112,12 +112,11 @@ def _stage(shape: Shape, config: Config, settings: ArmSettings | Config, stage: 
     # that "selective" counts as "none" then
     scores = 0 if train.recompute == "selective" else block_size
 
-    def kept(block: Block) -> float:
-        return (
-            _saved(block, parallel, assumed.expert_imbalance) + scores * block.saved_scores / tensor
-        )
+    def kept_values(block: Block) -> float:
+        saved = _saved_values(block, parallel, assumed.expert_imbalance)
+        return saved + scores * block.saved_scores / tensor
 
-    by_layer = [sum(map(kept, layer)) for layer in layers]
+    by_layer = [sum(map(kept_values, layer)) for layer in layers]
     saved = sum(by_layer) * in_flight  # values per token
     hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
     if train.recompute == "full":
@@ -141,7 +140,7 @@ def _stage(shape: Shape, config: Config, settings: ArmSettings | Config, stage: 
         "reserve": assumed.memory_reserve * (limit or 0.0),
     }
     scored = settings.scoring.micro_batch_size * block_size
-    layer = max(map(kept, blocks))
+    layer = max(map(kept_values, blocks))
     scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
     if last:
         num_logits = min(scored * shape.vocab_size / tensor, MAX_LOGITS_BYTES / 4)
@@ -151,7 +150,7 @@ def _stage(shape: Shape, config: Config, settings: ArmSettings | Config, stage: 
     return Memory(parts, limit, stage, host=optimizer if train.optimizer_offload else 0.0)
 
 
-def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
+def _saved_values(block: Block, parallel: Parallel, imbalance: float) -> float:
     """Returns the values per token of a block that one GPU keeps."""
     tokens = parallel.tensor if parallel.sequence else 1  # GPUs that share the tokens
     if parallel.expert > 1:

@@ -98,11 +98,11 @@ def forward_flops(shape: Shape, block_size: int) -> float:
     is a few percent.
     """
     return 2.0 * shape.embedding + sum(  # of the output layer
-        2.0 * b.matrix_parameters + b.mixing + _attended(b, block_size) for b in shape.blocks
+        2.0 * b.matrix_parameters + b.mixing + _attention_flops(b, block_size) for b in shape.blocks
     )
 
 
-def _attended(block: Block, size: int) -> float:
+def _attention_flops(block: Block, size: int) -> float:
     """Returns a token's mean FLOPs over the positions that it attends to, itself included."""
     window = min(block.window or size, size)
     return block.attending * (window - window * (window - 1) / (2 * size))
@@ -111,7 +111,7 @@ def _attended(block: Block, size: int) -> float:
 def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
     """Returns the share of a forward pass that `train.recompute` adds to a backward pass."""
     if recompute == "selective":  # the core of attention
-        attending = sum(_attended(block, block_size) for block in shape.blocks)
+        attending = sum(_attention_flops(block, block_size) for block in shape.blocks)
         return attending / forward_flops(shape, block_size)
     return float(recompute == "full")
 

@@ -37,7 +37,7 @@ class JoiningEncoder(Encoder):
         for number in range(state["input"], len(sizes)):
             made = None
             if state["position"] is None:
-                made = self._made(documents, number, folder)
+                made = self._find_tokens(documents, number, folder)
             if made is not None:
                 dropped_D = _repeated_D(documents, state["seen"], len(made.sizes_D))
                 taken = state["taken"] + int((~dropped_D).sum())
@@ -63,13 +63,13 @@ class JoiningEncoder(Encoder):
     ) -> NDArray[np.uint8]:
         """Marks exact duplicates: by the digests of tasks, if those have made all files."""
         documents = Documents(spec, tokenizer=self._tokenizer)
-        made = [self._made(documents, n, folder) for n in range(len(documents.inputs))]
+        made = [self._find_tokens(documents, n, folder) for n in range(len(documents.inputs))]
         if any(part is None or len(part.digests) < len(part.sizes_D) for part in made):
             return super().find_duplicates(spec, folder, progress)
         digests = (row.tobytes() for part in made if part is not None for row in part.digests)
         return mark_repeated(digests, folder)
 
-    def _made(self, documents: Documents, number: int, folder: Path) -> FileTokens | None:
+    def _find_tokens(self, documents: Documents, number: int, folder: Path) -> FileTokens | None:
         """Returns what a task has made of a file; None if none has."""
         name = folder_name(documents.spec, number, documents.inputs[number], self._tokenizer)
         self._made_below = folder.absolute().parents[2] / PARTS

@@ -70,14 +70,14 @@ def write_tokens(
     making.mkdir(parents=True)
     lengths, cut = array("q"), array("q")
 
-    def compared() -> Iterator[Batch]:
+    def checked_batches() -> Iterator[Batch]:
         for count, batch in enumerate(batches(documents)):
             if not count:
                 check_first(tokenizer, batch)
             yield batch
 
     with replacing(making / "tokens.bin") as file:
-        for batch, (tokens, counts) in encoder.encode(compared()):
+        for batch, (tokens, counts) in encoder.encode(checked_batches()):
             file.write(tokens.astype("<i4").tobytes())
             if goes_on:
                 lengths[-1] += counts[0]

@@ -67,12 +67,12 @@ def rehearse(config: Config) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         write_json(folder / TABLE, as_dict(config.recipe, [], None))  # marks the folder
-    rows = [_checked(name, action) for name, action in preflight(config).items()]
+    rows = [_run_check(name, action) for name, action in preflight(config).items()]
     if others := derive.other_runs(config):
         names = lambda: ", ".join(_recipe_for(run).recipe for run in others)  # noqa: E731
-        rows.append(_checked("other runs", names))
+        rows.append(_run_check("other runs", names))
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
-        rows += _rehearsed(config, folder, scale=options.steps / config.train.steps)
+        rows += _rehearse(config, folder, scale=options.steps / config.train.steps)
     plan = None
     with suppress(ValueError):  # the row of the layout shows it
         plan = make_plan(config)
@@ -123,14 +123,14 @@ def small_model(config: Config, stages: int = 1, *, keeps_vocabulary: bool = Fal
     return shrunken(described, where=name, stages=stages, keeps_vocabulary=keeps_vocabulary)
 
 
-def _rehearsed(config: Config, folder: Path, *, scale: float, prefix: str = "") -> list[Row]:
+def _rehearse(config: Config, folder: Path, *, scale: float, prefix: str = "") -> list[Row]:
     """Runs the rehearsals that this one uses, then its own stages."""
     rows: list[Row] = []
     for run, arms in derive.other_runs(config).items():
         other = _recipe_for(run)
         other.arms = arms
         inner, label = derive.folder_of_other(folder.absolute(), run), f"{prefix}{other.recipe}: "
-        rows += _rehearsed(other, inner, scale=scale, prefix=label)
+        rows += _rehearse(other, inner, scale=scale, prefix=label)
     start, notes = time.monotonic(), list[str]()
     try:
         small = make_rehearsal(config, folder, scale, notes)
@@ -158,7 +158,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         derive.cap_sources(small)
         check(small)
         return small
-    silent, limit = derive.unanswered(config), section(config, Rehearsal).processes
+    silent, limit = derive.unanswered_keys(config), section(config, Rehearsal).processes
     if limit is None and config.launcher.kind == "local" and not is_cpu:
         import torch
 
@@ -252,11 +252,11 @@ def _run(small: Config) -> list[Row]:
         why = f"its job ended before the stage began: see {folder}/logs/slurm"
         rows[first] = replace(rows[first], state=FAILED, note=why)
     if all(row.state == DONE for row in rows) and small.model.hf is not None:
-        rows.append(_checked("losses", lambda: _compared(small)))
+        rows.append(_run_check("losses", lambda: _compare_losses(small)))
     return rows
 
 
-def _compared(small: Config) -> str:
+def _compare_losses(small: Config) -> str:
     """Compares held-out losses of the exports with those of Hugging Face's own classes."""
     from nemo_rod.checkpoints.losses import TOLERANCE, distance, load
 
@@ -286,7 +286,7 @@ def _compared(small: Config) -> str:
     )
 
 
-def _checked(name: str, action: Callable[[], str]) -> Row:
+def _run_check(name: str, action: Callable[[], str]) -> Row:
     start = time.monotonic()
     try:
         state, note = DONE, action()

@@ -44,8 +44,8 @@ def cut_short(config: Config, folder: Path, *, scale: float) -> Config:
     """
     folder, small = folder.absolute(), copy.deepcopy(config)
     small.run_dir, small.rebuild, small.arm = str(folder), [], None
-    small.train = _scaled(config.train, scale)
-    small.pretrain = config.pretrain and _scaled(config.pretrain, scale)
+    small.train = _scale_schedule(config.train, scale)
+    small.pretrain = config.pretrain and _scale_schedule(config.pretrain, scale)
     small.variants = {n: _variant(v, folder, scale) for n, v in config.variants.items()}
     small.checkpoint.every = max(1, small.train.steps // 2)
     small.validation.every = small.train.steps // 2 if config.validation.every else 0
@@ -139,7 +139,7 @@ def sources_out_of_reach(config: Config, unanswered: Iterable[str]) -> dict[str,
     return reasons
 
 
-def unanswered(config: Config) -> set[str]:
+def unanswered_keys(config: Config) -> set[str]:
     """Returns the keys of a recipe whose repository is not here, and not given by the hub now."""
     answers = hub.answers(hub.repos(config))
     return {key for key, answer in answers.items() if isinstance(answer, hub.NotChecked)}
@@ -173,7 +173,7 @@ def _variant(variant: Any, folder: Path, scale: float) -> dict[str, Any]:
     return small
 
 
-def _scaled(train: Optimisation, scale: float) -> Optimisation:
+def _scale_schedule(train: Optimisation, scale: float) -> Optimisation:
     return dataclasses.replace(train, **_scaled_steps(dataclasses.asdict(train), scale))
 
 

@@ -46,7 +46,7 @@ def probe(config: Config) -> None:
     Raises:
         ValueError: its folder is that of the run, or the recipe cannot run.
     """
-    small = probed(config)
+    small = probe_config(config)
     run(small)
     if config.dry_run:
         return
@@ -58,7 +58,7 @@ def probe(config: Config) -> None:
     print(text(results))
 
 
-def probed(config: Config) -> Config:
+def probe_config(config: Config) -> Config:
     """Returns the configuration of the probe: few steps, and as much text as they can use."""
     options = section(config, Probe)
     folder = Path(options.run_dir or f"{config.run_dir.rstrip('/')}_probe")
@@ -96,7 +96,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
         "adapt_loss": loss,
         "forgetting_by_source": forgotten,
         "val_forgetting": {name: arms[name]["val_forgetting"] for name in ARMS[1:]},
-        "known": known(read_run(folder), loss["base"] - loss["no_replay"], forgotten[OLD_TEXT]),
+        "known": knowledge(read_run(folder), loss["base"] - loss["no_replay"], forgotten[OLD_TEXT]),
         "replay_share": {"first": deciles[0], "last": deciles[-1]},
         "speed": speed,
         "processor": plan.assumptions["name"],
@@ -111,7 +111,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     }
 
 
-def known(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, dict[str, Any]]:
+def knowledge(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, dict[str, Any]]:
     """Judges by source whether the base knows a text; only what it knows can be forgotten.
 
     Args:

@@ -111,7 +111,7 @@ def build_report(
             notes.append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
             runs.append(read_run(folder, shared_dir=run_dir))
-    others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
+    others = [(other, judged_results(other)) for other in map(read_run, map(Path, settings))]
     results = results_of_all(runs, notes) | {"settings": [judged for _, judged in others]}
     try:
         results["completions"] = complete(results) if complete else []
@@ -127,7 +127,7 @@ def build_report(
 
 def results_of_all(runs: Sequence[Run], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the results of a run, its first, with those of replicates and a common verdict."""
-    results, *replicates = map(judged, runs)
+    results, *replicates = map(judged_results, runs)
     results = {"provenance": provenance_of(runs[0].folder, results)} | results
     verdict = across_seeds([each["verdict"] for each in (results, *replicates)])
     added = {"replicates": replicates, "settings": [], "verdict": verdict}
@@ -218,7 +218,7 @@ def write_explorers(
     return pages
 
 
-def judged(run: Run) -> dict[str, Any]:
+def judged_results(run: Run) -> dict[str, Any]:
     """Returns the results of a run with its verdict.
 
     Raises:

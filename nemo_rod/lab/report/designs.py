@@ -50,7 +50,7 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
     return sorted([first, *variants], key=lambda name: float(designs[name][key]))
 
 
-def continued(arms: Arms) -> list[list[str]]:
+def continued_arms(arms: Arms) -> list[list[str]]:
     """Returns arms that were also trained with other budgets, each with these, by budget."""
     firsts = [name for name, design in _designs(arms).items() if design.get("of") in (None, name)]
     return [names for of in firsts if len(names := varying(arms, "budget", of)) > 1]
@@ -61,7 +61,7 @@ def with_fixed_share(arms: Arms) -> list[str]:
     return [n for n, d in _designs(arms).items() if d["share"] is not None or d["follow"]]
 
 
-def helped(arms: Arms) -> list[str]:
+def helped_arms(arms: Arms) -> list[str]:
     """Returns arms with another run's curriculum or reference losses."""
     return [
         n for n, d in _designs(arms).items() if d["curriculum"] or {*(d["references"] or [])} - OWN

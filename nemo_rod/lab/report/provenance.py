@@ -87,7 +87,7 @@ def provenance_of(run_dir: Path, results: Results) -> dict[str, Any]:
 def _machine() -> str:
     """Returns the processor, cores, memory and GPUs of this machine, as Linux names them."""
 
-    def named(key: str, *files: Path) -> list[str]:
+    def values_of(key: str, *files: Path) -> list[str]:
         lines = [line for file in files for line in file.read_text().splitlines()]
         pairs = (line.partition(":") for line in lines)
         return [value.strip() for name, _, value in pairs if name.strip() == key]
@@ -95,8 +95,8 @@ def _machine() -> str:
     processors: list[str] = []
     gpus: Counter[str] = Counter()
     with suppress(OSError):
-        processors = named("model name", Path("/proc/cpuinfo"))
-        gpus.update(named("Model", *Path("/proc/driver/nvidia/gpus").glob("*/information")))
+        processors = values_of("model name", Path("/proc/cpuinfo"))
+        gpus.update(values_of("Model", *Path("/proc/driver/nvidia/gpus").glob("*/information")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     parts = [*processors[:1], f"{os.cpu_count()} cores", f"{memory:.0f} GiB"]
     return ", ".join([platform.machine(), *parts, *(f"{n} x {name}" for name, n in gpus.items())])

@@ -133,7 +133,7 @@ def profiles_of(arms: Mapping[str, Results], reference: str | None) -> dict[str,
         if name in ("base", "no_replay"):
             continue
         profile: dict[str, Any] = {}
-        left, ratio = arm["forgetting_by_source"] or {}, known(arm["sampling_ratio_by_source"])
+        left, ratio = arm["forgetting_by_source"] or {}, drop_none(arm["sampling_ratio_by_source"])
         # without an influential source, the second fit has no points
         for suffix, is_used in (
             ("", lambda source: True),
@@ -152,7 +152,7 @@ def profiles_of(arms: Mapping[str, Results], reference: str | None) -> dict[str,
     return profiles
 
 
-def known(values: Mapping[str, float | None] | None) -> dict[str, float]:
+def drop_none(values: Mapping[str, float | None] | None) -> dict[str, float]:
     """Returns the values that are not None."""
     return {name: value for name, value in (values or {}).items() if value is not None}
 

@@ -80,7 +80,7 @@ def decimals(places: int) -> Format:
     return lambda value: f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def signed(places: int) -> Format:
+def with_sign(places: int) -> Format:
     """Returns a format with this number of decimals and an explicit sign."""
     return lambda value: f"{value:+z.{places}f}".replace("-", "\N{MINUS SIGN}")
 
@@ -102,7 +102,7 @@ def magnitude(value: float) -> str:
 
 def gain(value: float | str) -> str:
     """Formats a gain; text is returned unchanged."""
-    return value if isinstance(value, str) else signed(3)(value)
+    return value if isinstance(value, str) else with_sign(3)(value)
 
 
 ARM = ("Arm", lambda name: parse_arm(name).label)
@@ -152,7 +152,7 @@ def row_of(results: Results, name: str) -> dict[str, Any]:
     row = {**arm, **comparison, "arm": name, "scored": scored_share(arm)}
     row |= {key: design.get(key) for key in ("budget", "curriculum")}
     row |= {"references": ", ".join(design.get("references") or []) or None}
-    row |= {"kept": kept(results, name)}
+    row |= {"kept": kept_gain(results, name)}
     for key, cost in (("runs", arm["compute"]), ("runs_in_all", arm["compute_in_all"])):
         row[key] = cost / plain if plain and cost is not None else None
     for budget in ("tokens", "compute"):
@@ -167,7 +167,7 @@ def row_of(results: Results, name: str) -> dict[str, Any]:
     return row
 
 
-def kept(results: Results, name: str) -> float | None:
+def kept_gain(results: Results, name: str) -> float | None:
     """Returns the part of RoD's gain over fixed replay that an arm with less scoring keeps.
 
     None if it was trained on other amounts, or RoD has no gain.
@@ -188,7 +188,7 @@ def sources_table(results: Results) -> Table:
     columns: Columns = {
         "source": ("Source", str), "role": ("Role", str),
         "blocks": ("Training blocks", decimals(0)),
-        **{f"forgetting_{n}": (f"Forgetting, {parse_arm(n).label}", signed(3)) for n in names},
+        **{f"forgetting_{n}": (f"Forgetting, {parse_arm(n).label}", with_sign(3)) for n in names},
         "sampling_ratio": ("Sampling ratio, RoD", times),
         **{f"epochs_{n}": (f"Epochs, {parse_arm(n).label}", decimals(2)) for n in arms},
     }  # fmt: skip
@@ -292,7 +292,7 @@ def capabilities_table(results: Results) -> Table:
     changes = {name: arm["capability_change"] for name, arm in results["arms"].items()}
     names = [name for name, change in changes.items() if change and name != "base"]
     columns: Columns = {"capability": ("Capability", str)}
-    columns |= {name: (parse_arm(name).label, signed(3)) for name in names}
+    columns |= {name: (parse_arm(name).label, with_sign(3)) for name in names}
     rows = [
         {"capability": group, **{name: changes[name][group] for name in names}}
         for group in (changes[names[0]] if names else ())

@@ -242,7 +242,7 @@ def refuse_forgotten_chunks(model: Any) -> None:
     """
     from nemo_rod.checkpoints.losses import CHUNKED
 
-    def checked(layer: Any, forward: Any, states: Any, *args: Any, **options: Any) -> Any:
+    def check_and_forward(layer: Any, forward: Any, states: Any, *args: Any, **options: Any) -> Any:
         if states.shape[1] > layer.chunk_size:
             raise ValueError(
                 "tasks.backend=hf runs Mamba-2 in transformers' torch code here, which is wrong "
@@ -254,7 +254,7 @@ def refuse_forgotten_chunks(model: Any) -> None:
 
     for layer in model.modules():
         if type(layer).__name__ in CHUNKED:
-            layer.torch_forward = functools.partial(checked, layer, layer.torch_forward)
+            layer.torch_forward = functools.partial(check_and_forward, layer, layer.torch_forward)
 
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def as_is(field: str) -> Spec:
     return {"field": field, "scale": None, "type": "ordinal"}
 
 
-def named(field: str, colours: Mapping[str, str], **legend: Any) -> Spec:
+def by_name(field: str, colours: Mapping[str, str], **legend: Any) -> Spec:
     """Returns the encoding of names by colours, with a legend above the plot."""
     legend = {"orient": "top", "columns": {"expr": "narrow ? 2 : 5"}, "labelLimit": 300} | legend
     return {

@@ -21,7 +21,7 @@ _DISTANCES = (8.0, 14.0, 24.0, 38.0)  # distances of the text's edge from the ma
 _MARK, _NEAR = 7.0, 15.0  # radius of a mark; without a leader
 
 
-def labelled(
+def label_layers(
     rows: Rows, x: Spec, y: Spec, lines: Sequence[Sequence[tuple[float, float]]] = ()
 ) -> list[Spec]:
     """Returns layers with a `text` beside the points of rows, and leaders to those far away.
@@ -40,7 +40,7 @@ def labelled(
         pixels += [_to_pixels(line, x, y, size) for line in lines]
         mine = _to_pixels([(row[x["field"]], row[y["field"]]) for row in shown], x, y, size)
         dense = [_along(line) for line in pixels[1:]] or [np.empty((0, 2))]
-        places = _placed([row["text"] for row in shown], mine, pixels[0], np.vstack(dense), size)
+        places = _offsets([row["text"] for row in shown], mine, pixels[0], np.vstack(dense), size)
         for row, (dx, dy, far_x, far_y) in zip(shown, places, strict=True):
             named = {"dx": dx, "dy": dy, "lx": far_x, "ly": far_y}
             row |= {f"{key}{suffix}": round(value, 1) for key, value in named.items()}
@@ -86,7 +86,7 @@ def _along(path: Floats) -> Floats:
     return np.vstack(parts)
 
 
-def _placed(
+def _offsets(
     texts: Sequence[str], mine: Floats, marks: Floats, lines: Floats, size: Sequence[int]
 ) -> list[tuple[float, float, float, float]]:
     """Returns the offsets of every text's centre from its mark, and of its leader's end.

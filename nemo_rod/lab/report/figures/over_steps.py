@@ -16,9 +16,9 @@ from nemo_rod.lab.report.figures.drawing import (
     Rows,
     Spec,
     as_is,
+    by_name,
     layer,
     line_at,
-    named,
     number,
     short,
     shorten,
@@ -44,7 +44,7 @@ def replay_share(shown: Sequence[RunResults]) -> Picture | None:
     """
     views = []
     for run, results, history in _rod(shown):
-        step_B, colours, share_BO = _stacked(history)
+        step_B, colours, share_BO = _replay_bands(history)
         if not colours:
             continue
         rows = [
@@ -69,7 +69,7 @@ def replay_share(shown: Sequence[RunResults]) -> Picture | None:
         at, percent = {"x": x, "y": y}, {"field": "share", "format": ".0f", "type": "quantitative"}
         views.append(
             view(
-                layer(band, rows, x=x, y=y | {"stack": "zero"}, color=named("source", colours),
+                layer(band, rows, x=x, y=y | {"stack": "zero"}, color=by_name("source", colours),
                       order={"field": "place"}),
                 layer({"type": "line", "color": light("ink"), "strokeWidth": 2}, rows, x=x,
                       y=y | {"aggregate": "sum"}),
@@ -113,7 +113,7 @@ def scores(shown: Sequence[RunResults]) -> Picture | None:
         views.append(
             view(
                 line_at(0),
-                layer(line, rows, x=x, y=score, color=named("name", colours, symbolType="stroke"),
+                layer(line, rows, x=x, y=score, color=by_name("name", colours, symbolType="stroke"),
                       strokeDash=dashed),
                 *_phases(run, history),
                 title=title_of(results["recipe"]) if len(shown) > 1 else "", height=240,
@@ -139,7 +139,7 @@ def shares_of(histories: Mapping[str, History | None], num_adaptation: int) -> l
         ticks += _rows(np.array(passed), np.interp(passed, step_B, share_B), name=label)
     x, y = number(_STEP, _STEP), number("value", "replay share (%)", scale={"zero": True})
     tick = {"type": "tick", "orient": "vertical", "thickness": 2, "size": 14}
-    at: Spec = {"x": x, "y": y, "color": named("name", colours)}
+    at: Spec = {"x": x, "y": y, "color": by_name("name", colours)}
     line, marked = layer("line", rows, **at), layer(tick, ticks, **at)
     return [view(line, marked, height=240)] if rows else []
 
@@ -211,7 +211,7 @@ def bin_means(step_T: Any, value_T: Floats, bins: int = _MAX_BINS) -> tuple[Floa
     return step_B, value_B
 
 
-def _stacked(history: History) -> tuple[Floats, dict[str, str], Floats]:
+def _replay_bands(history: History) -> tuple[Floats, dict[str, str], Floats]:
     """Returns mean steps, and colours by label and shares of the bands, from the lowest up.
 
     Bands are the replay sources, or the paper's categories of them; the smallest ones are merged.

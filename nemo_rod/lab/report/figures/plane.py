@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nemo_rod.lab.report.designs import (
-    continued,
+    continued_arms,
     filter_kinds,
     frontier_arms,
-    helped,
+    helped_arms,
     varying,
     with_fixed_share,
 )
 from nemo_rod.lab.report.figures import drawing
 from nemo_rod.lab.report.figures.drawing import Rows, Spec, as_is, layer, number, view
-from nemo_rod.lab.report.figures.labels import labelled
+from nemo_rod.lab.report.figures.labels import label_layers
 from nemo_rod.lab.report.figures.over_steps import shares_of
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, RunResults, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
-from nemo_rod.lab.report.table import signed
+from nemo_rod.lab.report.table import with_sign
 from nemo_rod.selection.arm_names import parse_arm
 from nemo_rod.selection.arms import SWEPT, Arm
 
@@ -153,7 +153,7 @@ def budgets(shown: Sequence[RunResults]) -> Picture | None:
     """Draws fixed replay and RoD at the common budget and at others."""
     results = shown[0][1]
     arms, texts = results["arms"], {}
-    paths = continued(arms)
+    paths = continued_arms(arms)
     for path in paths:
         of = next(name for name in path if arms[name]["design"]["of"] in (None, name))
         for name in path:
@@ -173,7 +173,7 @@ def budgets(shown: Sequence[RunResults]) -> Picture | None:
 def transfer(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
     results = shown[0][1]
-    names = helped(results["arms"])
+    names = helped_arms(results["arms"])
     beside = filter_kinds(results["arms"], "fixed", "rod")
     return _picture(
         [Plane(results, [*beside, *names])] if names else [],
@@ -336,7 +336,7 @@ def draw_plane(plane: Plane) -> Spec | None:
         *below,
         layer(theirs, crosses, **at, stroke=as_is("stroke")),
         layer(point, marks, **at, **by_look, tooltip=tips),
-        *labelled(labels, x, y, lines),
+        *label_layers(labels, x, y, lines),
         title=plane.heading,
         height=380,
     )
@@ -387,5 +387,5 @@ def _gain(plane: Plane, row: Any, ends: Sequence[float]) -> Rows:
     how = "extrapolated" if comparison["extrapolated"] else "at equal F_val"
     # an extended chord may end outside
     end = float(min(max(arm["adapt_loss"] + gain, ends[0]), ends[1]))
-    place = row((end, arm["val_forgetting"]), text=f"{signed(3)(gain)} {how}", bold=True)
+    place = row((end, arm["val_forgetting"]), text=f"{with_sign(3)(gain)} {how}", bold=True)
     return [place | {"from": arm["adapt_loss"]}]

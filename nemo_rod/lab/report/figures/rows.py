@@ -9,9 +9,9 @@ from nemo_rod.lab.report.figures.drawing import (
     CROSS,
     Rows,
     Spec,
+    by_name,
     layer,
     line_at,
-    named,
     number,
     shorten,
     view,
@@ -58,7 +58,7 @@ def capabilities(shown: Sequence[RunResults]) -> Picture | None:
         "layer": [
             line_at(0, "x"),
             layer({"type": "bar", "height": 13}, x=change, y=_arms(names),
-                  color=named("arm", colours) | {"legend": None}),
+                  color=by_name("arm", colours) | {"legend": None}),
             layer(cross, x=change | {"field": "paper"}, y=_arms(names)),
         ],
         "height": {"step": 18},
@@ -78,7 +78,7 @@ def seeds(shown: Sequence[RunResults]) -> Picture | None:
     if len(runs) < 2 or not names:
         return None
     colours = {shorten(parse_arm(name).label): arm_colour(name, results["arms"]) for name in names}
-    color, y = named("arm", colours) | {"legend": None}, _arms(names)
+    color, y = by_name("arm", colours) | {"legend": None}, _arms(names)
     views = []
     for measure, title in _OVER_SEEDS.items():
         rows: Rows = [

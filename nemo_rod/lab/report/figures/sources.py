@@ -12,17 +12,17 @@ from nemo_rod.lab.report.figures.drawing import (
     Rows,
     Spec,
     as_is,
+    by_name,
     layer,
     line_at,
-    named,
     number,
     shorten,
     view,
 )
-from nemo_rod.lab.report.figures.labels import labelled
+from nemo_rod.lab.report.figures.labels import label_layers
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.paper import category_of, category_role, paper_value, title_of
-from nemo_rod.lab.report.results import Results, RunResults, known
+from nemo_rod.lab.report.results import Results, RunResults, drop_none
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -76,7 +76,7 @@ def _profile(
         )
         numbers = {"slope": profile["slope"], "paper": theirs.get(name)}
         numbers["without"] = profile["slope_without"]
-        words = [f"{word} {value:z.2f}" for word, value in known(numbers).items()]
+        words = [f"{word} {value:z.2f}" for word, value in drop_none(numbers).items()]
         label = ": ".join(filter(None, (parse_arm(name).label, ", ".join(words))))
         colours[label] = arm_colour(name, arms)
         points += [
@@ -95,7 +95,7 @@ def _profile(
     for source in sorted(vulnerability, key=lambda n: -vulnerability[n])[:_MOST_NAMED]:
         mine = [point for point in points if point["source"] == source]
         max(mine, key=lambda point: point["y"])["text"] = shorten(source)
-    color = named("arm", colours, columns=1)
+    color = by_name("arm", colours, columns=1)
     diagonal = [{"x": end, "y": end} for end in (max(low, 0.0), ends[1])]
     look = {"strokeDash": as_is("dash"), "strokeWidth": as_is("wide")}
     tips = [{"field": "source"}, {"field": "arm"}, {"field": "x"}, {"field": "y"}]
@@ -108,7 +108,7 @@ def _profile(
               detail={"field": "fit"}, **look),
         layer(_POINT, points, x=x, y=y, color=color, shape=as_is("shape"), size=as_is("size"),
               tooltip=tips),
-        *labelled(points, x, y),
+        *label_layers(points, x, y),
         title=title, height=420,
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def sampling_ratio(shown: Sequence[RunResults]) -> Picture | None:
     views = []
     for _, results in shown:
         arms = results["arms"]
-        ratio = known(arms.get("rod", {}).get("sampling_ratio_by_source"))
+        ratio = drop_none(arms.get("rod", {}).get("sampling_ratio_by_source"))
         for arm, key in (("no_replay", ""), (results["reference_arm"], "_residual")):
             by_source = arms.get(arm, {}).get("forgetting_by_source") if arm else None
             if ratio and by_source:
@@ -183,13 +183,13 @@ def _ratios(
     path = [(row["x"], row["y"]) for row in line]
     across = [(ends[0], 1.0), (ends[1], 1.0)]
     tips = [{"field": "source"}, {"field": "x", "format": ".3f"}, {"field": "y", "format": ".2f"}]
-    color = named("category", colours) if categories != ["replay source"] else {
+    color = by_name("category", colours) if categories != ["replay source"] else {
         "value": light("rod")}  # fmt: skip
     return view(
         line_at(1),
         layer({"type": "line", "strokeDash": [4, 2], "strokeWidth": 2, "color": light("rod")}, line,
               x=x, y=y),
         layer(_POINT | {"size": 90}, points, x=x, y=y, color=color, tooltip=tips),
-        *labelled(points, x, y, [path, across] if path else [across]),
+        *label_layers(points, x, y, [path, across] if path else [across]),
         title=": ".join(filter(None, (title, text.replace("-", "\N{MINUS SIGN}")))),
     )  # fmt: skip

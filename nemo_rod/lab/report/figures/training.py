@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_rod.lab.report.figures.drawing import Rows, Spec, layer, named, number, short, view
+from nemo_rod.lab.report.figures.drawing import Rows, Spec, by_name, layer, number, short, view
 from nemo_rod.lab.report.figures.picture import Picture
 from nemo_rod.lab.report.style import arm_colour
 from nemo_rod.lab.report.under_way import Part
@@ -135,7 +135,7 @@ def _lines(
     encoding: Spec = {
         "x": number(STEPS, STEPS),
         "y": number("value", title),
-        "color": named("arm", {arm: looks[arm]["colour"] for arm in arms}, **legend),
+        "color": by_name("arm", {arm: looks[arm]["colour"] for arm in arms}, **legend),
         "strokeDash": of_arm("dash"),
         "strokeWidth": {"condition": {"test": is_subject, "value": 3.4}, "value": 1.6},
         "opacity": {"condition": {"param": "picked", "value": 1}, "value": 0.12},
