@@ -127,7 +127,7 @@ def components(shown: Sequence[RunResults]) -> Picture | None:
 
 def pool_size(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with other numbers of candidates."""
-    return _swept(
+    return _sweep(
         shown[0],
         SWEPT["pool_size"],
         "Number of candidates",
@@ -139,7 +139,7 @@ def pool_size(shown: Sequence[RunResults]) -> Picture | None:
 
 def weighting(shown: Sequence[RunResults]) -> Picture | None:
     """Draws arms with other weights of replay."""
-    return _swept(
+    return _sweep(
         shown[0],
         SWEPT["weighting"],
         "Weight of replay",
@@ -226,7 +226,7 @@ def _span(points: Mapping[str, Point]) -> float:
     return max(losses) - min(losses)
 
 
-def _swept(shown: RunResults, key: str, title: str, caption: str, order: int) -> Picture | None:
+def _sweep(shown: RunResults, key: str, title: str, caption: str, order: int) -> Picture | None:
     """Returns a plane of the arms that differ in one key, and the replay share over their steps.
 
     Ticks on a share mark where its candidates have passed once, twice etc. over the adaptation
