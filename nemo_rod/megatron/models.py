@@ -54,8 +54,8 @@ def model_provider(
             vars(text).pop(name, None)
     provider = bridge.to_megatron_provider(load_weights=True)
     if getattr(provider, "position_embedding_type", "") == "yarn":  # as published, by default
-        rounds = (text.rope_parameters or {}).get("truncate", True)
-        provider.yarn_correction_range_round_to_int = rounds
+        rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+        provider.yarn_correction_range_round_to_int = rope.get("truncate", True)
     refuse_faulty_kernels(provider)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
