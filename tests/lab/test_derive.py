@@ -241,6 +241,19 @@ def config(tmp_path):
     return composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
 
 
+def test_runs_that_use_each_other_are_rehearsed_on_as_much_text(tmp_path, monkeypatch):
+    asked = {}
+
+    def made(config, folder, scale, notes, least):
+        asked[config.recipe] = least
+        raise ValueError("enough")
+
+    monkeypatch.setattr(command, "make_rehearsal", made)
+    monkeypatch.setattr(command, "_recipe_for", lambda run: composed(f"recipe={run[5:]}"))
+    command._rehearse(composed("recipe=german_qwen3_5_9b"), tmp_path, scale=0.003)
+    assert asked["german_qwen3_5_4b"] == asked["german_qwen3_5_9b"] > 2 * 8
+
+
 def test_a_job_that_ends_before_its_stage_begins_has_failed(config, monkeypatch):
     monkeypatch.setattr(command, "execute", lambda *_, **__: None)
     first, *others = command._run(config)

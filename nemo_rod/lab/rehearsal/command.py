@@ -123,17 +123,20 @@ def small_model(config: Config, stages: int = 1, *, keeps_vocabulary: bool = Fal
     return shrink(described, where=name, stages=stages, keeps_vocabulary=keeps_vocabulary)
 
 
-def _rehearse(config: Config, folder: Path, *, scale: float, prefix: str = "") -> list[Row]:
-    """Runs the rehearsals that this one uses, then its own stages."""
-    rows: list[Row] = []
-    for run, arms in derive.other_runs(config).items():
-        other = _recipe_for(run)
-        other.arms = arms
+def _rehearse(
+    config: Config, folder: Path, *, scale: float, prefix: str = "", least: float = 0.0
+) -> list[Row]:
+    """Runs the rehearsals that this one uses, on equal blocks, then its own stages."""
+    rows, used = list[Row](), derive.other_runs(config)
+    others = {run: replace(_recipe_for(run), arms=arms) for run, arms in used.items()}
+    short = [derive.cut_short(c, folder, scale=scale) for c in (config, *others.values())]
+    least = max(least, *map(derive.batches_drawn, short))
+    for run, other in others.items():
         inner, label = derive.folder_of_other(folder.absolute(), run), f"{prefix}{other.recipe}: "
-        rows += _rehearse(other, inner, scale=scale, prefix=label)
+        rows += _rehearse(other, inner, scale=scale, prefix=label, least=least)
     start, notes = time.monotonic(), list[str]()
     try:
-        small = make_rehearsal(config, folder, scale, notes)
+        small = make_rehearsal(config, folder, scale, notes, least)
         made = Row(name="materials", state=DONE, note="; ".join(notes))
     except (ValueError, OSError) as error:
         small, made = None, Row(name="materials", state=FAILED, note=" ".join(str(error).split()))
@@ -142,7 +145,9 @@ def _rehearse(config: Config, folder: Path, *, scale: float, prefix: str = "") -
     return rows + [replace(row, name=prefix + row.name) for row in own]
 
 
-def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str]) -> Config:
+def make_rehearsal(
+    config: Config, folder: Path, scale: float, notes: list[str], least: float = 0.0
+) -> Config:
     """Makes what a rehearsal needs; returns its configuration, checked.
 
     Args:
@@ -150,12 +155,13 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
         folder: of the rehearsal; gets the small base and made tasks.
         scale: steps of the rehearsal over those of the recipe.
         notes: takes a line about everything that differs from the recipe beside sizes.
+        least: batches for which there is to be text.
     """
     small = derive.cut_short(config, folder, scale=scale)
     checkpoint = folder.absolute() / derive.CHECKPOINT
     is_cpu = config.launcher.kind == "local" and not _has_gpu()
     if section(config, Rehearsal).model == "own":
-        derive.cap_sources(small)
+        derive.cap_sources(small, least=least)
         check(small)
         return small
     silent, limit = derive.unanswered_keys(config), section(config, Rehearsal).processes
@@ -171,7 +177,7 @@ def make_rehearsal(config: Config, folder: Path, scale: float, notes: list[str])
     if is_made:
         notes.append("the tokenizer is one of bytes, as the hub does not answer")
     unread = derive.sources_out_of_reach(config, silent)
-    derive.cap_sources(small, unread)
+    derive.cap_sources(small, unread, least)
     for reason in dict.fromkeys(unread.values()):
         names = [name for name, why in unread.items() if why == reason]
         notes.append(f"made-up text for {', '.join(names)}, as {reason}")

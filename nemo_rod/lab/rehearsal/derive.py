@@ -90,7 +90,15 @@ def shrink(small: Config, parallel: Parallel, *, tokenizer: str | None) -> None:
         tasks.include = f"{small.run_dir}/{TASKS}"
 
 
-def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
+def batches_drawn(small: Config) -> float:
+    """Returns the most batches that an arm draws, candidates included."""
+    return max(
+        arm.train.steps * max(2.0, arm.planned_arm.num_candidates / arm.train.batch_size)
+        for arm in trained_arms(small)
+    )
+
+
+def cap_sources(small: Config, out_of_reach: Iterable[str] = (), least: float = 0.0) -> None:
     """Takes the first documents of every source, as many as the arms can use, and made ones.
 
     Nothing is read to its end: neither for `dedup` nor for a cap.
@@ -98,11 +106,9 @@ def cap_sources(small: Config, out_of_reach: Iterable[str] = ()) -> None:
     Args:
         small: the recipe cut short, in its final sizes; changed in place.
         out_of_reach: sources for which made-up text stands in.
+        least: batches for which there is to be text, as those of a run that uses this one.
     """
-    drawn = max(
-        arm.train.steps * max(2 * arm.train.batch_size, arm.planned_arm.num_candidates)
-        for arm in trained_arms(small)
-    )
+    drawn = max(least, batches_drawn(small)) * small.train.batch_size
     most = int(1.1 * drawn * small.domain.block_size)  # a tenth more for the holdout
     sources = {name: dict(values) for name, values in small.domain.sources.items()}
     for number, spec in enumerate(small.domain.specs):
