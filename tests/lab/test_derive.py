@@ -35,8 +35,7 @@ CHANGED = {
     *("train.warmup_steps", "train.decay_steps"),
     *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),
     *("validation.every", "validation.blocks", "variants", "cluster.gpu_memory_gib"),
-    *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit"),
-    "plan",  # the size of the corpus
+    *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit", "plan"),
 }
 
 

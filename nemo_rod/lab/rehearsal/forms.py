@@ -62,10 +62,8 @@ IMAGES = {
     "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [],
 }  # fmt: skip
-TOWER = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-}  # fmt: skip
+TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "image_size": 16, "patch_size": 4}  # fmt: skip
 _QWEN3_5_IMAGES = {  # ids are some that the tokenizer of bytes does not have
     "vision_config": IMAGES, "vision_start_token_id": 265, "vision_end_token_id": 266,
     "image_token_id": 268, "video_token_id": 269,
