@@ -124,8 +124,8 @@ def build(
 def number_text(provider: Any) -> None:
     """Makes the model number each sample's tokens from 0 on every pipeline stage.
 
-    Vision-language models, which receive only text here, derive positions from the tokens by
-    default, and Megatron-Bridge passes these only to the first stage: training fails on the others.
+    Vision-language models, here of text alone, derive positions, and Gemma 3 its mask, from tokens,
+    which Megatron-Bridge passes only to the first stage: on others training fails, or sees ahead.
     """
     if not hasattr(provider, "vision_config"):
         return

@@ -133,7 +133,7 @@ TYPES: dict[str, dict[str, Any]] = {
 def make(name: str) -> Any:
     """A random model, the same at every call."""
     if name in TYPES:
-        return random_model(forms.shrink({"model_type": name, **TYPES[name]}, where=name))
+        return random_model(forms.small_form({"model_type": name, **TYPES[name]}, where=name))
     class_name, config_class, described = ARCHITECTURES[name]
     return random_model(
         forms.SmallModel(

@@ -16,7 +16,7 @@ from nemo_rod.files import flat, write_json
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.rehearsal import command, derive
 from nemo_rod.lab.rehearsal.command import TABLE, rehearsal_folder, rehearse, small_model
-from nemo_rod.lab.rehearsal.forms import SIZES, shrink
+from nemo_rod.lab.rehearsal.forms import SIZES, small_form
 from nemo_rod.lab.rehearsal.table import FAILED, LEFT_OUT, as_dict
 from nemo_rod.run.checks import check
 
@@ -179,7 +179,7 @@ def test_experts_in_small_are_stored_as_they_are_published(tmp_path):
     ],
 )  # fmt: skip
 def test_any_model_that_transformers_builds_is_shrunk_by_its_keys(described, stages, expected):
-    small = shrink(described, where="some/model", stages=stages)
+    small = small_form(described, where="some/model", stages=stages)
     assert {key: small.values[key] for key in expected} == expected
     assert small.values["hidden_size"] == SIZES["hidden_size"] and small.predictors == 0
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops
-from nemo_rod.lab.rehearsal.forms import shrink
+from nemo_rod.lab.rehearsal.forms import small_form
 
 MODELS = sorted((config_folder() / "model").glob("*.yaml"))
 # Parameters of AutoModelForCausalLM.from_config on the meta device (transformers 5.23: Qwen3_5,
@@ -114,7 +114,7 @@ BUILT = {
 def test_other_models_are_counted_in_transformers_own_class(kind):
     pytest.importorskip("transformers", minversion="5.0")
     published = {"model_type": kind, **({"num_key_value_heads": 8} if kind == "nemotron" else {})}
-    keys = {"model_type": kind, **shrink(published, where=kind).values}
+    keys = {"model_type": kind, **small_form(published, where=kind).values}
     described, parameters, counted = built(keys)
     shape = read_shape(keys)
     assert shape.parameters == sum(parameters.values())

@@ -21,7 +21,7 @@ from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.files import check_name
 from nemo_rod.hosts.swap_in.roles import check_weights
 from nemo_rod.lab.plan.built_shapes import read_shape
-from nemo_rod.lab.rehearsal.forms import shrink
+from nemo_rod.lab.rehearsal.forms import small_form
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch.slurm import exports, shell_options
 from nemo_rod.run.launch.submit import submit
@@ -139,7 +139,7 @@ CALLED: dict[str, Callable[..., object]] = {
         for called in (
             FixedShare, Joint, Mix, Schedule, block_hash, check_name, check_weights, exports,
             is_holdout, read_shape, registered_policy, retention_for_share, shell_options,
-            shrink, synthetic_input, validation_forgetting,
+            small_form, synthetic_input, validation_forgetting,
         )
     },
     "open_inputs": lambda **values: open_inputs(SourceSpec(name="web", role="replay", **values)),

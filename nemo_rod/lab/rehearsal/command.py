@@ -22,7 +22,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.rehearsal import derive
-from nemo_rod.lab.rehearsal.forms import SmallModel, shrink
+from nemo_rod.lab.rehearsal.forms import SmallModel, small_form
 from nemo_rod.lab.rehearsal.preflight import preflight
 from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
@@ -120,7 +120,7 @@ def small_model(config: Config, stages: int = 1, *, keeps_vocabulary: bool = Fal
             f"The architecture of {name} is not known here: set model.shape to the "
             "content of its config.json, or model.hf to a folder that holds it."
         )
-    return shrink(described, where=name, stages=stages, keeps_vocabulary=keeps_vocabulary)
+    return small_form(described, where=name, stages=stages, keeps_vocabulary=keeps_vocabulary)
 
 
 def _rehearse(

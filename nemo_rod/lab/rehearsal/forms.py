@@ -100,7 +100,7 @@ class SmallModel:
     predictors: int = 0  # layers of its multi-token-prediction head
 
 
-def shrink(
+def small_form(
     described: Mapping[str, Any], *, where: str, stages: int = 1, keeps_vocabulary: bool = False
 ) -> SmallModel:
     """Returns the small form of a published model.
