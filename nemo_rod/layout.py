@@ -1,8 +1,8 @@
-"""Divisibility of a model by a parallel layout: one check for recipes, plans and jobs."""
+"""What a parallel layout can split: one check for recipes, plans and jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from nemo_rod.config import Parallel
 
@@ -58,6 +58,39 @@ def check_parallel(
             reasons.append(f"{layout} does not divide {name}={size} of {model}")
     if reasons:
         raise ValueError(f"parallel.{reasons[0]}: choose another parallel layout.")
+
+
+def check_layers(parallel: Parallel, kinds: Container[str], model: str = "the model") -> None:
+    """Refuses a layout into which Megatron does not split layers of some kinds.
+
+    Args:
+        parallel: the layout.
+        kinds: of "mamba", "delta" (gated delta rule) and "experts", those that the model has;
+            "images" if it takes them, and "gemma4" if it is one.
+        model: the model, for the error.
+
+    Raises:
+        ValueError: it splits them in no such way; the message says which, and what to set.
+    """
+    sliced = parallel.tensor > 1 and not parallel.sequence
+    for refused, key, why in (
+        ("mamba" in kinds and parallel.virtual_pipeline > 1, "virtual_pipeline",
+         "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
+        ("images" in kinds and parallel.context > 1, "context",
+         "models for images and text split a block themselves, a second time; set it to 1"),
+        ("gemma4" in kinds and parallel.pipeline > 1, "pipeline",
+         "Megatron-Bridge splits no Gemma 4 into stages; set it to 1"),
+        ("gemma4" in kinds and parallel.tensor > 1, "tensor",
+         "Megatron-Bridge does not add up all gradients of Gemma 4; set it to 1"),
+        ("experts" in kinds and sliced, "tensor", "its experts need parallel.sequence=true"),
+        ("delta" in kinds and sliced, "tensor",
+         "Megatron adds up the gradients of the norms in Gated DeltaNet layers only with "
+         "parallel.sequence=true"),
+    ):  # fmt: skip
+        if refused:
+            raise ValueError(
+                f"parallel.{key}={getattr(parallel, key)} does not work with {model}: {why}."
+            )
 
 
 def check_nodes(parallel: Parallel, gpus_per_node: int) -> None:

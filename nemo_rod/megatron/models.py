@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 
 from nemo_rod.config import DTYPES, Model, Parallel
 from nemo_rod.jobs import ModelJob
-from nemo_rod.layout import check_parallel
+from nemo_rod.layout import check_layers, check_parallel
 from nemo_rod.megatron import STAND_INS
 from nemo_rod.megatron.delta_net import refuse_faulty_kernels
 from nemo_rod.megatron.gaps import refuse_gaps
@@ -167,28 +167,14 @@ def _correct(provider: Any, model: list) -> list:
 
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
-    hybrid = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
-    delta_net = getattr(provider, "experimental_attention_variant", None) == "gated_delta_net"
-    sliced = parallel.tensor > 1 and not parallel.sequence
-    of_gemma_4 = hasattr(provider, "per_layer_embed_dim")
-    for refused, key, why in (
-        (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
-         "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
-        (hasattr(provider, "freeze_vision_model") and parallel.context > 1, "context",
-         "models for images and text split a block themselves, a second time; set it to 1"),
-        (of_gemma_4 and parallel.pipeline > 1, "pipeline",
-         "Megatron-Bridge splits no Gemma 4 into stages; set it to 1"),
-        (of_gemma_4 and parallel.tensor > 1, "tensor",
-         "Megatron-Bridge does not add up all gradients of Gemma 4; set it to 1"),
-        (sliced and _experts(provider) > 1, "tensor", "its experts need parallel.sequence=true"),
-        (sliced and delta_net, "tensor",
-         "Megatron adds up the gradients of the norms in Gated DeltaNet layers only with "
-         "parallel.sequence=true"),
-    ):  # fmt: skip
-        if refused:
-            raise ValueError(
-                f"parallel.{key}={getattr(parallel, key)} does not work with {hf}: {why}."
-            )
+    known = {
+        "mamba": hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec"),
+        "delta": getattr(provider, "experimental_attention_variant", None) == "gated_delta_net",
+        "experts": _experts(provider) > 1,
+        "images": hasattr(provider, "freeze_vision_model"),
+        "gemma4": hasattr(provider, "per_layer_embed_dim"),
+    }
+    check_layers(parallel, {kind for kind, has in known.items() if has}, hf)
     heads, groups = provider.num_attention_heads, provider.num_query_groups or 0
     sizes = (
         ("pipeline", "num_hidden_layers", provider.num_layers),

@@ -85,4 +85,6 @@ def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:
     for name, parameter in chunk.named_parameters():
         if any(word in name for word in _TOWERS) and parameter.requires_grad:
             cure = "set freeze_vision_model=true and freeze_vision_projection=true"
+            if "audio" in name:
+                cure = "no setting of Megatron-Bridge freezes it, choose a model without sound"
             yield f"the weight decay of {name}", cure

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from command_line import composed
 from places import WORKERS
 
 from nemo_rod.config import Parallel
+from nemo_rod.installation import config_folder
 from nemo_rod.lab.plan import memory
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.memory import GIB, Memory, check_layout, memory_per_gpu
@@ -336,9 +338,16 @@ def test_the_reserve_is_a_share_of_the_gpu():
         (MOE, {"data": 3, "expert": 3}, "parallel.expert=3 does not divide num_experts=8"),
         (DENSE, {"data": 12}, "12 processes do not fill nodes of cluster.gpus_per_node=8"),
         (WIDE, {"tensor": 16}, "tensor=16 does not stay within a node of 8 GPUs"),
+        (MOE, {"tensor": 2}, "parallel.tensor=2 does not work with the model: its experts need"),
+        ("qwen3_5_4b", {"tensor": 2}, "norms in Gated DeltaNet layers only with parallel.sequence"),
+        ("nemotron_3_nano_4b", {"pipeline": 3, "virtual_pipeline": 2}, "no interleaved schedule"),
+        ("gemma4_e4b", {"tensor": 2}, "does not add up all gradients of Gemma 4; set it to 1"),
+        ("gemma4_e4b", {"pipeline": 2}, "parallel.pipeline=2 does not work with the model"),
     ],
 )
 def test_layouts_that_cannot_run_are_refused(config, layout, sentence):
+    if isinstance(config, str):
+        config = yaml.safe_load((config_folder() / "model" / f"{config}.yaml").read_text())["shape"]
     shape, parallel = read_shape(config), Parallel(**layout)
     with pytest.raises(ValueError) as refusal:
         check_layout(shape, parallel, block_size=S, gpus_per_node=8)

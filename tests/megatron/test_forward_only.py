@@ -135,6 +135,23 @@ def test_a_language_model_that_its_provider_freezes_is_trained():
     assert provider.freeze_vision_model and provider.freeze_vision_projection
 
 
+def test_a_tower_that_would_decay_is_named_with_its_cure(monkeypatch):
+    from nemo_rod.megatron import objective
+
+    monkeypatch.setattr(objective, "all_or_none", lambda check: check())  # of one process
+    for tower, cure in (
+        ("audio_tower", "choose a model without sound"),
+        ("vision_model", "freeze_"),
+    ):
+        model = torch.nn.ModuleDict(
+            {"decoder": torch.nn.Linear(2, 2), tower: torch.nn.Linear(2, 2)}
+        )
+        with pytest.raises(ValueError, match=rf"the weight decay of {tower}\.weight, .*: .*{cure}"):
+            objective.refuse_other_losses([model])
+        model[tower].requires_grad_(False)
+        assert objective.refuse_other_losses([model]) == [model]
+
+
 def test_nemo_rl_exports_weights_that_every_replica_has_gathered(monkeypatch):
     """Hooks of the next forward pass would gather them; an export has no such pass."""
     from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from nemo_rod.config import MAX_LOGITS_BYTES, Config, Parallel, section
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Block, Shape
-from nemo_rod.layout import check_nodes, check_parallel
+from nemo_rod.layout import check_layers, check_nodes, check_parallel
 
 if TYPE_CHECKING:
     from nemo_rod.run.variants import ArmSettings
@@ -171,7 +171,8 @@ def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_
     """Refuses a layout that does not divide the model, or the nodes, if any.
 
     Raises:
-        ValueError: it does not divide one; the message names the size and the choices.
+        ValueError: it does not divide one, or Megatron cannot split the layers by it; the message
+            names the size and the choices.
     """
     counts = {block.num_experts for block in shape.blocks if block.num_experts} or {1}
     sizes = [
@@ -181,6 +182,8 @@ def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_
         ("sequence", "domain.block_size", block_size),
     ]
     check_parallel(parallel, sizes)
+    kinds = {block.kind for block in shape.blocks}
+    check_layers(parallel, {*kinds, *(["gemma4"] if shape.kind.startswith("gemma4") else [])})
     if not gpus_per_node:
         return
     check_nodes(parallel, gpus_per_node)
