@@ -551,24 +551,47 @@ def test_labels_of_the_frontier_do_not_overlap_and_keep_off_lines(results: dict[
     labels = {parse_arm(name).label for name in results["arms"]}
     assert texts_of(near) & texts_of(wide) & labels == {"no replay", "RoD"}
     assert labels - {"base"} == (texts_of(near) | texts_of(wide)) & labels
-    for suffix, size in zip(("", "_narrow"), SIZES, strict=True):
-        boxes = []
-        for row in {row["text"]: row for row in rows_of(near) if row.get("text")}.values():
-            at = [row["adaptation loss"], np.log(row["forgetting"])]
-            x, y = (near["layer"][-1]["encoding"][axis]["scale"]["domain"] for axis in "xy")
-            ends = np.array([x, np.log(y)])
-            share = (at - ends[:, 0]) / (ends[:, 1] - ends[:, 0])
-            centre = np.array([share[0], 1 - share[1]]) * size
-            centre += (row[f"dx{suffix}"], row[f"dy{suffix}"])
-            half = np.array([0.25 * FONT_SIZE * len(row["text"]), 0.5 * FONT_SIZE])
-            boxes.append((row["text"], centre - half, centre + half))
-        for (a, low_a, high_a), (b, low_b, high_b) in combinations(boxes, 2):
-            assert (np.minimum(high_a, high_b) <= np.maximum(low_a, low_b)).any(), (a, b, suffix)
+    x, y = (near["layer"][-1]["encoding"][axis]["scale"]["domain"] for axis in "xy")
+    rows = {row["text"]: row for row in rows_of(near) if row.get("text")}
+    points = [(row["adaptation loss"], np.log(row["forgetting"])) for row in rows.values()]
+    assert_labels_are_apart([*rows.values()], np.array(points), np.array([x, np.log(y)]))
     x, y = (number(axis, scale={"domain": [0, 1]}) for axis in "xy")
     row: dict[str, Any] = {"x": 0.5, "y": 0.5, "text": "an arm"}
     # on the right, where labels are, and far outside
     label_layers([row], x, y, [[(0.5, 0.5), (0.9, 0.5), (0.5, -1e15)]])
     assert abs(row["dy"]) > FONT_SIZE / 2 or row["dx"] < 0
+
+
+def test_of_many_sources_only_labels_are_seen_that_cover_nothing() -> None:
+    points = np.random.default_rng(0).gamma(1.5, 0.1, (60, 2))
+    x, y = (number(axis, scale={"domain": [0.0, 1.0]}) for axis in "xy")
+    rows = [dict(zip("xy", map(float, at), strict=True)) | {"text": "a_source"} for at in points]
+    label_layers(rows, x, y, most=True)
+    ends = np.array([[0.0, 1.0]] * 2)
+    for seen in ("seen", "seen_narrow"):
+        assert {row[seen] for row in rows} == {0.0, 1.0}
+    assert_labels_are_apart(rows, points, ends, marks=points)
+
+
+def assert_labels_are_apart(
+    rows: list[Any], points: Any, ends: Any, marks: Any = ((9.0, 9.0),)
+) -> None:
+    """No label that is seen covers another, or the middle of a mark, on a desktop or a phone."""
+    for suffix, size in zip(("", "_narrow"), SIZES, strict=True):
+
+        def pixels(at: Any, size: Any = size) -> Any:
+            share = (np.array(at) - ends[:, 0]) / (ends[:, 1] - ends[:, 0])
+            return np.abs((0, 1) - share) * size
+
+        boxes = []
+        for row, at in zip(rows, points, strict=True):
+            centre = pixels(at) + np.array([row[f"dx{suffix}"], row[f"dy{suffix}"]])
+            half = np.array([0.25 * FONT_SIZE * len(row["text"]), 0.5 * FONT_SIZE])
+            if row[f"seen{suffix}"]:
+                boxes.append((row["text"], centre - half, centre + half))
+        boxes += [("a mark", pixels(mark), pixels(mark)) for mark in marks]
+        for (a, low_a, high_a), (b, low_b, high_b) in combinations(boxes, 2):
+            assert (np.minimum(high_a, high_b) <= np.maximum(low_a, low_b)).any(), (a, b, suffix)
 
 
 def test_figures_mark_annealing_and_passes_and_show_merges_in_a_view(tmp_path: Path) -> None:

@@ -18,11 +18,17 @@ from nemo_rod.lab.report.style import light
 SIZES = ((700, 320), (290, 320))  # plots on a desktop and on a phone
 _DIRECTIONS = [np.array([math.cos(i * math.pi / 8), math.sin(i * math.pi / 8)]) for i in range(16)]
 _DISTANCES = (8.0, 14.0, 24.0, 38.0)  # distances of the text's edge from the mark
+_COVERING = 60.0  # cost of covering a mark
 _MARK, _NEAR = 7.0, 15.0  # radius of a mark; without a leader
 
 
 def label_layers(
-    rows: Rows, x: Spec, y: Spec, lines: Sequence[Sequence[tuple[float, float]]] = ()
+    rows: Rows,
+    x: Spec,
+    y: Spec,
+    lines: Sequence[Sequence[tuple[float, float]]] = (),
+    *,
+    most: bool = False,
 ) -> list[Spec]:
     """Returns layers with a `text` beside the points of rows, and leaders to those far away.
 
@@ -31,6 +37,7 @@ def label_layers(
         x: encoding of the horizontal axis, with the `domain` of its scale.
         y: that of the vertical axis, which may be logarithmic.
         lines: paths to keep off where there is room, through points.
+        most: whether a label that would cover something is left out.
     """
     shown = sorted((row for row in rows if row["text"]), key=lambda row: not row.get("bold"))
     if not shown:
@@ -40,9 +47,10 @@ def label_layers(
         pixels += [_to_pixels(line, x, y, size) for line in lines]
         mine = _to_pixels([(row[x["field"]], row[y["field"]]) for row in shown], x, y, size)
         dense = [_along(line) for line in pixels[1:]] or [np.empty((0, 2))]
-        places = _offsets([row["text"] for row in shown], mine, pixels[0], np.vstack(dense), size)
-        for row, (dx, dy, far_x, far_y) in zip(shown, places, strict=True):
-            named = {"dx": dx, "dy": dy, "lx": far_x, "ly": far_y}
+        texts, spared = [row["text"] for row in shown], _COVERING if most else math.inf
+        places = _offsets(texts, mine, pixels[0], np.vstack(dense), size, spared)
+        for row, place in zip(shown, places, strict=True):
+            named = dict(zip(("dx", "dy", "lx", "ly", "seen"), place, strict=True))
             row |= {f"{key}{suffix}": round(value, 1) for key, value in named.items()}
 
     def by_width(key: str) -> Spec:
@@ -51,12 +59,13 @@ def label_layers(
     at = {"x": x, "y": y}
     ends = {"x2": {"field": x["field"]}, "y2": {"field": y["field"]}}
     halo = {"fill": light("surface"), "stroke": light("surface"), "strokeWidth": 3}
-    text = {"type": "text", "dx": by_width("dx"), "dy": by_width("dy"), "tooltip": None}
+    seen = {"opacity": by_width("seen"), "tooltip": None}
+    text = {"type": "text", "dx": by_width("dx"), "dy": by_width("dy"), **seen}
     text["fontWeight"] = {"expr": "datum.bold ? 'bold' : 'normal'"}
     colour = {"condition": {"test": "datum.bold", "value": light("rod")}, "value": light("ink")}
     words = {"field": "text", "type": "nominal"}
     leader = {
-        "type": "rule", "color": light("muted"), "strokeWidth": 0.7, "tooltip": None,
+        "type": "rule", "color": light("muted"), "strokeWidth": 0.7, **seen,
         "x2Offset": by_width("lx"), "y2Offset": by_width("ly"),
     }  # fmt: skip
     return [
@@ -87,12 +96,18 @@ def _along(path: Floats) -> Floats:
 
 
 def _offsets(
-    texts: Sequence[str], mine: Floats, marks: Floats, lines: Floats, size: Sequence[int]
-) -> list[tuple[float, float, float, float]]:
-    """Returns the offsets of every text's centre from its mark, and of its leader's end.
+    texts: Sequence[str],
+    mine: Floats,
+    marks: Floats,
+    lines: Floats,
+    size: Sequence[int],
+    spared: float,
+) -> list[tuple[float, float, float, float, float]]:
+    """Returns the offsets of every text's centre from its mark, and of its leader's end; 1 if seen.
 
     Of directions and distances around the mark, the cheapest is chosen: covering another label or
-    leaving the plot costs most, covering a mark or a leader less, and a line least.
+    leaving the plot costs most, covering a mark or a leader less, and a line least. A text that
+    costs `spared` or more is not seen.
     """
     boxes, leaders, offsets = np.empty((0, 4)), np.empty((0, 2)), []
     for text, mark in zip(texts, mine, strict=True):
@@ -106,7 +121,7 @@ def _offsets(
             offset = direction * (distance + half)
             box = np.concatenate([offset + mark - half, offset + mark + half])
             over = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
-            cost += 200.0 * (over > 0).all(axis=1).sum() + 60.0 * _inside(marks, box, _MARK)
+            cost += 200.0 * (over > 0).all(axis=1).sum() + _COVERING * _inside(marks, box, _MARK)
             cost += 100.0 * min(1, _inside(leaders, box)) + min(30, 6 * _inside(lines, box))
             cost += 500.0 * bool((box[:2] < 0).any() or (box[2:] > (size[0] + 4, size[1])).any())
             end, leader = np.zeros(2), leaders[:0]
@@ -114,11 +129,12 @@ def _offsets(
             if cost < cheapest and math.hypot(*near) > _NEAR:
                 end, leader = near, np.linspace(mark, near + mark, 12)[2:]
                 cost += 100.0 * sum(_inside(leader, other) > 0 for other in boxes)
-                cost += 60.0 * sum(_inside(leader, np.tile(o, 2), _MARK) > 0 for o in others)
+                cost += _COVERING * sum(_inside(leader, np.tile(o, 2), _MARK) > 0 for o in others)
             if cost < cheapest:
                 cheapest, best = cost, (offset, end, box, leader)
-        boxes, leaders = np.vstack([boxes, best[2]]), np.vstack([leaders, best[3]])
-        offsets.append((*best[0].tolist(), *best[1].tolist()))
+        if seen := cheapest < spared:
+            boxes, leaders = np.vstack([boxes, best[2]]), np.vstack([leaders, best[3]])
+        offsets.append((*best[0].tolist(), *best[1].tolist(), float(seen)))
     return offsets
 
 

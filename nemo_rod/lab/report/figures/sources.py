@@ -108,7 +108,7 @@ def _profile(
               detail={"field": "fit"}, **look),
         layer(_POINT, points, x=x, y=y, color=color, shape=as_is("shape"), size=as_is("size"),
               tooltip=tips),
-        *label_layers(points, x, y),
+        *label_layers(points, x, y, most=True),
         title=title, height=420,
     )  # fmt: skip
 
@@ -190,6 +190,6 @@ def _ratios(
         layer({"type": "line", "strokeDash": [4, 2], "strokeWidth": 2, "color": light("rod")}, line,
               x=x, y=y),
         layer(_POINT | {"size": 90}, points, x=x, y=y, color=color, tooltip=tips),
-        *label_layers(points, x, y, [path, across] if path else [across]),
+        *label_layers(points, x, y, [path, across] if path else [across], most=True),
         title=": ".join(filter(None, (title, text.replace("-", "\N{MINUS SIGN}")))),
     )  # fmt: skip
