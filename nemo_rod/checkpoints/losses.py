@@ -18,9 +18,7 @@ from safetensors import safe_open
 # rounding. A single misplaced tensor has a larger one.
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.01}
 ROUNDING = 1e-6  # relative; the effect of the order of fp32 sums on a score of an expert
-# Layers whose torch code, unlike their kernels, loses the state of earlier chunks of a text
-# (transformers, issue 47246)
-CHUNKED = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
+_CHUNKED = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
 _NUDGES = 24
 _BLOCKS_PER_PASS = 16
 
@@ -69,6 +67,14 @@ def load(
         named, options["trust_remote_code"] = transformers.AutoModelForCausalLM, trust_remote_code
     model: Any = named
     return model.from_pretrained(folder, config=config, dtype=dtype, **options).eval()
+
+
+def forgets_chunks(layer: Any) -> bool:
+    """Whether a layer's torch code, unlike its kernels, loses the state of a text's earlier chunks.
+
+    That is issue 47246 of transformers, whose torch code is another one from 5.15 on.
+    """
+    return type(layer).__name__ in _CHUNKED and hasattr(layer, "torch_forward")
 
 
 def num_bytes(folder: Path, dtype: torch.dtype) -> int:

@@ -22,7 +22,14 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
-from nemo_rod.checkpoints.losses import CHUNKED, TOLERANCE, block_losses, distance, load, num_bytes
+from nemo_rod.checkpoints.losses import (
+    TOLERANCE,
+    block_losses,
+    distance,
+    forgets_chunks,
+    load,
+    num_bytes,
+)
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import ModelJob
@@ -175,7 +182,7 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
                 found = {**config, **(config.get("rope_parameters") or {})}.items()
                 limits = [v for key, v in found if isinstance(v, int) and _LIMIT.fullmatch(key)]
                 length = size if any(0 < n < size for n in limits) else min(size, _LENGTH)
-                if {type(layer).__name__ for layer in reference.modules()} & {*CHUNKED}:
+                if any(map(forgets_chunks, reference.modules())):
                     length = min(size, int(config["chunk_size"]) // 2)
             losses = block_losses(reference, tokens_CS[:, : length + 1])  # includes the last target
         except Exception as error:  # any class, or code that comes with the checkpoint

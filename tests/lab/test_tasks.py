@@ -235,13 +235,15 @@ def test_mamba_without_kernels_refuses_long_texts():
 
     assert len(mixers) == 3
     np.testing.assert_allclose(losses(128), losses(64), rtol=0, atol=1e-5)
-    # transformers' results for more than one chunk differ, and are refused
-    assert not np.allclose(losses(16), losses(64), rtol=0, atol=1e-5)
-    one_chunk = losses(64)
+    several, one_chunk = losses(16), losses(64)
     refuse_forgotten_chunks(model)
-    with pytest.raises(ValueError, match=r"longer than chunk_size=16 tokens, and one has 64"):
-        losses(16)
     assert np.array_equal(losses(64), one_chunk)
+    if any(hasattr(mixer, "torch_forward") for mixer in mixers):  # transformers before 5.15
+        assert not np.allclose(several, one_chunk, rtol=0, atol=1e-5)
+        with pytest.raises(ValueError, match=r"longer than chunk_size=16 tokens, and one has 64"):
+            losses(16)
+    else:
+        np.testing.assert_allclose(losses(16), one_chunk, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -93,7 +93,9 @@ def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bo
             if the token mixer is neither attention nor one of those whose FLOPs are known.
     """
     described, model, layers = _build_model(config)
-    made = [tuple(_blocks(layer, described, index)) for index, layer in enumerate(layers)]
+    # newer ones refuse to name one width of heads, say, for layers of several
+    by_layer = getattr(described, "per_layer_config", None) or [described] * len(layers)
+    made = [tuple(_blocks(*pair, at)) for at, pair in enumerate(zip(layers, by_layer, strict=True))]
     tied = bool(described.tie_word_embeddings)
     ends = described.vocab_size * described.hidden_size * (1 if tied else 2) + described.hidden_size
     inside = sum(block.parameters for layer in made for block in layer)

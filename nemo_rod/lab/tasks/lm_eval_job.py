@@ -240,7 +240,7 @@ def refuse_forgotten_chunks(model: Any) -> None:
 
     A forward pass of a transformers model then raises ValueError instead of returning wrong scores.
     """
-    from nemo_rod.checkpoints.losses import CHUNKED
+    from nemo_rod.checkpoints.losses import forgets_chunks
 
     def check_and_forward(layer: Any, forward: Any, states: Any, *args: Any, **options: Any) -> Any:
         if states.shape[1] > layer.chunk_size:
@@ -252,9 +252,8 @@ def refuse_forgotten_chunks(model: Any) -> None:
             )
         return forward(states, *args, **options)
 
-    for layer in model.modules():
-        if type(layer).__name__ in CHUNKED:
-            layer.torch_forward = functools.partial(check_and_forward, layer, layer.torch_forward)
+    for layer in filter(forgets_chunks, model.modules()):
+        layer.torch_forward = functools.partial(check_and_forward, layer, layer.torch_forward)
 
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:
