@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]  # the checkout, or site-packages
@@ -32,6 +33,24 @@ def pip_install(*extras: str) -> str:
     if came_from.get("dir_info", {}).get("editable"):
         return f"pip install -e '{url.removeprefix('file://')}[{','.join(extras)}]'"
     return f"pip install '{wanted} @ {url}'"
+
+
+def clash(package: str, needed: str) -> str:
+    """Returns why the installed version of a package is not one that another asks for; "" if it is.
+
+    They may work together all the same, as in an image that brings both.
+    """
+    from packaging.requirements import Requirement
+
+    with suppress(PackageNotFoundError):
+        installed = version(needed)
+        for wanted in map(Requirement, requires(package) or ()):
+            if wanted.name == needed and not wanted.specifier.contains(installed, prereleases=True):
+                return (
+                    f"{package} {version(package)} asks for {needed}{wanted.specifier}, and "
+                    f"{installed} is installed: pip install '{needed}{wanted.specifier}'"
+                )
+    return ""
 
 
 def page(name: str) -> str:

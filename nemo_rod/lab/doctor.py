@@ -26,7 +26,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.adapters.hub_files import file_of
-from nemo_rod.installation import page, pip_install
+from nemo_rod.installation import clash, page, pip_install
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
 from nemo_rod.lab.text import say_briefly
 from nemo_rod.roles import ROLES
@@ -112,7 +112,9 @@ def findings(
         package, module = f"megatron-{name}", f"megatron.{name}"
         yield _mark_untested(_check_package(package, package, advice, missing, module))
     advice = f"needed for checkpoints and tokenizers: {_ALL}, or {pip_install('data')}"
-    yield _check_package("transformers", "transformers", advice)
+    found = _check_package("transformers", "transformers", advice)
+    why = clash("megatron-bridge", "transformers")
+    yield found._replace(fine=None, result=why) if why else found
     advice = f"only for such input: {_ALL}, or {pip_install('data')}"
     for name in ("datasets", "pyarrow", "zstandard"):
         yield _check_package(name, name, advice, None)

@@ -15,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from nemo_rod.installation import clash
 from nemo_rod.jobs import STORE, EvaluateJob, ExportJob, Job, ReferenceJob, TrainJob, shared_job
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.signals import (
@@ -59,6 +60,8 @@ def main() -> int:
         traceback.print_exc()
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         sentence = kind + " ".join(str(error).split())
+        if isinstance(error, ImportError) and (why := clash("megatron-bridge", "transformers")):
+            sentence += f": {why}"
         if kind:  # may only follow from another rank's death: let its torchrun find that one first
             time.sleep(15 if STORE in os.environ else 2)
         print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
+from nemo_rod.installation import clash
 from nemo_rod.lab import doctor
 from nemo_rod.upstream import changes, functions
 from nemo_rod.upstream.functions import FUNCTIONS, Function
@@ -356,3 +357,17 @@ def test_settings_and_counters_are_found_by_their_names():
     assert changes.old_cuda_graph_flags(config) == ["enable_cuda_graph"]
     assert changes.old_cuda_graph_flags(SimpleNamespace()) == []
     assert changes.operation_counters(SimpleNamespace(_flops_sum=3, step=1)) == {"_flops_sum": 3}
+
+
+def test_a_package_that_another_does_not_ask_for_is_named_with_its_cure(tmp_path, monkeypatch):
+    for name, asks in (("bridged", "Requires-Dist: class-of-models<=5.12.1,>=5.8"),
+                       ("class_of_models", "")):  # fmt: skip
+        folder = tmp_path / f"{name}-5.24.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: 5.24.0\n{asks}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert clash("bridged", "class-of-models") == (
+        "bridged 5.24.0 asks for class-of-models<=5.12.1,>=5.8, and 5.24.0 is installed: "
+        "pip install 'class-of-models<=5.12.1,>=5.8'"
+    )
+    assert clash("bridged", "numpy") == clash("nowhere", "numpy") == ""
