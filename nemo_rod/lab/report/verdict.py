@@ -50,8 +50,8 @@ class FixedArm(NamedTuple):
 
     name: str
     share: float  # replay among its blocks
-    adapt_loss: float
     forgetting: float  # signed
+    is_as_long: bool  # whether it was trained on as many tokens as RoD
 
 
 def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
@@ -60,9 +60,8 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
     if rod is None or None in (rod["adapt_loss"], rod["signed_forgetting"], rod["replay_share"]):
         return None
     drawn, fixed = draws_of(run), fixed_arms(results["arms"])
-    equal = [arm for arm in fixed if _same(results["arms"], arm.name, "trained_tokens")]
     arms, share = results["arms"], rod["replay_share"]
-    near = [arm for arm in equal if abs(arm.share - share) <= _near(share)]
+    near = [arm for arm in fixed if arm.is_as_long and abs(arm.share - share) <= _near(share)]
     best = min(near, key=lambda arm: abs(arm.share - share), default=None)
     difference = _differences(arms, drawn, best.name) if best else None
     frontier, cost = _on_frontier(arms, drawn), _at_total_cost(arms, drawn, fixed)
@@ -220,9 +219,11 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
         design = arm["design"] or {}
         is_random = design.get("adaptation") == design.get("replay") == "random"
         is_fixed = _varies_fixed(name, arm) or (design.get("share") is not None and is_random)
-        values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
-        if is_fixed and None not in values and name not in alternatives:
-            found.append(FixedArm(name, *values))
+        share, forgetting = arm["replay_share"], arm["signed_forgetting"]
+        is_measured = None not in (share, arm["adapt_loss"], forgetting)
+        if is_fixed and is_measured and name not in alternatives:
+            is_as_long = same_budget(arm["trained_tokens"], arms["rod"]["trained_tokens"])
+            found.append(FixedArm(name, share, forgetting, bool(is_as_long)))
     return sorted(found, key=lambda arm: arm.share)
 
 
@@ -257,7 +258,7 @@ def search(arms: Mapping[str, Results]) -> ShareSearch:
     """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
     rod = arms["rod"]
     level, share = rod["signed_forgetting"], rod["replay_share"]
-    fixed = [arm for arm in fixed_arms(arms) if _same(arms, arm.name, "trained_tokens")]
+    fixed = [arm for arm in fixed_arms(arms) if arm.is_as_long]
     if level is None or share is None or not fixed:
         return ShareSearch(None, None, "no fixed share was run")
     pairs = itertools.pairwise(fixed)
@@ -416,7 +417,3 @@ def _nats(difference: Results, more: str, less: str) -> str:
 
 def _near(share: float) -> float:
     return max(NEAR * share, NEAREST)
-
-
-def _same(arms: Mapping[str, Results], name: str, key: str) -> bool:
-    return bool(same_budget(arms[name][key], arms["rod"][key]))
