@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -379,8 +380,7 @@ def _over_seeds(differences: Sequence[Results]) -> dict[str, Any]:
     n, merged = len(differences), {}
     for key in differences[0]:
         values = [difference[key]["value"] for difference in differences]
-        mean = math.fsum(values) / n
-        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        mean, spread = statistics.fmean(values), statistics.stdev(values)
         half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
         merged[key] = {"value": mean, "low": mean - half, "high": mean + half}
     return merged
