@@ -69,6 +69,13 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
     passes = {name: arm.get("replay_passes") or 0.0 for name, arm in arms.items()}
     often = REPEATED * max(1.0, passes["rod"])
     compared = sorted({*frontier["between"], cost["against"]} - {None})
+    stops, early = results["early_stops"], dict[str, Any]()  # of no replay and the smallest share
+    for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():
+        ours, last = stops["rod"][-1], stops[name][-1]
+        if (stop := at_forgetting(stops[name], ours["signed_forgetting"])) is not None:
+            value = stop["adapt_loss"] - ours["adapt_loss"]
+            steps = {"step": stop["step"], "steps": last["step"]}
+            early[name] = {"value": value, "low": None, "high": None, **steps}
     return {
         "against": best.name if best else None,
         "difference": difference,
@@ -78,7 +85,7 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         "frontier": frontier,
         "total_cost": cost,
         "alternatives": {name: _differences(arms, drawn, name) for name in _alternatives(arms)},
-        "early_stops": _stopped_early(results, fixed),
+        "early_stops": early,
         "repeated": {name: passes[name] for name in compared if passes[name] > often},
         "forgotten": (arms.get("no_replay") or {}).get("val_forgetting"),
     }
@@ -336,18 +343,6 @@ def _at_total_cost(
         "ratio": in_all[best.name] / cost,
         "difference": _differences(arms, drawn, best.name),
     }
-
-
-def _stopped_early(results: Results, fixed: list[FixedArm]) -> dict[str, Any]:
-    """Returns the differences from no replay and the smallest fixed share at RoD's forgetting."""
-    stops, found = results["early_stops"], dict[str, Any]()
-    for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():
-        rod, last = stops["rod"][-1], stops[name][-1]
-        if (stop := at_forgetting(stops[name], rod["signed_forgetting"])) is not None:
-            value = stop["adapt_loss"] - rod["adapt_loss"]
-            steps = {"step": stop["step"], "steps": last["step"]}
-            found[name] = {"value": value, "low": None, "high": None, **steps}
-    return found
 
 
 def _differences(arms: Mapping[str, Results], drawn: Draws, other: str) -> dict[str, Any]:
