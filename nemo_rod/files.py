@@ -412,5 +412,6 @@ def digest_files(paths: list[Path]) -> str:
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
         with open_file(path) as stream:
-            hashlib.file_digest(stream, lambda: state)
+            while part := stream.read(1 << 24):
+                state.update(part)
     return state.hexdigest()
