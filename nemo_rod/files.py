@@ -395,7 +395,9 @@ def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda 
     total = 0
     for path in paths:
         on_read(f"reads {path}")
-        total += sum(map(len, _parts(path)))
+        with open_file(path) as stream:
+            while part := stream.read(1 << 24):
+                total += len(part)
     on_read("")
     return total
 
@@ -409,12 +411,7 @@ def digest_files(paths: list[Path]) -> str:
     """Returns the digest of the files' concatenated contents."""
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
-        for part in _parts(path):
-            state.update(part)
+        with open_file(path) as stream:
+            while part := stream.read(1 << 24):
+                state.update(part)
     return state.hexdigest()
-
-
-def _parts(path: Path) -> Iterator[bytes]:
-    with open_file(path) as stream:
-        while part := stream.read(1 << 24):
-            yield part

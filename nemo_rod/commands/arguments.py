@@ -22,7 +22,6 @@ class Key:
     name: str  # part of the word before the "="
     value: str  # name of the value in the help
     help: str  # effect of the key, in a few words
-    expected: str = ""  # valid values, for the error; by default those of `bound` or `choices`
     choices: tuple[str, ...] = ()  # accepted values; empty for any
     read: Callable[[str], Any] = str  # converts the value; raises ValueError for an invalid one
     bound: str = ""  # of a number, as `bounds.numbers` has it
@@ -42,8 +41,8 @@ class Key:
                 raise ValueError(text)
             return value
         except ValueError:
-            expected = self.expected or f"a{' whole' * (self.read is int)} number {self.bound}"
-            if self.choices and not self.expected:
+            expected = f"a{' whole' * (self.read is int)} number {self.bound}"
+            if self.choices:
                 expected = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
             raise ValueError(f"{self.name}={text} is not valid: expected {expected}.") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -142,7 +142,8 @@ def execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> 
         is_launch: whether `nemo-rod status` shows them as one launch.
 
     Raises:
-        ValueError: results have other inputs, or something is lacking that the stages need.
+        ValueError: results have other inputs, are foreign or damaged, or something is lacking that
+            the stages need; the message names the change and the key for a rebuild.
     """
     config = stages.config
     for name in config.rebuild:
@@ -158,7 +159,14 @@ def execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> 
             say(f"{label}: {state}{note}  (nemo-rod {stage.command}, {stage.folder})")
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
-    refuse_other_inputs(states, config.rebuild)
+    if refused := [each.why for each in states if each.state == "refused"]:
+        raise ValueError(refused[0])
+    if differ := [each for each in states if each.state == "differs"]:  # all at once
+        names = ",".join(dict.fromkeys([*config.rebuild, *(each.stage.name for each in differ)]))
+        raise ValueError(
+            f"{differ[0].why}: add rebuild=[{names}] to make {'it' if len(differ) == 1 else 'all'} "
+            "again, or choose another run_dir."
+        )
     lacks = lacking(to_run, config)
     if config.dry_run and stages.launcher.submits:  # perhaps of another machine
         for lack in lacks:
@@ -224,23 +232,6 @@ def stage_states(stages: Iterable[Stage], config: Config) -> list[StageState]:
             open_.add(stage.name)
         states.append(StageState(stage, state, why))
     return states
-
-
-def refuse_other_inputs(states: Sequence[StageState], rebuilt: Sequence[str]) -> None:
-    """Refuses stages that were made with other inputs, all at once, and foreign or damaged ones.
-
-    Raises:
-        ValueError: there are such stages; the message names the change and the key for a rebuild.
-    """
-    if refused := [each.why for each in states if each.state == "refused"]:
-        raise ValueError(refused[0])
-    differ = [each for each in states if each.state == "differs"]
-    if differ:
-        names = ",".join(dict.fromkeys([*rebuilt, *(each.stage.name for each in differ)]))
-        raise ValueError(
-            f"{differ[0].why}: add rebuild=[{names}] to make {'it' if len(differ) == 1 else 'all'} "
-            "again, or choose another run_dir."
-        )
 
 
 def _run_here(config: Config, stages: list[Stage]) -> None:

@@ -169,7 +169,7 @@ class BlockStore:
             ValueError: a block was changed or damaged; the message names the file and the block.
         """
         ids = self._check_ids(block_ids)
-        tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
+        tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self.source_index(ids)
         negative = (tokens_CS < 0).any(axis=1)  # no token is negative, and no hash covers one
         if negative.any():
             self._refuse_damaged(int(ids[negative.argmax()]))
@@ -195,7 +195,7 @@ class BlockStore:
 
     def source_index(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         """Returns the index of each block's source in `sources`, int64 [C] (see `tokens`)."""
-        return self._source(self._check_ids(block_ids))
+        return np.searchsorted(self._starts, self._check_ids(block_ids), side="right") - 1
 
     def is_replay(self, block_ids: ArrayLike) -> NDArray[np.bool_]:
         """Returns whether each block is replay, bool [C] (see `tokens`)."""
@@ -238,7 +238,7 @@ class BlockStore:
     def _refuse_damaged(self, block_id: int) -> None:
         number = int(np.searchsorted(self._shard_starts, block_id, side="right")) - 1
         (shard, read), inside = self._shards[number], block_id - self._shard_starts[number]
-        source = self.sources[int(self._source(np.array([block_id]))[0])]
+        source = self.sources[int(self.source_index([block_id])[0])]
         place = getattr(read, "where", lambda row: shard.filename)(shard[inside])
         raise ValueError(
             f"{place}: block {inside} does not match its hash in hash.npy: one of them was changed "
@@ -252,9 +252,6 @@ class BlockStore:
         if outside.size:
             raise IndexError(f"block id {outside[0]} is outside [0, {len(self)}) of {self.root}")
         return ids.astype(np.int64, copy=False)
-
-    def _source(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.searchsorted(self._starts, ids, side="right") - 1
 
     def _gather(
         self, ids: NDArray[Any], starts: NDArray[Any], arrays: Sequence[_Array], rows: NDArray[Any]

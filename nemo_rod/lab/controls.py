@@ -38,23 +38,19 @@ WHY = (
 
 
 def as_long_as_rod(config: Config, name: str) -> dict[str, Any] | None:
-    """Returns the variant fixed_<percent>_total, as much compute as RoD costs in all, or None."""
-    if match := re.fullmatch(r"(fixed_[\d.]+)_total", name):
-        return {"of": match[1], "compute": _plain_runs_in_all(config)}
-    return None
+    """Returns the variant fixed_<percent>_total, as much compute as RoD costs in all, or None.
 
-
-def _plain_runs_in_all(config: Config) -> float:
-    """Returns what RoD costs with its specialist and its references, in plain runs.
-
-    Every block that it draws is taken for a new one, whose reference is read once.
+    That is with its specialist and its references, in plain runs. Every block that it draws is
+    taken for a new one, whose reference is read once.
     """
+    if (match := re.fullmatch(r"(fixed_[\d.]+)_total", name)) is None:
+        return None
     rod, specialist = (arm_settings(config, name) for name in ("rod", SPECIALIST))
     roles = len(reference_roles(rod.planned_arm.needs))
     drawn = rod.planned_arm.num_candidates / rod.train.batch_size
     runs = rod.planned_arm.compute(1) + FORWARD * drawn * roles / len(ROLES)
     steps = rod.train.steps * runs + (specialist.train.steps if roles == len(ROLES) else 0)
-    return steps / config.train.steps
+    return {"of": match[1], "compute": steps / config.train.steps}
 
 
 def control_stages(stages: Stages) -> list[Stage]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors import safe_open
 
 from nemo_rod.checkpoints.published import copy_beside
 from nemo_rod.files import read_json, write_json
+from nemo_rod.megatron.scoring.forward_only import patching
 from nemo_rod.ranks import all_or_none, from_all_ranks, on_all_ranks
 
 # A value that no weight has and that fp32 and bf16 both represent exactly. (A diverged weight
@@ -84,9 +83,14 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
     Raises:
         ValueError: the checkpoint lacks a tensor of the model; raised on every rank.
     """
+    save = safetensors.torch.save_file
+
+    def with_format(tensors: Any, file: Any, metadata: Any = None) -> None:
+        save(tensors, file, metadata or {"format": "pt"})  # some readers refuse files without it
+
     # By default, some versions leave out every file of the checkpoint that has a tensor unknown to
     # the model, such as those of multi-token predictors.
-    with _with_format():
+    with patching(safetensors.torch, "save_file", with_format):
         bridge.save_hf_weights(model, folder, show_progress=False, strict=False)
     source = bridge.hf_pretrained.state.source
     config = get_model_config(model[0])
@@ -112,21 +116,6 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
         copy_beside(Path(base), folder, code=code)
 
     all_or_none(lambda: check() if dist.get_rank() == 0 else None)
-
-
-@contextmanager
-def _with_format() -> Iterator[None]:
-    """Makes safetensors name the framework in its metadata: some readers refuse files without."""
-    save = safetensors.torch.save_file
-
-    def save_file(tensors: Any, file: Any, metadata: Any = None) -> None:
-        save(tensors, file, metadata or {"format": "pt"})
-
-    safetensors.torch.save_file = save_file  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        safetensors.torch.save_file = save
 
 
 def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:

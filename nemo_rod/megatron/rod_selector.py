@@ -83,11 +83,8 @@ class RoDSelector:
         """Swaps the selector into Megatron-Bridge's training loop for the duration of a block."""
         from megatron.bridge.training import train as loop  # other hosts do without
 
-        train_step, loop.train_step = loop.train_step, self.wrap(loop.train_step)
-        try:
+        with patching(loop, "train_step", self.wrap(loop.train_step)):
             yield
-        finally:
-            loop.train_step = train_step
 
     def choose(
         self,

@@ -59,7 +59,7 @@ class Watch(Heartbeat):
     """
 
     @classmethod
-    def for_this_job(cls, *, stall_seconds: float = 0.0) -> Watch:
+    def for_this_job(cls) -> Watch:
         """Creates a watch over the ranks that torchrun started, on a connection of its own.
 
         The main thread may occupy the default connection while it waits in a collective.
@@ -69,7 +69,7 @@ class Watch(Heartbeat):
         address = environ.get(STORE, f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}")
         store = job_store(address, environ.get("TORCHELASTIC_RUN_ID", "none"))
         file = HeartbeatFile.from_environment() if rank == 0 else None
-        return cls(store, rank, world_size, stall_seconds=stall_seconds, file=file)
+        return cls(store, rank, world_size, stall_seconds=0.0, file=file)
 
     def __init__(
         self,

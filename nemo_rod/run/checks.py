@@ -156,7 +156,7 @@ def check(config: Config) -> None:
     trained += [arm_settings(config, "base")] if config.model.hf is None else []
     trains_on = {SPECIALIST: ROLES[:1], "base": ROLES[1:]}
     for arm in trained:
-        if lacking := [role for role in trains_on.get(arm.name, ROLES) if role not in roles]:
+        if lacking := [role for role in trains_on.get(arm.of, ROLES) if role not in roles]:
             writes = " (kind=generated lets the base write replay), or take that arm out"
             cure = ", or name a base that is trained (model.hf)" if arm.name == "base" else writes
             reason = f"has no source with role={lacking[0]}, which {arm.name} trains on"

@@ -361,8 +361,7 @@ def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths():
     parser.add_argument("path")
     parser.add_argument("other", nargs="?")
     parser.add_keys(
-        Key(name="b", value="B", help=""),
-        Key(name="d", value="D", help="a number", read=int, expected="an integer"),
+        Key(name="b", value="B", help=""), Key(name="d", value="D", help="a number", read=int)
     )
     for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
         options = parser.parse_args(words)

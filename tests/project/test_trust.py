@@ -657,7 +657,7 @@ def test_a_job_of_another_run_is_not_cancelled(run_dir, tmp_path, monkeypatch):
     other.mkdir(parents=True)
     shutil.rmtree(run_dir / "logs")
     (run_dir / "logs").symlink_to(other.parent)
-    answers = {"%i": ["101|RUNNING|n1|None|1:00"], "stdout": [f"101 {other}/rod.out"]}
+    answers = {"%i": ["101|RUNNING|n1|None"], "stdout": [f"101 {other}/rod.out"]}
     monkeypatch.setattr(
         queue, "ask", lambda *words: answers["%i" if "%i" in words[-1] else "stdout"]
     )

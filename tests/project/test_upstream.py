@@ -111,13 +111,14 @@ def theirs(node: ast.AST, names: dict[str, str]) -> str | None:
 
 
 def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
-    """What a statement gives another value: by `a.b = c`, or by `installed.replace(a, "b", c)`."""
+    """What gets another value: by `a.b = c`, `installed.replace(a, "b", c)` or `patching`."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             for place in target.elts if isinstance(target, ast.Tuple) else [target]:
                 if isinstance(place, ast.Attribute) and (name := theirs(place, names)):
                     yield name
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "replace":
+    call = getattr(node, "func", None)
+    if getattr(call, "attr", getattr(call, "id", "")) in ("replace", "patching"):
         home = theirs(node.args[0], names)
         if home is not None and isinstance(node.args[1], ast.Constant):
             yield f"{home}.{node.args[1].value}"

@@ -34,7 +34,7 @@ echo "$number${MANY:+;east}"
 while read -r number state log; do
   case $* in
     *--Format=jobarrayid:24,stdout:4096*) printf '%-24s%-4096s\\n' $number "$log" ;;
-    *) echo "$number|$state||Priority|1:00" ;;
+    *) echo "$number|$state||Priority" ;;
   esac
 done <queue
 """,

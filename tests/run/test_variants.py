@@ -113,6 +113,22 @@ def test_arms_that_a_recipe_trains_without_naming_them_are_checked():
         check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
 
 
+def test_a_variant_of_no_replay_needs_no_replay_either():
+    config = recipe("toy_synthetic")
+    sources = {k: v for k, v in config.domain.sources.items() if v["role"] == "adaptation"}
+    config = dataclasses.replace(
+        config,
+        domain=dataclasses.replace(config.domain, sources=sources),
+        model=dataclasses.replace(config.model, hf="made", architecture=None),
+        pretrain=None,
+        variants={"mine": {"of": "no_replay", "steps": 9}},
+        arms=["mine"],
+    )
+    check(config)
+    with pytest.raises(ValueError, match="role=replay, which max_replay trains on"):
+        check(dataclasses.replace(config, arms=["mine", "max_replay"]))
+
+
 def test_more_variants_than_anybody_writes_are_refused():
     for count, form, sentence in (  # any of them would take hours
         (60, "{{of: v{0}}}", "v0 has more than 50 parents"),

@@ -56,10 +56,7 @@ def synthetic_input(generator: str) -> TextList:
             f"synthetic generator {generator!r} is unknown: "
             "write markov:<number> or dialect:<number>:<share>, such as dialect:3:0.25"
         )
-    if match[1] is not None:
-        chain, share = int(match[1]), 0.0
-    else:
-        chain, share = int(match[2]), float(match[3])
+    chain, share = int(match[1] or match[2]), float(match[3] or 0)
     return TextList(generator, None, lambda: synthetic_documents(chain, dialect=share))
 
 

@@ -199,6 +199,7 @@ def whole_loads() -> Iterator[None]:
 
     from nemo_rod.megatron.gaps import refuse_gaps
     from nemo_rod.megatron.objective import next_token_alone
+    from nemo_rod.megatron.scoring.forward_only import patching
 
     describe = AutoBridge.to_megatron_provider
 
@@ -211,8 +212,5 @@ def whole_loads() -> Iterator[None]:
             refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
         return provider
 
-    AutoBridge.to_megatron_provider = to_provider
-    try:
+    with patching(AutoBridge, "to_megatron_provider", to_provider):
         yield
-    finally:
-        AutoBridge.to_megatron_provider = describe

@@ -283,8 +283,17 @@ def import_blocks(
             making.add(origin, role, split, tokens, hashes)
             progress(done)
         making.finish(parts, pool_share)
-        if repeated != "keep":
-            _refuse_leaks(work, folder)
+        if repeated != "keep":  # one origin may hold out what another trains on
+            train, held = (
+                [holdout_values(split.tokens(ids)) for ids in split.chunks()]
+                for split in (BlockStore(work), BlockStore(work, "holdout"))
+            )
+            leaks = int(np.isin(np.concatenate(train), np.concatenate(held)).sum()) if held else 0
+            if leaks:
+                raise ValueError(
+                    f"{folder} has {leaks} training blocks that another origin holds out: their "
+                    "losses would be of trained text; remove them, or import all with repeated=keep"
+                )
         work.rename(out)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -333,20 +342,6 @@ def _survey(folder: Path, parts: list[Path], *, may_repeat: bool) -> int:
             "copy the folder again, or import it as it is with repeated=keep"
         )
     return num_replay
-
-
-def _refuse_leaks(store: Path, folder: Path) -> None:
-    """Refuses tokens that one origin holds out and another trains on."""
-    train, held = (
-        [holdout_values(split.tokens(ids)) for ids in split.chunks()]
-        for split in (BlockStore(store), BlockStore(store, "holdout"))
-    )
-    both = np.isin(np.concatenate(train), np.concatenate(held)) if held else np.zeros(0, bool)
-    if both.any():
-        raise ValueError(
-            f"{folder} has {int(both.sum())} training blocks that another origin holds out: their "
-            "losses would be of trained text; remove them, or import all with repeated=keep"
-        )
 
 
 def open_table(file: Path, names: Sequence[str]) -> Any:

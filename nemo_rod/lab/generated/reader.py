@@ -86,8 +86,19 @@ def read_generated(spec: SourceSpec) -> list[Input]:
         engine = choose(sampling.engine)
     except ValueError as error:
         raise ValueError(f"{where}.options.engine={sampling.engine}: {error}") from None
-    folder = _model_folder(spec)
-    files = sorted(folder.glob("*.safetensors"))
+    folder = Path(str(spec.path))
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(str(spec.path), revision=spec.revision))
+        except Exception as error:
+            raise ValueError(
+                f"{where}.path={spec.path} is neither a folder here nor could it be fetched from "
+                f"the hub ({type(error).__name__}): give the base's folder."
+            ) from error
+    if not (files := sorted(folder.glob("*.safetensors"))):
+        raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
     weights = _weights(
         tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     )
@@ -121,23 +132,6 @@ def batch_size(folder: Path, tokens: int | None) -> int:
 @functools.lru_cache(maxsize=8)  # a source is opened several times, and weights may be large
 def _weights(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest_files([file for file, _, _ in files])
-
-
-def _model_folder(spec: SourceSpec) -> Path:
-    folder = Path(str(spec.path))
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(snapshot_download(str(spec.path), revision=spec.revision))
-        except Exception as error:
-            raise ValueError(
-                f"domain.sources.{spec.name}.path={spec.path} is neither a folder here nor could "
-                f"it be fetched from the hub ({type(error).__name__}): give the base's folder."
-            ) from error
-    if not list(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
-    return folder
 
 
 class _GeneratedDocuments(Input):

@@ -107,7 +107,10 @@ def inspect(
     # a run folder whose first stage has not begun has only rendered files
     folders = ((path / "arms").is_dir(), (path / "blocks").is_dir())
     if any(folders) or any(path.glob("launch/*/config.yaml")):
-        return _describe_run(path)
+        rows = [
+            [part.label, part.state, part.done, part.steps, part.last] for part in parts_of(path)
+        ]
+        return f"{path}\n\n{table(('part', 'state', '>steps done', '>of', 'last step'), rows)}"
     raise ValueError(
         f"{path} was not written by nemo-rod: expected a run folder, a block store, a source, "
         "references, a curriculum, metrics.jsonl, or a stage's folder or manifest.json."
@@ -135,8 +138,3 @@ def _describe_stage(path: Path) -> str:
     files = ", ".join(sorted(file.name for file in path.iterdir()))
     about = [("stage", manifest.get("stage", path.name)), ("state", state), ("files", files)]
     return "\n\n".join([facts(about), *parts])
-
-
-def _describe_run(path: Path) -> str:
-    rows = [[part.label, part.state, part.done, part.steps, part.last] for part in parts_of(path)]
-    return f"{path}\n\n{table(('part', 'state', '>steps done', '>of', 'last step'), rows)}"

@@ -39,15 +39,18 @@ class JoiningEncoder(Encoder):
             if state["position"] is None:
                 made = self._find_tokens(documents, number, folder)
             if made is not None:
-                dropped_D = _repeated_D(documents, state["seen"], len(made.sizes_D))
+                first, count = state["seen"], len(made.sizes_D)
+                dropped_D = np.zeros(count, dtype=bool)  # documents that repeat an earlier one
+                if documents.duplicates is not None:
+                    marks = documents.duplicates[first // 8 : (first + count + 7) // 8]
+                    dropped_D = np.unpackbits(marks)[first % 8 :][:count].astype(bool)
                 taken = state["taken"] + int((~dropped_D).sum())
                 total = state["bytes"] + int(made.sizes_D[~dropped_D].sum())
                 if taken < (spec.max_documents or np.inf) and total < (spec.max_bytes or np.inf):
                     for batch, tokens in made.batches(number, dropped_D):
                         batch.consumed = sum(sizes[:number])
                         yield batch, tokens
-                    seen = state["seen"] + len(made.sizes_D)
-                    state = {"input": number + 1, "position": None, "seen": seen}
+                    state = {"input": number + 1, "position": None, "seen": first + count}
                     state |= {"taken": taken, "bytes": total}
                     nothing = np.empty(0, np.int32), np.empty(0, np.int64)
                     yield Batch(state=state, consumed=sum(sizes[: number + 1])), nothing
@@ -77,11 +80,3 @@ class JoiningEncoder(Encoder):
             for found in self._made_below.glob(f"{depth}/{folder.name}/{name}"):
                 return FileTokens(found)
         return None
-
-
-def _repeated_D(documents: Documents, first: int, count: int) -> NDArray[np.bool_]:
-    """Returns which documents, from the number `first` on, repeat an earlier one."""
-    if documents.duplicates is None:
-        return np.zeros(count, dtype=bool)
-    bits = np.unpackbits(documents.duplicates[first // 8 : (first + count + 7) // 8])
-    return bits[first % 8 :][:count].astype(bool)

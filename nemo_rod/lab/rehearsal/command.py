@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from nemo_rod.commands.run_stages import execute, shows_dry_run
 from nemo_rod.config import Config, config_class, section
 from nemo_rod.corpus.adapters.hub_files import file_of
+from nemo_rod.corpus.adapters.synthetic import synthetic_documents
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
@@ -26,12 +27,14 @@ from nemo_rod.lab.rehearsal.forms import SmallModel, small_form
 from nemo_rod.lab.rehearsal.preflight import preflight
 from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
+from nemo_rod.lab.tasks.held_out_questions import write_task
 from nemo_rod.lab.tasks.section import Tasks
+from nemo_rod.run import hub
 from nemo_rod.run.checks import check, to_config
 from nemo_rod.run.hub import NotChecked
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.submit import check_idle
-from nemo_rod.run.processes.pythons import sees_gpu
+from nemo_rod.run.processes.pythons import num_gpus
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.signals import Stopped
@@ -159,16 +162,15 @@ def make_rehearsal(
     """
     small = derive.cut_short(config, folder, scale=scale)
     checkpoint = folder.absolute() / derive.CHECKPOINT
-    is_cpu = config.launcher.kind == "local" and not _has_gpu()
     if section(config, Rehearsal).model == "own":
         derive.cap_sources(small, least=least)
         check(small)
         return small
-    silent, limit = derive.unanswered_keys(config), section(config, Rehearsal).processes
-    if limit is None and config.launcher.kind == "local" and not is_cpu:
-        import torch
-
-        limit = torch.cuda.device_count()
+    limit, gpus = section(config, Rehearsal).processes, num_gpus()
+    if limit is None and config.launcher.kind == "local" and gpus:
+        limit = gpus
+    answers = hub.answers(hub.repos(config)).items()
+    silent = {key for key, answer in answers if isinstance(answer, NotChecked)}
     parallel, lost = derive.small_layout(config.parallel, limit)
     if lost:
         notes.append(f"parallel.{', parallel.'.join(lost)} reduced to 1 on {limit} processes")
@@ -181,7 +183,7 @@ def make_rehearsal(
     for reason in dict.fromkeys(unread.values()):
         names = [name for name, why in unread.items() if why == reason]
         notes.append(f"made-up text for {', '.join(names)}, as {reason}")
-    if is_cpu:
+    if config.launcher.kind == "local" and not gpus:
         small.cluster.gpu = None
         for key in ("precision_aware_optimizer", "optimizer_offload"):
             if getattr(small.train, key):
@@ -189,7 +191,7 @@ def make_rehearsal(
                 notes.append(f"train.{key} needs a GPU, and is rehearsed without")
     # NeMo-RL's workers have keys of their own, and evaluation runs here
     runs_here = config.launcher.kind in ("local", "nemo_rl")
-    if runs_here and small.model.provider and not _has_gpu():
+    if runs_here and small.model.provider and not gpus:
         small.model.provider = {}
         notes.append("model.provider needs GPUs, and is rehearsed without")
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,25 +207,17 @@ def make_rehearsal(
         tokenizer = load_tokenizer(BYTE if is_made else own, trust_remote_code=trusts)
         tokenizer.save_pretrained(checkpoint)
     check(small)
-    if capabilities := section(config, Tasks).capabilities:
-        names = sorted({name for names in capabilities.values() for name in names})
-        _write_tasks(names, folder.absolute() / derive.TASKS)
-    return small
-
-
-def _write_tasks(names: list[str], folder: Path) -> None:
-    """Writes definitions of lm-eval tasks or groups: made-up questions without meaning."""
-    from nemo_rod.corpus.adapters.synthetic import synthetic_documents
-    from nemo_rod.lab.tasks.held_out_questions import write_task
-
-    for number, name in enumerate(names):
+    capabilities = section(config, Tasks).capabilities  # rehearsed by questions without meaning
+    tasks = sorted({name for names in capabilities.values() for name in names})
+    for number, name in enumerate(tasks):
         rows = []
         for question, text in zip(range(_QUESTIONS), synthetic_documents(number), strict=False):
             context, *choices = (
                 text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
             )
             rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
-        write_task(name, rows, folder)
+        write_task(name, rows, folder.absolute() / derive.TASKS)
+    return small
 
 
 def _run(small: Config) -> list[Row]:
@@ -301,14 +295,6 @@ def _run_check(name: str, action: Callable[[], str]) -> Row:
     except (ValueError, OSError) as error:
         state, note = FAILED, " ".join(str(error).split())
     return Row(name=name, state=state, note=note, seconds=time.monotonic() - start)
-
-
-def _has_gpu() -> bool:
-    if not sees_gpu():  # torch need not be imported to know that
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _recipe_for(run: str) -> Config:

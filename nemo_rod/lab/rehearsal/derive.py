@@ -18,7 +18,6 @@ from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run import hub
 from nemo_rod.run.variants import arm_settings, trained_arms
 
 BATCH_SIZE = 8  # blocks; equal in all rehearsals, because one may use the curriculum of another
@@ -143,12 +142,6 @@ def sources_out_of_reach(config: Config, unanswered: Iterable[str]) -> dict[str,
         elif not _takes_cap(spec):
             reasons[spec.name] = "a blend of files with weights is read whole"
     return reasons
-
-
-def unanswered_keys(config: Config) -> set[str]:
-    """Returns the keys of a recipe whose repository is not here, and not given by the hub now."""
-    answers = hub.answers(hub.repos(config))
-    return {key for key, answer in answers.items() if isinstance(answer, hub.NotChecked)}
 
 
 def _takes_cap(spec: SourceSpec) -> bool:

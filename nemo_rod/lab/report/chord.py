@@ -8,6 +8,7 @@ the trained arms gives a value at RoD's own forgetting, for the comparison.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -50,9 +51,7 @@ def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, f
     pairs = _pairs(x, y)
     if pairs is None or np.ptp(pairs[0]) < ROUNDING:
         return None
-    dx = pairs[0] - pairs[0].mean()
-    slope = float(dx @ (pairs[1] - pairs[1].mean()) / (dx @ dx))
-    return slope, float(pairs[1].mean() - slope * pairs[0].mean())
+    return statistics.linear_regression(*pairs)
 
 
 def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
@@ -63,8 +62,7 @@ def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
     pairs = _pairs(x, y)
     if pairs is None or np.ptp(pairs, axis=1).min() < ROUNDING:
         return None
-    dx, dy = pairs[0] - pairs[0].mean(), pairs[1] - pairs[1].mean()
-    return float(dx @ dy / math.sqrt((dx @ dx) * (dy @ dy)))
+    return statistics.correlation(*pairs)
 
 
 def outlier(x: Mapping[str, float]) -> str | None:
@@ -74,12 +72,12 @@ def outlier(x: Mapping[str, float]) -> str | None:
     """
     if len(x) <= MIN_POINTS:
         return None
-    mean = math.fsum(x.values()) / len(x)
+    mean = statistics.fmean(x.values())
     return max(x, key=lambda name: abs(x[name] - mean))
 
 
-def _pairs(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray] | None:
+def _pairs(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[list[float], ...] | None:
     names = [name for name in x if name in y]
     if len(names) < MIN_POINTS:
         return None
-    return np.array([x[name] for name in names]), np.array([y[name] for name in names])
+    return [x[name] for name in names], [y[name] for name in names]

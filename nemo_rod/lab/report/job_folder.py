@@ -22,7 +22,7 @@ import numpy as np
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.files import read_json
-from nemo_rod.lab.history import History, read_history
+from nemo_rod.lab.history import read_history
 from nemo_rod.lab.metrics import Metrics, metrics_of
 from nemo_rod.lab.report.build_report import Files, results_of_all, write_explorers, write_page
 from nemo_rod.lab.report.run_files import FREE, Arm, Run
@@ -90,7 +90,17 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     title = folder.resolve().parent.name if folder.resolve().name == "rod" else folder.name
     explorers = write_explorers({name: file}, files, recipe=title, texts=None)
     history = read_history(file) if done else None
-    notes = [_write_control(history, files)] if header.scored and history else []
+    notes = []
+    if header.scored and history:  # how a job that follows RoD's share by step is run
+        share_T = history.share_T
+        rows_T = zip(history.step_T.tolist(), share_T.tolist(), strict=True)
+        lines = ["step,replay", *(f"{step},{share}" for step, share in rows_T)]
+        files.write(_SCHEDULE, "\n".join(lines) + "\n")
+        notes.append(
+            "To know whether RoD helped, run the job again with the same pools, blocks at random: "
+            f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
+            f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
+        )
     losses = {
         "base": _losses(metrics_of([{**part.start, "step": -1}])),
         name: _losses(part.metrics),
@@ -128,19 +138,6 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
     results = results_of_all([run], notes)
     write_page(files, [(run, results)], [part], explorers, recipe=title, folder=folder)
     return results
-
-
-def _write_control(history: History, files: Files) -> str:
-    """Writes RoD's share by step, and returns how a job that follows it is run."""
-    share_T = history.share_T
-    rows_T = zip(history.step_T.tolist(), share_T.tolist(), strict=True)
-    lines = ["step,replay", *(f"{step},{share}" for step, share in rows_T)]
-    files.write(_SCHEDULE, "\n".join(lines) + "\n")
-    return (
-        "To know whether RoD helped, run the job again with the same pools, blocks at random: "
-        f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
-        f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
-    )
 
 
 def _losses(read: Metrics) -> dict[str, dict[str, float]]:

@@ -149,14 +149,19 @@ def row_of(results: Results, name: str) -> dict[str, Any]:
     arm, comparison = results["arms"][name], results["comparisons"][name]
     design, arms = arm["design"] or {}, results["arms"]
     plain = (arms.get("no_replay") or arms.get(results["reference_arm"]) or {}).get("compute")
-    row = {**arm, **comparison, "arm": name, "scored": scored_share(arm)}
+    gain, scored = comparison["gain"], scored_share(arm)
+    rod, of_rod = arms.get("rod") or {}, results["comparisons"].get("rod", {}).get("gain") or 0.0
+    is_cheaper = scored is not None and scored < WHOLE
+    is_as_long = arm["trained_tokens"] == rod.get("trained_tokens")
+    keeps = gain is not None and of_rod > 0 and is_cheaper and is_as_long
+    row = {**arm, **comparison, "arm": name, "scored": scored}
+    row |= {"kept": gain / of_rod if keeps else None}  # of RoD's gain over fixed replay
     row |= {key: design.get(key) for key in ("budget", "curriculum")}
     row |= {"references": ", ".join(design.get("references") or []) or None}
-    row |= {"kept": kept_gain(results, name)}
     for key, cost in (("runs", arm["compute"]), ("runs_in_all", arm["compute_in_all"])):
         row[key] = cost / plain if plain and cost is not None else None
     for budget in ("tokens", "compute"):
-        value = comparison["gain"]
+        value = gain
         if comparison["on_chord"]:
             value = "on the chord"
         elif comparison["extrapolated"]:
@@ -165,19 +170,6 @@ def row_of(results: Results, name: str) -> dict[str, Any]:
             value = "other budget"
         row[f"at_equal_{budget}"] = value
     return row
-
-
-def kept_gain(results: Results, name: str) -> float | None:
-    """Returns the part of RoD's gain over fixed replay that an arm with less scoring keeps.
-
-    None if it was trained on other amounts, or RoD has no gain.
-    """
-    arm, rod = (results["arms"].get(each) for each in (name, "rod"))
-    gain, whole = (results["comparisons"].get(each, {}).get("gain") for each in (name, "rod"))
-    if not arm or not rod or arm["trained_tokens"] != rod["trained_tokens"]:
-        return None
-    is_cheaper = (scored_share(arm) or 0.0) < WHOLE and scored_share(arm) is not None
-    return gain / whole if is_cheaper and gain is not None and (whole or 0.0) > 0 else None
 
 
 def sources_table(results: Results) -> Table:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,8 +51,8 @@ class FixedArm(NamedTuple):
 
     name: str
     share: float  # replay among its blocks
-    adapt_loss: float
     forgetting: float  # signed
+    is_as_long: bool  # whether it was trained on as many tokens as RoD
 
 
 def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
@@ -60,15 +61,21 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
     if rod is None or None in (rod["adapt_loss"], rod["signed_forgetting"], rod["replay_share"]):
         return None
     drawn, fixed = draws_of(run), fixed_arms(results["arms"])
-    equal = [arm for arm in fixed if _same(results["arms"], arm.name, "trained_tokens")]
     arms, share = results["arms"], rod["replay_share"]
-    near = [arm for arm in equal if abs(arm.share - share) <= _near(share)]
+    near = [arm for arm in fixed if arm.is_as_long and abs(arm.share - share) <= _near(share)]
     best = min(near, key=lambda arm: abs(arm.share - share), default=None)
     difference = _differences(arms, drawn, best.name) if best else None
     frontier, cost = _on_frontier(arms, drawn), _at_total_cost(arms, drawn, fixed)
     passes = {name: arm.get("replay_passes") or 0.0 for name, arm in arms.items()}
     often = REPEATED * max(1.0, passes["rod"])
     compared = sorted({*frontier["between"], cost["against"]} - {None})
+    stops, early = results["early_stops"], dict[str, Any]()  # of no replay and the smallest share
+    for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():
+        ours, last = stops["rod"][-1], stops[name][-1]
+        if (stop := at_forgetting(stops[name], ours["signed_forgetting"])) is not None:
+            value = stop["adapt_loss"] - ours["adapt_loss"]
+            steps = {"step": stop["step"], "steps": last["step"]}
+            early[name] = {"value": value, "low": None, "high": None, **steps}
     return {
         "against": best.name if best else None,
         "difference": difference,
@@ -78,7 +85,7 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         "frontier": frontier,
         "total_cost": cost,
         "alternatives": {name: _differences(arms, drawn, name) for name in _alternatives(arms)},
-        "early_stops": _stopped_early(results, fixed),
+        "early_stops": early,
         "repeated": {name: passes[name] for name in compared if passes[name] > often},
         "forgotten": (arms.get("no_replay") or {}).get("val_forgetting"),
     }
@@ -220,9 +227,11 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
         design = arm["design"] or {}
         is_random = design.get("adaptation") == design.get("replay") == "random"
         is_fixed = _varies_fixed(name, arm) or (design.get("share") is not None and is_random)
-        values = (arm["replay_share"], arm["adapt_loss"], arm["signed_forgetting"])
-        if is_fixed and None not in values and name not in alternatives:
-            found.append(FixedArm(name, *values))
+        share, forgetting = arm["replay_share"], arm["signed_forgetting"]
+        is_measured = None not in (share, arm["adapt_loss"], forgetting)
+        if is_fixed and is_measured and name not in alternatives:
+            is_as_long = same_budget(arm["trained_tokens"], arms["rod"]["trained_tokens"])
+            found.append(FixedArm(name, share, forgetting, bool(is_as_long)))
     return sorted(found, key=lambda arm: arm.share)
 
 
@@ -257,7 +266,7 @@ def search(arms: Mapping[str, Results]) -> ShareSearch:
     """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
     rod = arms["rod"]
     level, share = rod["signed_forgetting"], rod["replay_share"]
-    fixed = [arm for arm in fixed_arms(arms) if _same(arms, arm.name, "trained_tokens")]
+    fixed = [arm for arm in fixed_arms(arms) if arm.is_as_long]
     if level is None or share is None or not fixed:
         return ShareSearch(None, None, "no fixed share was run")
     pairs = itertools.pairwise(fixed)
@@ -336,18 +345,6 @@ def _at_total_cost(
     }
 
 
-def _stopped_early(results: Results, fixed: list[FixedArm]) -> dict[str, Any]:
-    """Returns the differences from no replay and the smallest fixed share at RoD's forgetting."""
-    stops, found = results["early_stops"], dict[str, Any]()
-    for name in [arm.name for arm in fixed if arm.name in stops][:2] if stops.get("rod") else ():
-        rod, last = stops["rod"][-1], stops[name][-1]
-        if (stop := at_forgetting(stops[name], rod["signed_forgetting"])) is not None:
-            value = stop["adapt_loss"] - rod["adapt_loss"]
-            steps = {"step": stop["step"], "steps": last["step"]}
-            found[name] = {"value": value, "low": None, "high": None, **steps}
-    return found
-
-
 def _differences(arms: Mapping[str, Results], drawn: Draws, other: str) -> dict[str, Any]:
     """Returns how much more RoD learned, and how much less it forgot, than another arm."""
     rod, them, differences = arms["rod"], arms[other], {}
@@ -378,8 +375,7 @@ def _over_seeds(differences: Sequence[Results]) -> dict[str, Any]:
     n, merged = len(differences), {}
     for key in differences[0]:
         values = [difference[key]["value"] for difference in differences]
-        mean = math.fsum(values) / n
-        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        mean, spread = statistics.fmean(values), statistics.stdev(values)
         half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
         merged[key] = {"value": mean, "low": mean - half, "high": mean + half}
     return merged
@@ -416,7 +412,3 @@ def _nats(difference: Results, more: str, less: str) -> str:
 
 def _near(share: float) -> float:
     return max(NEAR * share, NEAREST)
-
-
-def _same(arms: Mapping[str, Results], name: str, key: str) -> bool:
-    return bool(same_budget(arms[name][key], arms["rod"][key]))

@@ -116,12 +116,33 @@ def overlaps_tensor_parallel(config: Any) -> bool:
 
 @contextmanager
 def forward_only(model: list, config: Any) -> Iterator[None]:
-    """Enters evaluation mode without lasting effects: no gradients, counters, timers or RNG use."""
+    """Enters evaluation mode without lasting effects: no gradients, counters, timers or RNG use.
+
+    Multi-token prediction is skipped: scores use none of its layers, logits or losses.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())  # the schedules do not apply it themselves
-        stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP depend on it
-        stack.enter_context(_random_state())
-        stack.enter_context(_next_token_alone(model, config))
+        modules, tracker = [m for chunk in model for m in chunk.modules()], get_cuda_rng_tracker()
+        for module in modules:  # a frozen part may be in evaluation mode
+            stack.callback(setattr, module, "training", module.training)
+        for chunk in model:  # counters of routers and MTP depend on the mode
+            stack.callback(chunk.train, chunk.training)  # some modules do more than set the flag
+            chunk.eval()
+        stack.callback(tracker.set_states, tracker.get_states())
+        stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        # up to core 0.16, GPT models need a number of predictors even if it is 0, and hybrid ones
+        # reject 0; by its name, as NVIDIA is about to delete the class
+        is_gpt = any(b.__name__ == "GPTModel" for m in modules for b in type(m).__mro__)
+        predictors = [module.mtp for module in modules if "mtp" in module._modules]
+        # a language model inside another model has its own configuration
+        configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
+        for each in ({id(config): config} | configs).values():
+            if getattr(each, "mtp_num_layers", None):
+                stack.enter_context(patching(each, "mtp_num_layers", 0 if is_gpt else None))
+        for block in predictors:
+            block.forward = lambda hidden_states, **_: hidden_states  # models expect no more of it
+            stack.callback(delattr, block, "forward")
         for name, value in (
             ("timers", None),
             # the output layer would queue scoring's inputs for its deferred weight gradient
@@ -130,11 +151,15 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
             ("moe_input_jitter_eps", None),
         ):
             stack.enter_context(patching(config, name, value))
-        for module in (module for chunk in model for module in chunk.modules()):
+        for module in modules:
             # set by log_max_attention_logit since 0.19
             if "current_max_attn_logits" in vars(module):
                 stack.enter_context(patching(module, "current_max_attn_logits", None))
         yield
+        # gathering their weights may have begun, and no hook of theirs has waited for it
+        for _, buckets in _gathered_by_hooks(model) if predictors else ():
+            if buckets.param_gather_handle is not None:
+                buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 @contextmanager
@@ -146,46 +171,6 @@ def patching(target: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(target, name, before)
-
-
-@contextmanager
-def _evaluation_mode(model: list) -> Iterator[None]:
-    """Restores every module's own mode afterwards, as a frozen part may be in evaluation mode."""
-    was_training = [(module, module.training) for chunk in model for module in chunk.modules()]
-    own_modes = [chunk.training for chunk in model]
-    for chunk in model:
-        chunk.eval()
-    try:
-        yield
-    finally:
-        for chunk, training in zip(model, own_modes, strict=True):
-            chunk.train(training)  # some modules do more than set the flag
-        for module, training in was_training:
-            module.training = training
-
-
-@contextmanager
-def _next_token_alone(model: list, config: Any) -> Iterator[None]:
-    """Skips multi-token prediction, of which scores use no layers, logits or losses."""
-    modules = [module for chunk in model for module in chunk.modules()]
-    # up to core 0.16, GPT models need a number of predictors even if it is 0; hybrid ones reject 0
-    bases = {base.__name__ for module in modules for base in type(module).__mro__}
-    none = 0 if "GPTModel" in bases else None  # a name, as NVIDIA is about to delete the class
-    blocks = [module.mtp for module in modules if "mtp" in module._modules]
-    # a language model inside another model has its own configuration
-    configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
-    with ExitStack() as stack:
-        for each in ({id(config): config} | configs).values():
-            if getattr(each, "mtp_num_layers", None):
-                stack.enter_context(patching(each, "mtp_num_layers", none))
-        for block in blocks:
-            block.forward = lambda hidden_states, **_: hidden_states  # models expect no more of it
-            stack.callback(delattr, block, "forward")
-        yield
-    if blocks:  # gathering their weights may have begun, and no hook of theirs has waited for it
-        for _, buckets in _gathered_by_hooks(model):
-            if buckets.param_gather_handle is not None:
-                buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def gather_weights(model: list, *, no_pass_follows: bool = False) -> None:
@@ -206,16 +191,3 @@ def _gathered_by_hooks(model: list) -> Iterator[tuple[Any, Any]]:
         if getattr(chunk, "use_forward_hook", False):
             for buckets in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
                 yield chunk, buckets
-
-
-@contextmanager
-def _random_state() -> Iterator[None]:
-    """Restores the default random generators and Megatron's tensor-parallel ones afterwards."""
-    tracker = get_cuda_rng_tracker()
-    cpu, cuda, parallel = torch.get_rng_state(), torch.cuda.get_rng_state(), tracker.get_states()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state(cuda)
-        tracker.set_states(parallel)

@@ -63,8 +63,8 @@ def _slice_head(module: Any) -> None:
 
     def loss_by_slices(labels_BS: torch.Tensor, hidden_SBH: torch.Tensor) -> torch.Tensor:
         length = slice_length(len(labels_BS), layer.output_size_per_partition)
-        split, layer.sequence_parallel = layer.sequence_parallel, False
-        try:
+        split = layer.sequence_parallel
+        with patching(layer, "sequence_parallel", False):
             if split:  # the layer itself would first gather the whole sequence
                 hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, group=layer.tp_group)
             parts = []
@@ -74,8 +74,6 @@ def _slice_head(module: Any) -> None:
                 logits_sBV = logits_of(hidden_sBH, **given)[0]
                 parts.append(loss_of(labels_Bs, logits_sBV))
                 del logits_sBV  # frees memory before the next slice is made
-        finally:
-            layer.sequence_parallel = split
         return torch.cat(parts, dim=1)
 
     layer.forward, module.compute_language_model_loss = keep_hidden, loss_by_slices

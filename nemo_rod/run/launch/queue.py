@@ -23,7 +23,6 @@ class QueuedJob:
     state: str  # Slurm's name, such as PENDING, RUNNING, FAILED or TIMEOUT
     nodes: str = ""  # those on which it runs or ran; empty if none yet
     reason: str = ""  # why it is pending
-    left: str = ""  # time until its limit, in Slurm's notation
     alive: bool = False  # whether it is in the queue, pending or running
 
 
@@ -34,7 +33,7 @@ def slurm_logs(run_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A line of a launch's `jobs.tsv`: the stage of a job, and the user who submitted it."""
+    """A line of a launch's `jobs.tsv`: the stage of a job, and the launcher that submitted it."""
 
     stage: str
     launcher: str
@@ -77,18 +76,17 @@ def in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob
     own: dict[str, QueuedJob] = {}
     others = set()
     for cluster, full in by_cluster(numbers).items():
-        states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r|%L")
+        states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r")
         logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
         log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}
         for line in states:
-            short, *facts = line.split("|")
+            short, state, nodes, reason = line.split("|")
             if short not in full or short not in log_of:
                 continue  # not in the run's records, or just ended
-            state, nodes, reason, left = facts
             folder = os.path.dirname(log_of[short].strip())
             # a link in the run's folder may lead to the logs of another run
             if os.path.realpath(folder) == str(slurm_logs(run_dir.resolve())):
-                own[full[short]] = QueuedJob(state, nodes, reason, left, alive=True)
+                own[full[short]] = QueuedJob(state, nodes, reason, alive=True)
             else:
                 others.add(full[short])
     return own, others
