@@ -29,7 +29,6 @@ from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import COLOURS, light
 from nemo_rod.lab.report.table import (
     TABLES,
-    Column,
     Table,
     arms_table,
     decimals,
@@ -445,11 +444,6 @@ def test_numbers_for_readers() -> None:
     assert {v: magnitude(v) for v in counts} == counts
     assert decimals(3)(-1e-4) == "0.000" and with_sign(3)(-1e-4) == "+0.000"  # no minus before zero
     assert decimals(3)(-1e-3) == with_sign(3)(-1e-3) == "\N{MINUS SIGN}0.001"
-
-
-def test_a_cell_of_a_markdown_table_is_one_cell() -> None:
-    table = Table("sources", (Column("source", "Source", is_text=True),), ({"source": "a|b\nc"},))
-    assert table.to_markdown().splitlines()[2:] == [r"| a\|b c |"]
 
 
 class PageReader(HTMLParser):

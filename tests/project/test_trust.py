@@ -711,13 +711,13 @@ def test_serve_gives_the_files_of_the_folder_to_this_machine(tmp_path, victim):
 
 
 def test_names_are_text_in_tables(tmp_path):
-    rows = ({"name": NAME}, {"name": "=cmd|' /C calc'!A1"}, {"name": "chain_0"})
+    rows = ({"name": NAME}, {"name": "=cmd|' /C calc'!A1"}, {"name": "chain_0"}, {"name": "a|b\nc"})
     table = Table("x", (Column("name", "Name", is_text=True),), rows)
     shown = table.to_markdown()
     assert not re.search(
         r"<|(?<!\\)[|`\[!]", shown.replace("| ", "").replace(" |", "").split("\n")[2]
     )
-    assert "chain_0" in shown
+    assert "chain_0" in shown and shown.splitlines()[-1] == r"| a\|b c |"
 
 
 def curriculum(path: Path, folder: Path, *, size: int = 0, sources: int = 0) -> Path:
