@@ -264,21 +264,6 @@ def test_the_page_on_pypi_has_no_dead_link(wheel):
     assert re.findall(r"\]\((?!https://)", linked) == []
 
 
-def test_wheel_works_outside_the_checkout(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    program = (
-        "import sys; sys.path.insert(0, '.'); "
-        "from nemo_rod.installation import config_folder as f; "
-        "print((f() / 'recipe' / 'toy.yaml').resolve())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    imported_from = Path(done.stdout.strip())
-    assert imported_from.is_relative_to(tmp_path.resolve())
-    assert imported_from.is_file()
-
-
 @pytest.fixture(scope="module")
 def plain(wheel, tmp_path_factory):
     """What `pip install nemo-rod` makes of an empty environment: the wheel and what it requires."""
