@@ -133,11 +133,6 @@ def test_weights_are_as_readable_as_other_files(tmp_path):
     assert modes["model.safetensors"] == modes["config.json"]
 
 
-def test_missing_stage_names_its_command(tmp_path):
-    with pytest.raises(ValueError, match=r"run `nemo-rod reference recipe=toy` first"):
-        handover.outputs(tmp_path / "references", made_by="reference recipe=toy")
-
-
 def test_nested_values_have_the_keys_that_users_type():
     value = {"lr": 0.1, "sources": {"de": {"files": ["a", "b"]}}, "none": {}, "points": {0: 0.5}}
     assert flat({"x": value}) == {
