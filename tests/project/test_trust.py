@@ -324,10 +324,6 @@ def score(run: Path) -> None:
     again(run, "references_base")
 
 
-def score_more(run: Path) -> None:
-    again(run, "references_base")
-
-
 def evaluate(run: Path) -> None:
     for file in run.glob("arms/*/evaluation.json"):
         file.unlink()
@@ -370,7 +366,7 @@ LINKS: tuple[tuple[Callable[[Path], None], tuple[tuple[str, str], ...]], ...] = 
     (prepare, (("text_parts", "parts"),)),
     (prepare, (("text_parts/1_of_2", "parts"),)),
     (score, (("references/base.partial/wanted.npy", ".bashrc"),)),
-    (score_more, (("references/base/wanted.npy", ".bashrc"),)),
+    (lambda run: again(run, "references_base"), (("references/base/wanted.npy", ".bashrc"),)),
     (evaluate, (("evaluation.partial", "."),)),
     (evaluate, (("evaluation.partial/rod.npy", ".bashrc"),)),
     (evaluate, (("arms/rod", "tables"),)),
