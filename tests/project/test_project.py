@@ -153,7 +153,9 @@ def test_every_part_of_ours_is_there(wheel):
                 assert target_room(home) in rooms, f"{kind}: {place}"
                 if home != "builtins":
                     assert not attribute or attribute in names_of(home), f"{kind}: {place}"
-                    assert is_module(home), f"{kind}: {place}"
+                    path = ROOT.joinpath(*home.split("."))
+                    is_module = path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+                    assert is_module, f"{kind}: {place}"
     archive = zipfile.ZipFile(wheel)
     (file,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
     registered = configparser.ConfigParser(delimiters=["="])
@@ -165,11 +167,6 @@ def test_every_part_of_ours_is_there(wheel):
     }
     sections = (ROOT / "hydra_configs" / "sections.yaml").read_text()
     assert re.findall("^- (.*)$", sections, re.MULTILINE) == [*beside["sections"]]
-
-
-def is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def test_programs_import_what_is_there():
