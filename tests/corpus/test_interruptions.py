@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +158,13 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path, shared):
     program.write_text(WITH_WORKERS)
     process = subprocess.Popen(
         [sys.executable, str(program), str(tmp_path)],
-        stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
+        stdout=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     assert process.stdout is not None
     for _ in range(20):
         assert process.stdout.readline()
     process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while is_alive(process.pid):
-        assert time.monotonic() < deadline, "workers outlive the process that started them"
-        time.sleep(0.05)
+    process.communicate(timeout=20)  # to its end: workers that still ran would hold it
     check_resumed(tmp_path / "killed", shared)
 
 
@@ -177,18 +172,6 @@ def check_resumed(unfinished: Path, shared: tuple[list[SourceSpec], Path]) -> No
     """Resumes an unfinished run, and compares it with one in a single go."""
     run(unfinished, shared[0])
     assert tree(unfinished) == tree(shared[1])
-
-
-def is_alive(session: int) -> bool:
-    """Whether a process of that session is left, other than as a zombie."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            return True
-    return False
 
 
 def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(tmp_path, shared, monkeypatch):

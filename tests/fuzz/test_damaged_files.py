@@ -20,18 +20,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from authors_files import cache_rows, trace_rows, write_blocks, write_cache, write_lines
+from command_line import here
 from corpus_cases import BYTE
 from damage import HOSTILE, damaged, drawn
 from made_up_run import MEASURED_WITH, make_texts, recipe
 from sandbox import Hangs, Sandbox, time_limit
 
-from nemo_rod.commands.arguments import Arguments
 from nemo_rod.config import Config, Domain
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import interpreting, read_lines, write_whole
 from nemo_rod.jobs import TrainJob, read_job
-from nemo_rod.lab import curricula as curriculum_command
 from nemo_rod.lab.authors.blocks import import_blocks
 from nemo_rod.lab.authors.references import import_references
 from nemo_rod.lab.authors.trace import import_trace
@@ -107,16 +106,8 @@ def resume_evaluation(root: Path) -> None:
 
 def read_curricula(root: Path) -> None:
     arms = root / "run/arms"
-    for verb, other in (("verify", None), ("diff", arms / "no_replay/curriculum.rod")):
-        words = [verb, str(arms / "rod/curriculum.rod"), *([str(other)] if other else [])]
-        options = curriculum_parser().parse_args(words)
-        options.main(options)
-
-
-def curriculum_parser() -> Arguments:
-    parser = Arguments(prog="nemo-rod curriculum")
-    curriculum_command.declare(parser)
-    return parser
+    here("curriculum", "verify", arms / "rod/curriculum.rod")
+    here("curriculum", "diff", arms / "rod/curriculum.rod", arms / "no_replay/curriculum.rod")
 
 
 def follow_curriculum(root: Path) -> None:

@@ -1,7 +1,7 @@
 """A recipe of seconds: `toy_synthetic` on a few blocks, with a whole RoD arm.
 
 `small_run` of conftest.py runs it with a part of each kind of the example package in
-docs/examples, and with branches of its arm beside their unbroken counterparts.
+docs/examples, and with a branch of its arm beside its unbroken counterpart.
 """
 
 import csv
@@ -35,11 +35,9 @@ EXTENDED = (
     *("selection.score=relative", "logger=[lines,modules]", "launcher.kind=timed"),
     *("example.parameters=true", "example.shares=2"),
 )
-BRANCHES = {  # and the arms that they are equal to
+BRANCHES = {  # one, and the arm that it is equal to; tests/run/test_ends.py has the others
     "end": "{of: rod, at: 2, anneal: 3}",
     "end_unbroken": "{of: rod, steps: 5, train: {warmup_steps: 1, decay_steps: 3}}",
-    "longer": "{of: rod, at: 4, steps: 8}",
-    "longer_unbroken": "{of: rod, steps: 8, train: {warmup_steps: 1, decay_steps: 2}}",
 }
 SCHEDULED = (
     *("checkpoint.every=2", "checkpoint.keep=4", "train.warmup_steps=1", "train.decay_steps=2"),

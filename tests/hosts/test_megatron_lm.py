@@ -151,8 +151,6 @@ SENTENCES = {
     "iterations_to_skip": "--iterations-to-skip",
     "cuda_graph_impl": "cuda_graph_impl='local'.*'transformer_engine' or 'none'",
     "context_parallel_size": "^$",
-    "fp8": "delayed FP8 scaling",
-    "moe_router_force_load_balancing": "moe_router_force_load_balancing",
     "dataloader_type": (
         "--dataloader-type='cyclic': it reads in an order of its own; set it to 'single'"
     ),

@@ -129,12 +129,10 @@ def test_a_trace_of_two_launches_and_two_phases(theirs: Theirs, ours: Path, tmp_
     assert exported == flat
 
 
-def by_place(steps: list[list[dict]]) -> list[dict]:
-    return [step[place] for place in range(K) for step in steps]
-
-
 LAUNCHES = {  # steps and seed of each launch by its folder, how rows are written -> what counts
-    "rows of steps in turn": ({"e_1": (range(1, 5), 0)}, by_place, [(range(1, 5), 0)]),
+    "rows of steps in turn": ({"e_1": (range(1, 5), 0)},
+                              lambda steps: [step[place] for place in range(K) for step in steps],
+                              [(range(1, 5), 0)]),
     "9 before 10": ({"e_10": (range(3, 6), 1), "e_9": (range(1, 5), 0)}, None,
                     [(range(1, 3), 0), (range(3, 6), 1)]),
     "from zero": ({"e_1": (range(4), 0), "e_2": (range(2, 6), 1)}, None,

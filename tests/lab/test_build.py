@@ -29,7 +29,6 @@ from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.style import COLOURS, light
 from nemo_rod.lab.report.table import (
     TABLES,
-    Column,
     Table,
     arms_table,
     decimals,
@@ -150,19 +149,6 @@ def write_stops(fake: FakeRun, arm: str) -> None:
     fake.file(arm, "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
-def create(
-    path: Path, sources: Iterable[SourceRow], width: int, num_chosen: int,
-    *, scored: bool = True, seed: int = 0,
-) -> Curriculum:  # fmt: skip
-    """Creates an empty curriculum."""
-    header = CurriculumHeader(
-        num_candidates=width, num_chosen=num_chosen, block_size=S, store="s", tokenizer="t",
-        references="r" if scored else "", config="c", seed=seed, sources=tuple(sources),
-        scored=scored,
-    )  # fmt: skip
-    return Curriculum.create(path, header)
-
-
 def write_curriculum(
     path: Path, arm: str, num_steps: int, width: int, seed: int
 ) -> list[tuple[list[str], list[int]]]:
@@ -173,7 +159,12 @@ def write_curriculum(
         for name, count in counts.items():
             rows[name] = SourceRow(name, role, sum(row.count for row in rows.values()), count)
     is_rod, steps = arm.startswith("rod"), []
-    with create(path, rows.values(), width, K, scored=is_rod, seed=seed) as curriculum:
+    header = CurriculumHeader(
+        num_candidates=width, num_chosen=K, block_size=S, store="s", tokenizer="t",
+        references="r" if is_rod else "", config="c", seed=seed, sources=tuple(rows.values()),
+        scored=is_rod,
+    )  # fmt: skip
+    with Curriculum.create(path, header) as curriculum:
         for step in range(num_steps):
             num_replay = 0 if arm == "no_replay" else width // 2
             names = [*rng.choice(list(BASE_ADAPTATION), width - num_replay).tolist()]
@@ -327,15 +318,7 @@ def chord(arm: str, low: str, high: str) -> float:
 
 
 def test_comparisons_against_numpy(results: dict[str, Any]) -> None:
-    rod, x, fixed = (LOSSES[name][1] for name in ("rod", "no_replay", "fixed_32"))
-    ratio = list(results["arms"]["rod"]["sampling_ratio_by_source"].values())
-    profile, comparisons = results["profile"], results["comparisons"]
-    slope = np.polyfit(x, rod, 1)[0] / np.polyfit(x, fixed, 1)[0]
-    assert profile["rod"]["slope"] / profile["fixed_32"]["slope"] == pytest.approx(slope)
-    correlations = {"pearson_r_residual": fixed, "pearson_r": x}
-    for key, forgotten in correlations.items():
-        expected = np.corrcoef(forgotten, ratio)[0, 1]
-        assert profile["rod"][key] == pytest.approx(expected, rel=1e-9)
+    comparisons = results["comparisons"]
     for arm, low, high in (
         ("rod", "fixed_50", "fixed_32"), ("merge_0.6", "fixed_32", "fixed_10"),
         ("merge_0.8", "fixed_10", "no_replay"), ("rod_compute_matched", "fixed_50", "fixed_32"),
@@ -453,11 +436,6 @@ def test_numbers_for_readers() -> None:
     assert {v: magnitude(v) for v in counts} == counts
     assert decimals(3)(-1e-4) == "0.000" and with_sign(3)(-1e-4) == "+0.000"  # no minus before zero
     assert decimals(3)(-1e-3) == with_sign(3)(-1e-3) == "\N{MINUS SIGN}0.001"
-
-
-def test_a_cell_of_a_markdown_table_is_one_cell() -> None:
-    table = Table("sources", (Column("source", "Source", is_text=True),), ({"source": "a|b\nc"},))
-    assert table.to_markdown().splitlines()[2:] == [r"| a\|b c |"]
 
 
 class PageReader(HTMLParser):

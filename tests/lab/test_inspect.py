@@ -378,17 +378,6 @@ def test_blocks_that_are_not_there(run_dir, block):
         inspect(run_dir / "blocks", block=block)
 
 
-def test_damage_is_named(run_dir, tmp_path):
-    copy = shutil.copytree(run_dir, tmp_path / "copy")
-    (copy / "arms" / "rod" / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"arms/rod/manifest.json is damaged"):
-        inspect(copy / "arms" / "rod")
-    path = copy / "references" / "base" / "part-00000.npy"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"part-00000.npy cannot be read"):
-        inspect(path.parent)
-
-
 def test_a_manifest_of_another_kind_is_named(run_dir, tmp_path):
     source = run_dir / "blocks" / "replay" / "web" / "manifest.json"
     references = Path(shutil.copytree(run_dir / "references", tmp_path / "references")) / "base"

@@ -19,7 +19,6 @@ from nemo_rod.lab.rehearsal.command import rehearse
 from nemo_rod.lab.rehearsal.preflight import (
     check_access,
     check_class,
-    check_layout,
     check_recipe,
     check_separator,
 )
@@ -91,14 +90,6 @@ def test_recipes_of_other_runs_are_named(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "other runs: runs/thesis names no recipe, so the run that it holds" in output
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_layout_that_does_not_divide_is_refused():
-    config = composed(QWEN)
-    config.parallel.pipeline = 3
-    with pytest.raises(ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hid"):
-        check_layout(config)
-    assert check_layout(composed(QWEN)).startswith("8 B200 on 1 node")
 
 
 def test_a_class_that_cannot_be_loaded_is_refused(tmp_path):

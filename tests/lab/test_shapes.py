@@ -123,18 +123,15 @@ def test_other_models_are_counted_in_transformers_own_class(kind):
     assert shape.has_experts == any("expert" in name for name in parameters)
     # eager attention attends everywhere: what masks throw away is counted, too
     everywhere = sum(block.attending * SIZE for block in shape.blocks)
-    attended = forward_flops(shape, SIZE) - forward_flops(without_attention(shape), SIZE)
+    blind = tuple(
+        tuple(dataclasses.replace(block, attending=0.0) for block in layer)
+        for layer in shape.layers
+    )
+    without = dataclasses.replace(shape, layers=blind)
+    attended = forward_flops(shape, SIZE) - forward_flops(without, SIZE)
     ours = forward_flops(shape, SIZE) + everywhere - attended
     if BUILT[kind]:
         assert ours == pytest.approx(counted / SIZE, rel=0.02)
-
-
-def without_attention(shape: Shape) -> Shape:
-    layers = [
-        tuple(dataclasses.replace(block, attending=0.0) for block in layer)
-        for layer in shape.layers
-    ]
-    return dataclasses.replace(shape, layers=tuple(layers))
 
 
 def test_a_token_attends_to_a_window_alone():

@@ -147,15 +147,6 @@ def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
     assert np.array_equal(token_losses(load(exported), tokens), losses)
 
 
-def assert_trained_by_the_next_token_alone(name: str, counts: dict[str, Any]) -> None:
-    assert (counts["routers"] > 0) == (name in WITH_EXPERTS)
-    assert counts["balancing"] == 0 and not any(counts["z_loss"])
-    assert counts["predictors"] == 0  # though the config of all but one names some
-    assert (counts["vision"] > 0) == (name in WITH_IMAGES)
-    assert counts["vision_trained"] == 0
-    assert counts["trained"] == counts["parameters"] - counts["vision"] > 0
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.architectures) for name in OTHERS)]
@@ -163,7 +154,13 @@ def assert_trained_by_the_next_token_alone(name: str, counts: dict[str, Any]) ->
 def test_losses_are_hugging_faces(name, checkpoints, scored):
     row = scored(TOGETHER if name in FAST else OTHERS, ("single",))[name, "single"]
     assert_scores_and_exports(checkpoints(name), row)
-    assert_trained_by_the_next_token_alone(name, row["objective"])
+    counts = row["objective"]  # the next token alone
+    assert (counts["routers"] > 0) == (name in WITH_EXPERTS)
+    assert counts["balancing"] == 0 and not any(counts["z_loss"])
+    assert counts["predictors"] == 0  # though the config of all but one names some
+    assert (counts["vision"] > 0) == (name in WITH_IMAGES)
+    assert counts["vision_trained"] == 0
+    assert counts["trained"] == counts["parameters"] - counts["vision"] > 0
 
 
 @pytest.mark.timeout(900)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_line import composed
 from tiny import configured
 
 from nemo_rod.jobs import ExportJob, ReferenceJob, TrainJob
@@ -184,8 +183,3 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path):
         with pytest.raises(ValueError, match=sentence):
             References.open(folders, blocks, precision=precision)
     assert References.open(folders, blocks) is not None
-
-
-def test_a_recipe_names_it():
-    config = composed("recipe=toy", "scoring.precision=fp8", "arms=[rod]")
-    assert config.scoring.precision == "fp8"

@@ -236,10 +236,6 @@ def test_the_rule_is_what_it_says():
         assert actual == slow_converged_at(losses, tolerance, patience)
 
 
-def test_losses_that_go_on_falling_never_converge():
-    assert Rule(0.01, 1, 1).converged_at([(i, 5 - 0.1 * i) for i in range(40)]) is None
-
-
 def test_the_loss_is_that_of_new_sources_by_their_size():
     look = {
         "validation/adaptation/a/loss": 2.0,

@@ -138,10 +138,9 @@ def test_metric_and_figure(small_run):
     assert {"compute.svg", "compute.png"} <= {file.name for file in (report / "figures").iterdir()}
 
 
-@pytest.mark.parametrize(("name", "at", "steps"), [("end", 2, 5), ("longer", 4, 8)])
-def test_a_branch_is_the_unbroken_arm(small_run, name, at, steps):
-    arms = [small_run / "arms" / arm for arm in (name, f"{name}_unbroken", "rod")]
-    assert_is_the_unbroken_arm(*arms, at, steps)
+def test_a_branch_is_the_unbroken_arm(small_run):
+    arms = [small_run / "arms" / arm for arm in (*BRANCHES, "rod")]
+    assert_is_the_unbroken_arm(*arms, 2, 5)
 
 
 def test_a_branch_that_was_killed_as_it_began_begins_again(small_run, tmp_path):

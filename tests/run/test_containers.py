@@ -68,11 +68,6 @@ def test_caches_are_on_the_node_unless_the_cluster_says_otherwise():
     assert "TORCHINDUCTOR_CACHE_DIR" not in pyxis
 
 
-def test_without_an_image_nothing_starts_a_container():
-    files = rendered("launcher=slurm", "cluster.image=null")
-    assert "container.sh" not in files and "container-" not in files["stage.sh"]
-
-
 def test_nemo_rl_stages_start_ray_themselves_in_apptainer():
     files = rendered("launcher=ray")
     assert not [name for name in files if name.startswith("ray.")]

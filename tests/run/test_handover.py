@@ -117,8 +117,6 @@ def test_a_folder_is_finished_with_all_its_proof(tmp_path):
     (tmp_path / "rod" / "manifest.json").write_text('{"inputs": ')
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         stage(tmp_path, write_result).is_done()
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        handover.outputs(tmp_path / "rod", made_by="train")
 
 
 def test_weights_are_as_readable_as_other_files(tmp_path):
@@ -131,11 +129,6 @@ def test_weights_are_as_readable_as_other_files(tmp_path):
     stage(tmp_path, save).run()
     modes = {file.name: file.stat().st_mode for file in (tmp_path / "rod" / "hf").iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
-
-
-def test_missing_stage_names_its_command(tmp_path):
-    with pytest.raises(ValueError, match=r"run `nemo-rod reference recipe=toy` first"):
-        handover.outputs(tmp_path / "references", made_by="reference recipe=toy")
 
 
 def test_nested_values_have_the_keys_that_users_type():

@@ -299,8 +299,10 @@ def test_tensor_parallelism_has_the_connections_it_overlaps_with(cluster, count)
     assert f"export CUDA_DEVICE_MAX_CONNECTIONS={count}\n" in files["node.sh"]
 
 
-def test_without_an_image_jobs_run_the_python_that_submits():
-    files = rendered("toy", "slurm", "cluster.image=null")
+@pytest.mark.parametrize("container", ["pyxis", "apptainer"])
+def test_without_an_image_jobs_run_the_python_that_submits(container):
+    files = rendered("toy", "slurm", "cluster.image=null", f"cluster.container={container}")
+    assert "container.sh" not in files
     assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]
     assert f" {sys.executable} -P -m nemo_rod.cli train " in files["rod.sbatch"]
 

@@ -28,11 +28,6 @@ def toy(**variants: str) -> Config:
     return config
 
 
-def test_variants_can_be_typed_on_the_command_line():
-    config = composed("recipe=toy", "+variants.mine={of: rod, selection: {kappa: 3}}")
-    assert arm_settings(config, "mine").selection.kappa == 3
-
-
 def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies():
     config = toy(
         a="{of: rod_m4, budget: 0.5, selection: {kappa: 2}, train: {lr: 1.0e-3}}",

@@ -109,10 +109,6 @@ def test_the_whole_corpus_is_within_reach(a, r):
     assert round(retention_for_share(r / (a + r), a, r) * r) == r
 
 
-def test_no_replay_needs_none():
-    assert retention_for_share(0.0, 10, 0) == 0.0
-
-
 PERMUTED = json.loads((GOLDEN / "permutation.json").read_text())
 MASK64 = (1 << 64) - 1
 

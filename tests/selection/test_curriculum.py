@@ -556,11 +556,6 @@ def on_fsync(tmp_path, monkeypatch):
     return install
 
 
-def steps_of(folder: Path) -> list[int]:
-    with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
-        return [record.step for record in curriculum]
-
-
 # --- the journal: what a run writes down after every step, and what choosing added to it
 
 
@@ -594,7 +589,8 @@ def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(tmp_path,
         training.clear()
         journal.begin(step_of(step))  # returns although the disk is not done
         assert len(synced) == 3 * step
-        assert steps_of(tmp_path) == list(range(step + 1))
+        with Curriculum.open(tmp_path / "curriculum.rod", read_only=True) as recorded:
+            assert [record.step for record in recorded] == list(range(step + 1))
         training.set()
         journal.append(step, step_of(step), SECONDS)
         journal._disk.submit(int).result()  # after all that was begun

@@ -1,63 +1,22 @@
-"""The selector against a plain sort of the same scores, and steps prepared ahead."""
+"""The selector: what it chooses, and the next step is prepared while this one trains."""
 
 import threading
 
 import numpy as np
 import pytest
 
-from nemo_rod.selection import Candidates, Joint, Pool, Selector, SourceRow
+from nemo_rod.selection import Candidates, Joint, Selector, SourceRow
 
-SIZE, CANDIDATES, CHOSEN = 64, 40, 20
-RNG = np.random.default_rng(3)
-LOSS_TOKENS = RNG.gamma(2.0, 1.0, (CANDIDATES, SIZE - 1)).astype(np.float32)
-REFERENCE_TOKENS = RNG.gamma(2.0, 0.8, (CANDIDATES, SIZE - 1)).astype(np.float32)
-IS_REPLAY = RNG.random(CANDIDATES) < 0.5
+POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
 
 
-class Everything:
-    """The one pool, and the losses of all of its blocks."""
+class Store:
+    """What a selector asks of a store."""
 
-    size, length = CANDIDATES, SIZE
-    sources = (SourceRow("all", "adaptation", 0, CANDIDATES),)
+    sources = (SourceRow("all", "adaptation", 0, 100),)
 
     def source_index(self, block_ids: np.ndarray) -> np.ndarray:
         return np.zeros(len(block_ids), dtype=np.int64)
-
-    def pool(self, step: int) -> Pool:
-        return Pool(step, np.arange(CANDIDATES), IS_REPLAY)
-
-    def __getitem__(self, block_ids: np.ndarray) -> np.ndarray:
-        return REFERENCE_TOKENS[block_ids].mean(axis=1)
-
-    def losses(self, block_ids: np.ndarray) -> np.ndarray:
-        return LOSS_TOKENS[block_ids].mean(axis=1)
-
-
-def selector(*, kappa: float = 0.5) -> Selector:
-    every = Everything()
-    return Selector(
-        pools=every,
-        policy=Joint(kappa),
-        store=every,  # type: ignore[arg-type]
-        batch_size=CHOSEN,
-        references=every,  # type: ignore[arg-type]
-    )
-
-
-def test_the_highest_weighted_scores_are_chosen():
-    one = selector()
-    choice = one.choose(0, Everything())
-    score = LOSS_TOKENS.mean(axis=1) - REFERENCE_TOKENS.mean(axis=1)
-    weighted = np.where(IS_REPLAY, 0.5 * score, score)
-    expected = sorted(sorted(range(CANDIDATES), key=lambda i: -weighted[i])[:CHOSEN])
-    assert choice.chosen.tolist() == expected
-    np.testing.assert_allclose(choice.score, score, atol=1e-5)
-    assert one.length == SIZE and choice.metrics == {}
-
-
-# --- the next step is prepared while this one trains
-
-POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
 
 
 class WatchedReferences:
@@ -66,6 +25,8 @@ class WatchedReferences:
     Attributes:
         lookups: The blocks of every lookup, and the thread.
     """
+
+    length = 64
 
     def __init__(self, damaged: int = -1) -> None:
         self.damaged = damaged
@@ -88,7 +49,7 @@ class Scorer:
 
 def watched(references: WatchedReferences) -> Selector:
     return Selector(
-        pools=POOLS, policy=Joint(), store=Everything(), batch_size=4,  # type: ignore[arg-type]
+        pools=POOLS, policy=Joint(), store=Store(), batch_size=4,  # type: ignore[arg-type]
         references=references,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -102,6 +63,8 @@ def test_each_pool_is_looked_up_once_and_ahead():
         np.testing.assert_array_equal(choice.pool.block_ids, expected)
         assert choice.score is not None
         np.testing.assert_allclose(choice.score, -expected / 100, rtol=1e-6)
+        assert choice.chosen.tolist() == np.sort(np.argsort(expected, kind="stable")[:4]).tolist()
+    assert one.length == references.length and choice.metrics == {}
     pools = [POOLS.pool(step).block_ids.tolist() for step in range(5)]
     first, *others = references.lookups[:5]
     assert first == (pools[0], False)

@@ -25,8 +25,6 @@ CASES: dict[str, dict[str, Any]] = {
     # newer versions derive the scope from the implementation where none is given
     "cuda_graph_impl": {"cuda_graph_impl": "local", "inference_cuda_graph_scope": None},
     "context_parallel_size": {"context_parallel_size": 2},
-    "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"},
-    "moe_router_force_load_balancing": {"moe_router_force_load_balancing": True},
     "dataloader_type": {"dataloader_type": "cyclic"},
     "data_path": {"data_path": ["1", "data/new", "1", "data/old", "1", "data/other"]},
 }
