@@ -149,6 +149,19 @@ def write_stops(fake: FakeRun, arm: str) -> None:
     fake.file(arm, "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
+def create(
+    path: Path, sources: Iterable[SourceRow], width: int, num_chosen: int,
+    *, scored: bool = True, seed: int = 0,
+) -> Curriculum:  # fmt: skip
+    """Creates an empty curriculum."""
+    header = CurriculumHeader(
+        num_candidates=width, num_chosen=num_chosen, block_size=S, store="s", tokenizer="t",
+        references="r" if scored else "", config="c", seed=seed, sources=tuple(sources),
+        scored=scored,
+    )  # fmt: skip
+    return Curriculum.create(path, header)
+
+
 def write_curriculum(
     path: Path, arm: str, num_steps: int, width: int, seed: int
 ) -> list[tuple[list[str], list[int]]]:
@@ -159,12 +172,7 @@ def write_curriculum(
         for name, count in counts.items():
             rows[name] = SourceRow(name, role, sum(row.count for row in rows.values()), count)
     is_rod, steps = arm.startswith("rod"), []
-    header = CurriculumHeader(
-        num_candidates=width, num_chosen=K, block_size=S, store="s", tokenizer="t",
-        references="r" if is_rod else "", config="c", seed=seed, sources=tuple(rows.values()),
-        scored=is_rod,
-    )  # fmt: skip
-    with Curriculum.create(path, header) as curriculum:
+    with create(path, rows.values(), width, K, scored=is_rod, seed=seed) as curriculum:
         for step in range(num_steps):
             num_replay = 0 if arm == "no_replay" else width // 2
             names = [*rng.choice(list(BASE_ADAPTATION), width - num_replay).tolist()]
