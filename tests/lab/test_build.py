@@ -554,8 +554,7 @@ def test_of_many_sources_only_labels_are_seen_that_cover_nothing() -> None:
     rows = [dict(zip("xy", map(float, at), strict=True)) | {"text": "a_source"} for at in points]
     label_layers(rows, x, y, most=True)
     ends = np.array([[0.0, 1.0]] * 2)
-    for seen in ("seen", "seen_narrow"):
-        assert {row[seen] for row in rows} == {0.0, 1.0}
+    assert {row[seen] for row in rows for seen in ("seen", "seen_narrow")} == {0.0, 1.0}
     assert_labels_are_apart(rows, points, ends, marks=points)
 
 

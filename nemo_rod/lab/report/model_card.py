@@ -26,7 +26,6 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
     A card that a user has changed stays. Nothing is written where huggingface_hub is not installed.
     """
     run, written = RunFolder(Path(config.run_dir), config.recipe), list[Path]()
-
     with suppress(ImportError):
         from huggingface_hub import ModelCardData
 
@@ -53,7 +52,8 @@ def write_model_cards(config: Config, results: Results) -> list[Path]:
             changed = card.exists() and _MARK not in read_bytes(card).decode(errors="replace")
             if name == "base" or not card.parent.is_dir() or changed:
                 continue
-            cells = [(column.title, column.cell(row)) for column in arms.columns[1:]]
+            # a run that was killed makes the same checkpoints, to the byte
+            cells = [(c.title, c.cell(row)) for c in arms.columns[1:] if c.key != "wall_seconds"]
             text = template.format(
                 data=data.to_yaml(),
                 mark=_MARK,
