@@ -31,6 +31,7 @@ echo "$number${MANY:+;east}"
     "squeue": """\
 [[ -e down ]] && { echo "Unable to contact slurm controller" >&2; exit 1; }
 [[ ! -v MANY || $* == *--clusters=east* ]] || exit 0
+[[ -v MANY ]] && echo "CLUSTER: east"
 while read -r number state log; do
   case $* in
     *--Format=jobarrayid:24,stdout:4096*) printf '%-24s%-4096s\\n' $number "$log" ;;

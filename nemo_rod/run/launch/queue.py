@@ -80,9 +80,10 @@ def in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob
         logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
         log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}
         for line in states:
-            short, state, nodes, reason = line.split("|")
+            short, *facts = line.split("|")
             if short not in full or short not in log_of:
-                continue  # not in the run's records, or just ended
+                continue  # the name of a cluster, not in the run's records, or just ended
+            state, nodes, reason = facts
             folder = os.path.dirname(log_of[short].strip())
             # a link in the run's folder may lead to the logs of another run
             if os.path.realpath(folder) == str(slurm_logs(run_dir.resolve())):
