@@ -395,9 +395,7 @@ def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda 
     total = 0
     for path in paths:
         on_read(f"reads {path}")
-        with open_file(path) as stream:
-            while part := stream.read(1 << 24):
-                total += len(part)
+        total += sum(map(len, _parts(path)))
     on_read("")
     return total
 
@@ -411,7 +409,12 @@ def digest_files(paths: list[Path]) -> str:
     """Returns the digest of the files' concatenated contents."""
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
-        with open_file(path) as stream:
-            while part := stream.read(1 << 24):
-                state.update(part)
+        for part in _parts(path):
+            state.update(part)
     return state.hexdigest()
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with open_file(path) as stream:
+        while part := stream.read(1 << 24):
+            yield part
