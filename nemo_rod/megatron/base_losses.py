@@ -22,14 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
-from nemo_rod.checkpoints.losses import (
-    TOLERANCE,
-    block_losses,
-    distance,
-    forgets_chunks,
-    load,
-    num_bytes,
-)
+from nemo_rod.checkpoints import losses as hf_losses
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import ModelJob
@@ -62,7 +55,7 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
         return
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
     block_ids = np.linspace(0, len(store) - 1, _BLOCKS).astype(np.int64)
-    bytes_in_fp32 = num_bytes(Path(hf), torch.float32)
+    bytes_in_fp32 = hf_losses.num_bytes(Path(hf), torch.float32)
     is_small = not torch.cuda.is_available() and bytes_in_fp32 <= _SMALL
     model = dataclasses.replace(
         job.config.model, precision="fp32" if is_small else job.config.model.precision
@@ -81,15 +74,15 @@ def compare_base(job: ModelJob, hf: str, heartbeat: Heartbeat = UNWATCHED) -> No
     expected = from_recorder(of_transformers)
     heartbeat.beat()
     found = _of_bridge(compared, hf, store, block_ids, expected.get("length"), heartbeat)
-    tolerance = TOLERANCE[model.precision]
+    tolerance = hf_losses.TOLERANCE[model.precision]
 
     def judge() -> None:
         if "losses" in expected:
             expected["difference"] = abs(float(found.mean()) - np.mean(expected["losses"]))
             if expected["difference"] > tolerance and expected.pop("routes"):
                 tokens_CS = store.tokens(block_ids)[:, : expected["length"] + 1]
-                reference = load(Path(hf), trust_remote_code=model.trust_remote_code)
-                expected["difference"] = distance(
+                reference = hf_losses.load(Path(hf), trust_remote_code=model.trust_remote_code)
+                expected["difference"] = hf_losses.distance(
                     reference, tokens_CS, float(found.mean()), tolerance
                 )
             if not expected["difference"] <= tolerance:
@@ -158,7 +151,7 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
     """Returns the losses of blocks by transformers' class; a reason instead if it has none."""
     folder, model = Path(hf), job.config.model
     dtype = torch.float32 if model.precision == "fp32" else torch.bfloat16
-    needed = int(1.2 * num_bytes(folder, dtype))
+    needed = int(1.2 * hf_losses.num_bytes(folder, dtype))
     with ExitStack() as stack:
         options: dict[str, Any] = {}
         if torch.cuda.is_available():
@@ -173,7 +166,7 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
             options["offload_folder"] = stack.enter_context(TemporaryDirectory())
         reference = None
         try:
-            reference = load(
+            reference = hf_losses.load(
                 folder, dtype=dtype, trust_remote_code=model.trust_remote_code, **options
             )
             length = size = tokens_CS.shape[1]
@@ -182,9 +175,10 @@ def _of_transformers(hf: str, tokens_CS: NDArray[np.int32], job: ModelJob) -> di
                 found = {**config, **(config.get("rope_parameters") or {})}.items()
                 limits = [v for key, v in found if isinstance(v, int) and _LIMIT.fullmatch(key)]
                 length = size if any(0 < n < size for n in limits) else min(size, _LENGTH)
-                if any(map(forgets_chunks, reference.modules())):
+                if any(map(hf_losses.forgets_chunks, reference.modules())):
                     length = min(size, int(config["chunk_size"]) // 2)
-            losses = block_losses(reference, tokens_CS[:, : length + 1])  # includes the last target
+            read_CS = tokens_CS[:, : length + 1]  # includes the last target
+            losses = hf_losses.block_losses(reference, read_CS)
         except Exception as error:  # any class, or code that comes with the checkpoint
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
             if isinstance(error, _MISTAKES) and reference is None and not model.trust_remote_code:

@@ -139,10 +139,8 @@ def test_a_tower_that_would_decay_is_named_with_its_cure(monkeypatch):
     from nemo_rod.megatron import objective
 
     monkeypatch.setattr(objective, "all_or_none", lambda check: check())  # of one process
-    for tower, cure in (
-        ("audio_tower", "choose a model without sound"),
-        ("vision_model", "freeze_"),
-    ):
+    cures = {"audio_tower": "choose a model without sound", "vision_model": "freeze_"}
+    for tower, cure in cures.items():
         model = torch.nn.ModuleDict(
             {"decoder": torch.nn.Linear(2, 2), tower: torch.nn.Linear(2, 2)}
         )
