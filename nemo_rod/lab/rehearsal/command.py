@@ -19,6 +19,7 @@ from nemo_rod.commands.run_stages import execute, shows_dry_run
 from nemo_rod.config import Config, config_class, section
 from nemo_rod.corpus.adapters.hub_files import file_of
 from nemo_rod.corpus.adapters.synthetic import synthetic_documents
+from nemo_rod.corpus.input_files import pick_evenly
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.plan.command import make_plan
@@ -31,6 +32,7 @@ from nemo_rod.lab.tasks.held_out_questions import write_task
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run import hub
 from nemo_rod.run.checks import check, to_config
+from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.run.hub import NotChecked
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.submit import check_idle
@@ -42,6 +44,7 @@ from nemo_rod.signals import Stopped
 TABLE = "table.json"
 _POLL_SECONDS = 5.0  # between two queries of a queue
 _QUESTIONS, _CHOICES, _LETTERS = 8, 4, 16  # size of a made task; letters of a text
+_COMPARED = 8  # held-out blocks of a source
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (
     *("recipe", "run_dir", "arm", "parallel", "variants", "rehearsal.run_dir"),
@@ -212,9 +215,8 @@ def make_rehearsal(
     for number, name in enumerate(tasks):
         rows = []
         for question, text in zip(range(_QUESTIONS), synthetic_documents(number), strict=False):
-            context, *choices = (
-                text[place * _LETTERS : (place + 1) * _LETTERS] for place in range(1 + _CHOICES)
-            )
+            pieces = [text[at : at + _LETTERS] for at in range(0, len(text), _LETTERS)]
+            context, *choices = pieces[: 1 + _CHOICES]
             rows.append({"context": context, "choices": choices, "answer": question % _CHOICES})
         write_task(name, rows, folder.absolute() / derive.TASKS)
     return small
@@ -263,16 +265,14 @@ def _compare_losses(small: Config) -> str:
     if section(small, Rehearsal).model == "own":
         raise NotChecked("only the base was compared with transformers, before its first use")
     run, precision, largest = Stages(small).results, small.model.precision, 0.0
-    store, names = (
-        BlockStore(run.blocks, split="holdout"),
-        list(dict.fromkeys(["base", *small.arms])),
-    )
+    store = BlockStore(run.blocks, split="holdout")
+    names = list(dict.fromkeys(["base", *small.arms]))
     for arm in names:
         model, tolerance = load(run.checkpoint(arm)), TOLERANCE[precision]
-        losses = read_json(run.arm(arm) / "evaluation.json", "loss")["loss"]
+        losses_N = np.load(run.arm(arm) / BLOCK_LOSSES)
         for source in store.sources:
-            tokens = store.tokens(source.start + np.arange(source.count))
-            far = distance(model, tokens, losses[source.role][source.name], tolerance)
+            ids_C = source.start + np.array(pick_evenly(range(source.count), _COMPARED))
+            far = distance(model, store.tokens(ids_C), losses_N[ids_C].mean(dtype=float), tolerance)
             if not far <= tolerance:
                 raise ValueError(
                     f"The held-out loss of {arm} on {source.name} differs by {far:.2g} nats from "
