@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import OF_THE_PAPER, composed, nemo_rod
 
@@ -24,6 +25,7 @@ from corpus_cases import texts as made_texts  # noqa: E402
 from made_up_run import make_texts  # noqa: E402
 
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
+from nemo_rod.lab.launches import read_launch  # noqa: E402
 from nemo_rod.lab.rehearsal import command  # noqa: E402
 
 QWEN3 = {  # Qwen3-0.6B, with few tokens
@@ -106,6 +108,9 @@ def test_a_recipe_of_ones_own_is_rehearsed_on_its_own_text(tmp_path, capsys):
     results = json.loads((folder / "report" / "results.json").read_text())
     assert set(results["arms"]) == {"base", "no_replay"}
     assert "1 H100 on 1 node" in output
+    np.save(file := folder / "arms" / "no_replay" / "held_out_losses.npy", np.load(file) + 0.1)
+    with pytest.raises(ValueError, match=r"no_replay on new differs by 0\.1 nats from that"):
+        command._compare_losses(read_launch(folder)[1])
     dry = nemo_rod("rehearse", "recipe=mine", f"run_dir={tmp_path / 'run'}", *words, "dry_run=true")
     assert "layout" in dry.stdout and "losses" not in dry.stdout  # checks, and changes nothing
     assert (folder / "report" / "index.html").exists()
