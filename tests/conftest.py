@@ -79,7 +79,7 @@ def group(nodeid: str) -> str:
 def _needs_megatron(file: str) -> bool:
     home = r"nemo_rod\.(megatron|cpu|hosts\.swap_in)|megatron\b"
     uses = re.compile(
-        r"def \w+\([^)]*\b(torchrun|tiny|moe|small_run)\b|\btrains=True|= run_process\("
+        r"def \w+\([^)]*\b(torchrun|tiny|moe|small_run)\b|\btrains=True|\brun_process\("
         rf"|(from|import) (nemo_rod\.)?megatron\b|(Later|importorskip)\(.({home})"
     )
     return uses.search((TESTS.parent / file).read_text()) is not None

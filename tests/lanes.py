@@ -95,8 +95,8 @@ class Lane:
         return {path for path in covered if not is_of_another(path)}
 
 
-# Two processes; tests that share what is expensive stay on one (`conftest.py`).
-PARALLEL = ("-n", "2", "--no-loadscope-reorder")
+# Three processes for two cores, as tests wait; those that share what is expensive stay on one.
+PARALLEL = ("-n", "3", "--no-loadscope-reorder")
 SLURM = ("slurmctld", "munged")
 MAIN = ("MEGATRON_LM/megatron/core", "MEGATRON_BRIDGE/src/megatron/bridge")
 LANES = (

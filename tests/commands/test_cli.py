@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from command_line import RECIPES, composed, nemo_rod
+from command_line import RECIPES, composed, here, nemo_rod
 from made_up_run import RECIPE as RECIPE_OF_IT
 
 import nemo_rod as nemo_rod_package
@@ -20,6 +20,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.errors import errors_in_one_sentence
 from nemo_rod.config import Config
 from nemo_rod.installation import config_folder
+from nemo_rod.lab import recipe_list
 from nemo_rod.progress import PREFIX, Progress
 from nemo_rod.run import beforehand, hub
 from nemo_rod.run.launch.render import typed_command
@@ -89,10 +90,11 @@ def test_an_empty_word_is_named(tmp_path):
     assert "There is an empty word: leave it out" in done.stderr
 
 
-def test_dictionaries_need_no_plus(tmp_path):
-    words = ("cluster.env.NAME=x", "domain.sources.dialect.max_documents=3", "--cfg", "job")
-    done = nemo_rod("run", "recipe=toy_synthetic", *words, cwd=tmp_path)
-    assert "NAME: x" in done.stdout and "max_documents: 3" in done.stdout, done.stderr
+def test_dictionaries_need_no_plus_and_null_leaves_out_the_cluster_of_a_recipe(tmp_path):
+    words = ("cluster=null", "cluster.env.NAME=x", "domain.sources.web.max_documents=3")
+    done = nemo_rod("run", "recipe=german_qwen3_0_6b", *words, "--cfg", "job", cwd=tmp_path)
+    for line in ("  gpu: null", "NAME: x", "max_documents: 3"):
+        assert line in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.recipe_commands()} - {"merge", "report"}))
@@ -110,7 +112,7 @@ def test_version():
     assert nemo_rod("--version").stdout == f"nemo-rod {nemo_rod_package.__version__}\n"
 
 
-def test_recipes_are_listed_with_their_hours(tmp_path):
+def test_recipes_are_listed_with_their_hours(tmp_path, monkeypatch, capsys):
     assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
     few = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
     assert "mine" in few.stdout and "toy_synthetic" in few.stdout and "toy_sizes" not in few.stdout
@@ -120,11 +122,16 @@ def test_recipes_are_listed_with_their_hours(tmp_path):
     assert [row.split()[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
     assert all(len(row.split()) > 4 for row in rows[1:]) and listed.stderr == "", listed.stdout
     (tmp_path / "my" / "recipe" / "broken.yaml").write_text("a: [")
-    done = nemo_rod("recipes", "--config-dir", "my", "plan=true", cwd=tmp_path)
-    planned = re.findall(r"(?m)^(\w+) .* [\d.]+ (?:s|min|h)\b", done.stdout)
-    assert ["recipe", *planned] == [*re.findall(r"(?m)^[a-z]\S+", few.stdout)]
-    assert done.returncode == 0 and "broken: while parsing a flow" in done.stderr, done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    names, shipped = ["german_qwen3_5_4b", "toy_synthetic"], tmp_path / "shipped" / "recipe"
+    shipped.mkdir(parents=True)
+    for name in names:  # a plan of all takes a quarter of a minute
+        (shipped / f"{name}.yaml").touch()
+    monkeypatch.setattr(recipe_list, "config_folder", lambda: shipped.parent)
+    monkeypatch.chdir(tmp_path)
+    here("recipes", "--config-dir", "my", "plan=true")
+    out, err = capsys.readouterr()
+    assert re.findall(r"(?m)^(\w+) .* [\d.]+ (?:s|min|h)\b", out) == sorted([*names, "mine"])
+    assert "broken: while parsing a flow" in err and len(err.splitlines()) == 1, err
 
 
 def test_the_recipe_of_init_can_be_planned_and_run(tmp_path):
@@ -189,11 +196,6 @@ def test_a_command_of_another_package_is_not_called_with_dry_run(capsys):
     )
 
 
-def test_null_leaves_out_the_cluster_of_a_recipe(tmp_path):
-    done = nemo_rod("run", "recipe=german_qwen3_0_6b", "cluster=null", "--cfg", "job", cwd=tmp_path)
-    assert "  gpu: null" in done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "visible", "devices", "sentence"),
     [
@@ -214,25 +216,19 @@ def test_processes_have_the_gpus_that_the_cluster_names(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(pythons, "sees_gpu", lambda: True)
     monkeypatch.setattr(beforehand, "sees_gpu", lambda: True)
-    monkeypatch.setattr(
-        pythons.subprocess,
-        "run",
-        lambda *_, **__: SimpleNamespace(stdout=f"{devices}\n", returncode=0),
-    )
+    answer = SimpleNamespace(stdout=f"{devices}\n", returncode=0)
+    monkeypatch.setattr(pythons.subprocess, "run", lambda *_, **__: answer)
     size = (f"{name}.micro_batch_size=2" for name in ("train", "pretrain"))
     config = composed("recipe=toy_synthetic", *words, *size)
     lacks = beforehand.lacking(Stages(config).all(), config)
-    assert [str(sentence) in lack.sentence for lack in lacks] == [True] * (sentence is not None), (
-        lacks
-    )
+    told = [str(sentence) in lack.sentence for lack in lacks]
+    assert told == [True] * (sentence is not None), lacks
 
 
+EVERY_ARM = ["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"]
 OTHER_INPUTS = {  # what is changed -> stages that were made with something else, and the first
-    "seed=43": (["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"], "seed=42"),
-    "train.lr=1e-5": (
-        ["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"],
-        "train.lr=0.001",
-    ),
+    "seed=43": (EVERY_ARM, "seed=42"),
+    "train.lr=1e-5": (EVERY_ARM, "train.lr=0.001"),
     "selection.kappa=2": (["rod"], "selection.kappa=1.0"),
 }
 
@@ -292,8 +288,7 @@ def test_a_launch_keeps_the_command_that_repeats_it(words, command, tmp_path, mo
 def test_a_recipe_may_name_its_run_folder(tmp_path):
     recipe = tmp_path / "my" / "recipe" / "theirs.yaml"
     recipe.parent.mkdir(parents=True)
-    head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
-    recipe.write_text(head + "run_dir: elsewhere/x\n")
+    recipe.write_text("# @package _global_\ndefaults: [toy_synthetic]\nrun_dir: elsewhere/x\n")
     words = ("run", "--config-dir", "my", "recipe=theirs", "dry_run=true")
     assert "elsewhere/x/blocks" in nemo_rod(*words, cwd=tmp_path).stderr
     assert "here/x/blocks" in nemo_rod(*words, "run_dir=here/x", cwd=tmp_path).stderr
