@@ -13,8 +13,7 @@ import pytest
 from command_line import RECIPES, composed, here, nemo_rod
 from made_up_run import RECIPE as RECIPE_OF_IT
 
-import nemo_rod as nemo_rod_package
-from nemo_rod import cli, parts
+from nemo_rod import __version__, cli, parts
 from nemo_rod.commands import recipes
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.errors import errors_in_one_sentence
@@ -109,7 +108,7 @@ def test_help_of_every_command_on_a_recipe(verb, monkeypatch, capsys):
 
 
 def test_version():
-    assert nemo_rod("--version").stdout == f"nemo-rod {nemo_rod_package.__version__}\n"
+    assert nemo_rod("--version").stdout == f"nemo-rod {__version__}\n"
 
 
 def test_recipes_are_listed_with_their_hours(tmp_path, monkeypatch, capsys):

@@ -257,6 +257,7 @@ def read_texts(kind: str, pattern: str, root: Path) -> None:
         pass
 
 
+OF_NO_ARM = {"arms": {}, "sources": {"adaptation": {"dialect": 1}, "replay": {"chain_0": 1}}}
 READERS = {
     "block store": Reader(("run/blocks/**/*",), read_store, 6_000),
     "references": Reader(("run/references/*/*.npy", "run/references/*/manifest.json"),
@@ -307,7 +308,7 @@ READERS = {
         lambda r: in_place_of_recipe(r / "run/launch/slurm/config.yaml", [f"{r}/run"]), 200,
     ),
     "provenance": Reader(("run/launch/*/co*", "run/launch/stages/*", "run/blocks/*/*/*.json"),
-                         lambda root: provenance_of(root / "run", {"arms": {}}), 150),
+                         lambda root: provenance_of(root / "run", OF_NO_ARM), 150),
     "explorer": Reader(("run/arms/rod/*",),
                        lambda root: explore(root / "run/arms/rod/curriculum.rod"), 1_000),
     "logs": Reader(("run/logs/*.log",), read_logs, 3_000),
