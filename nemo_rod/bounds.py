@@ -92,9 +92,13 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         bound, optional = field.metadata.get("bound"), field.default is None
         if dataclasses.is_dataclass(value):
             check_bounds(value, f"{name}.")
-        is_section = not prefix and not str(field.type).startswith(("str", "Any"))
-        if isinstance(value, str) and (is_section or str(field.type).startswith("dict")):
+        kind = str(field.type)  # a reference may stand for a value of another
+        is_section = not prefix and kind[0].isupper() and kind != "Any"
+        has_keys = is_section or kind.startswith(("dict", "<"))
+        if isinstance(value, str | int | float | list) and has_keys:
             raise ValueError(f"{name}={value!r} is not valid: expected keys and values, in braces.")
+        if kind.startswith("list") and not isinstance(value, list | None):
+            raise ValueError(f"{name}={value!r} is not valid: expected a list, in brackets.")
         if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
             raise ValueError(
                 f"{name}={as_yaml(value)} is not valid: expected a list without lists or mappings "

@@ -93,6 +93,7 @@ def to_config(composed: DictConfig) -> Config:
             f"Key '{missing[0]}' has no value: set it on the command line or in the recipe{also}."
         )
     assert isinstance(config, Config)
+    check_bounds(config)  # what follows needs sections where references may have put others
     config.cluster.env |= secrets
     add_registered_arms(config)
     for value in vars(config).values():  # sections of other parts add what they stand for
