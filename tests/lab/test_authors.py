@@ -311,6 +311,9 @@ TRACES = {
     "another launch in a file": ([1, 2, 3], lambda rows: [
         *rows, *(row | {"content_hash": other["content_hash"]}
                  for row, other in zip(rows, [*rows[5:], *rows[:5]], strict=True))], TWICE),
+    "a shorter launch first": ([1, 2, 3], lambda rows: [
+        *(row | {"content_hash": other["content_hash"]}
+          for row, other in zip(rows[:10], rows[5:], strict=True)), *rows], TWICE),
     "the scores of some": ([1, 2], lambda rows: [*rows[:8], rows[8] | {"rho": None}, rows[9]],
                            "steps 2 and 1 differ in whether all rows have rho and target_loss"),
     **{

@@ -266,9 +266,11 @@ def _launch(file: Path) -> NDArray[Any]:
     step_N = launch["step"]
     pairs = np.stack([step_N.view("<u8"), hash_heads(launch["hash"])], axis=1)
     again, falls = len(pairs) - len(np.unique(pairs, axis=0)), np.flatnonzero(np.diff(step_N) < 0)
-    turns = {*zip(step_N[falls].tolist(), step_N[falls + 1].tolist(), strict=True)}
-    begins_again = len(turns) and turns == {(step_N.max(), step_N.min())}
-    is_long = len(step_N) >= 2 * (len(falls) + 1) * len({*step_N.tolist()})  # not place by place
+    runs = np.stack([np.searchsorted(falls, np.arange(len(step_N))), step_N])  # of rising steps
+    (_, step_R), rows_R = np.unique(runs, axis=1, return_counts=True)
+    steps, times = np.unique(step_R, return_counts=True)
+    begins_again = np.isin(step_R[rows_R > 1], steps[times > 1]).any()
+    is_long = len(step_N) >= 2 * (len(falls) + 1) * len(steps)  # not place by place
     if (begins_again and is_long) or (again and (len(falls) or 2 * again >= len(pairs))):
         raise ValueError(f"{file} has steps or blocks of one twice: split it where a launch begins")
     return launch[np.argsort(step_N, kind="stable")]
@@ -290,7 +292,7 @@ def _parse_row(row: Any, where: str) -> tuple[int, NDArray[np.uint8], float, flo
     ):
         if not is_right:
             raise ValueError(
-                f"{where}: {key} is {row.get(key, 'missing')!r:.80}, expected {expected}: name the "
-                "folder of a selection trace, or copy it again"
+                f"{where}: {key} is {row.get(key, 'missing')!r:.80}, expected {expected}: leave "
+                "out the file, if it is no selection trace, or copy it again"
             )
     return step, as_bytes([name])[0], *(math.nan if v is None else v for v in (rho, loss))
