@@ -78,16 +78,20 @@ def materialise(
     steps = max(1, part_tokens // of_a_step)
     starts = range(0, len(curriculum), steps)
     name = "part-{:05d}.parquet" if binary is None else "order-{:05d}.parquet"
+    there = binary.stat().st_size if binary is not None and binary.exists() else 0
     parts = [out / name.format(number) for number in range(len(starts))]
+    stops = [min(start + steps, len(curriculum)) for start in starts]
+    whole = [
+        part.exists() and (binary is None or there >= 4 * stop * of_a_step)
+        for part, stop in zip(parts, stops, strict=True)
+    ]
     if (out / _MANIFEST).exists():
-        if all(part.exists() for part in parts):
+        if all(whole) and (binary is None or binary.with_suffix(".idx").exists()):
             return
-        write_json(out / _INPUTS, made_of)  # a part was removed: the folder is no longer whole
+        write_json(out / _INPUTS, made_of)  # a file was removed: the folder is no longer whole
         (out / _MANIFEST).unlink()
-    begun = False
-    for path, start in zip(parts, starts, strict=True):
-        stop = min(start + steps, len(curriculum))
-        if begun := begun or not path.exists():  # parts after a missing one are written again
+    for number, (path, start, stop) in enumerate(zip(parts, starts, stops, strict=True)):
+        if not all(whole[: number + 1]):  # parts after a missing one are written again
             rows = (_rows(curriculum, store, i) for i in range(start, stop))
             _write(path, _without_tokens(rows, binary, 4 * start * of_a_step) if binary else rows)
         progress(stop)

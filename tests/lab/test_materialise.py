@@ -1,6 +1,8 @@
 """A materialised curriculum: the recorded blocks in their order, from every format and any stop."""
 
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,19 +119,29 @@ def test_an_interrupted_call_is_continued(run, format, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             materialise.materialise(curriculum, store, out, **options)
         assert not (out / ".manifest.json").exists()
+        if stop == 3:  # lost since
+            shutil.rmtree(out / "__megatron__", ignore_errors=True)
         monkeypatch.setattr(store, "checked_tokens", real)
         materialise.materialise(curriculum, store, out, **options)
         assert files(out) == whole
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_part_that_was_removed_is_written_again(run, format, tmp_path):
+@pytest.mark.parametrize(
+    ("format", "lost", "rest"),
+    [
+        *((format, "*-00001.parquet", 0) for format in FORMATS),
+        *(("megatron", "*/blocks.bin", rest) for rest in (0, 4 * S)),
+        ("megatron", "*/blocks.idx", 0),
+    ],
+)
+def test_what_was_removed_is_written_again(run, format, lost, rest, tmp_path):
     store = BlockStore(run / "blocks")
     curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
     options = {"format": format, "part_tokens": 2 * K * S}
     materialise.materialise(curriculum, store, tmp_path / "out", **options)
     whole = files(tmp_path / "out")
-    next((tmp_path / "out").glob("*-00001.parquet")).unlink()
+    (file,) = (tmp_path / "out").glob(lost)
+    os.truncate(file, rest) if rest else file.unlink()
     materialise.materialise(curriculum, store, tmp_path / "out", **options)
     assert files(tmp_path / "out") == whole
 
