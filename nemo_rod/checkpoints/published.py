@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,23 @@ def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     other programs have read. Only where the weights have another type does the configuration name
     it.
     """
-    for folder, into in ((base, made), (base / _TEMPLATES, made / _TEMPLATES)):
-        root = folder.resolve()
+    weights = [file.resolve() for file in base.glob("*.safetensors") if file.is_file()]
+    blobs = {file.parent for file in weights if file.parent.name == "blobs"}  # the hub's cache
+    homes = {file.parent for file in weights if file.suffix == ".safetensors"}
+    for inner in ("", _TEMPLATES):
+        folder, into, root = base / inner, made / inner, base.resolve() / inner
         for file in sorted(folder.iterdir() if folder.is_dir() else ()):
-            # a link may lead to a file of the owner's; the cache of the hub has links to its blobs
-            inside = (root, *(parent / "blobs" for parent in root.parents[1:3]))
-            is_own = file.resolve().parent in inside
             is_wanted = _BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")
-            if file.is_file() and is_own and is_wanted:
+            if not (file.is_file() and is_wanted):
+                continue
+            # a link may lead to a file of the owner's; those of a folder of links lead to one place
+            goal = file.resolve()
+            if goal.parent in {root, *blobs} or goal in {h / inner / file.name for h in homes}:
                 into.mkdir(exist_ok=True)
                 shutil.copyfile(file, into / file.name)
+            else:
+                warning = f"{file} is a link to elsewhere than the weights, not copied"
+                print(f"  Warning: {warning}: copy the base by cp -rL.", file=sys.stderr)
     from safetensors import safe_open
 
     sizes: Counter[str] = Counter()

@@ -4,6 +4,8 @@
 versions of Megatron-Bridge leave out.
 """
 
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +38,9 @@ PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
 
 
 def save(
-    folder: Path, written: dict[str, list[str]], *, tied: bool = False, trusts: bool = False
-) -> None:
+    folder: Path, written: dict[str, list[str]], *, tied: bool = False, trusts: bool = False,
+    linked: bool = False,
+) -> None:  # fmt: skip
     """Exports a model of two layers by a bridge that writes these tensors, by file."""
     from nemo_rod.megatron.gaps import save_hf
 
@@ -63,14 +66,17 @@ def save(
     (folder.parent / "base").mkdir()
     for name, content in BESIDE.items():
         (folder.parent / "base" / name).write_bytes(content)
+    if linked:
+        real = (folder.parent / "base").rename(folder.parent / "real")
+        shutil.copytree(real, folder.parent / "base", copy_function=os.symlink)
     save_hf(bridge, [SimpleNamespace(config=config)], folder)
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("trusts", [False, True])
-def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, trusts):
+@pytest.mark.parametrize(("trusts", "linked"), [(False, False), (True, False), (True, True)])
+def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, trusts, linked):
     written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
-    save(tmp_path / "hf", written, trusts=trusts)
+    save(tmp_path / "hf", written, trusts=trusts, linked=linked)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
     assert index["weight_map"] == {n: file for file, names in written.items() for n in names}
     for file in written:
