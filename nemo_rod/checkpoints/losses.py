@@ -80,7 +80,7 @@ def forgets_chunks(layer: Any) -> bool:
 def num_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Returns the size of a checkpoint's weights in another type, without reading them."""
     count = 0
-    for file in folder.glob("*.safetensors"):
+    for file in folder.glob("[!.]*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             shapes = [tensors.get_slice(name).get_shape() for name in tensors.offset_keys()]
             count += sum(math.prod(shape) for shape in shapes)

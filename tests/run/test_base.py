@@ -132,6 +132,7 @@ def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp
         save_file({name: torch.ones(2)}, base / file)
     index = base / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
+    (base / "._model.safetensors").write_text("of macOS")
     options = (blocks, Model(hf=str(base)), Domain(tokenizer="byte"))
     check_base(base, *options)
     change(base / "model-1.safetensors", index)
@@ -140,6 +141,9 @@ def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp
     save_file({"a": torch.ones(2)}, base / "model.safetensors")  # read before the index
     (base / "model-1.safetensors").unlink(missing_ok=True)
     check_base(base, *options)
+    index.unlink()
+    with pytest.raises(ValueError, match=r"model-0\.safetensors repeats tensors .*: move it out"):
+        check_base(base, *options)
 
 
 def test_a_base_whose_weights_were_replaced_is_refused(tmp_path):
