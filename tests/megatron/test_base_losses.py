@@ -49,6 +49,10 @@ LONG = rope(
     original_max_position_embeddings=64,
 )  # fmt: skip
 LATE = {"rope_parameters": LONG["rope_parameters"] | {"original_max_position_embeddings": 100}}
+HARMLESS = {  # keys of which nothing is needed here, and that the comparison passes by
+    "attn_implementation": "flash_attention_2", "experts_implementation": "kernels",
+    "quantization_config": {"quant_method": "gptq", "bits": 4}, "return_dict": False,
+}  # fmt: skip
 EQUAL = ""
 # model type, its settings, and what is refused: an ignored key, or a way to compute that is missing
 BASES: list[tuple[str, dict[str, Any], str]] = [
@@ -57,7 +61,8 @@ BASES: list[tuple[str, dict[str, Any], str]] = [
      "takes no account of rope_parameters.original_max_position_embeddings of"),
     ("llama", rope(**YARN), "asked for by rope_parameters.factor, "),
     ("llama", {"attention_bias": True}, "asked for by attention_bias of"),
-    ("qwen3", LINEAR, "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
+    ("qwen3", LINEAR | {"written": HARMLESS},
+     "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
     ("qwen2", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
     ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
     ("mixtral", {"num_local_experts": 4}, "cannot be built by Megatron-Bridge (Model architecture"),
