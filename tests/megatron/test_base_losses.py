@@ -65,6 +65,7 @@ BASES: list[tuple[str, dict[str, Any], str]] = [
      "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
     ("qwen2", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
     ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
+    ("llama", {"written": {"num_key_value_heads": 3}}, "cannot be built by Megatron-Bridge (shape"),
     ("mixtral", {"num_local_experts": 4}, "cannot be built by Megatron-Bridge (Model architecture"),
 ]  # fmt: skip
 FURTHER: list[tuple[str, dict[str, Any], str]] = [
