@@ -284,6 +284,19 @@ def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path):
         (tmp_path / pieces).unlink()
 
 
+def test_a_vocabulary_alone_gets_no_tokens_of_its_class(tmp_path):
+    model = json.loads(backend_like().to_str())["model"]
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])))
+    with pytest.raises(ValueError, match=r"tokens of Qwen2\w+ beside those of .*vocab\.json"):
+        HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": len(model["vocab"])}))
+    tokenizer = HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    assert tokenizer.vocab_size == len(model["vocab"]) + 1
+
+
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 

@@ -221,12 +221,14 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 f"tokenizer {name!r} has neither a {_FILE} nor {' and '.join(lost)}, which "
                 f"{kind.__name__} reads: give one that has a {_FILE}"
             )
+        words, added = _json(name, "vocab.json"), _added_tokens(name)
+        known = processor.get_piece_size() + len(added) if pieces else len(words | added)
+        if (pieces or words) and len(with_class) > known:
+            raise ValueError(
+                f"tokenizer {name!r} has tokens of {kind.__name__} beside those of "
+                f"{pieces or 'vocab.json'}, which the base never met: give one that has a {_FILE}"
+            )
         if pieces is not None:
-            if len(with_class) > processor.get_piece_size() + len(_added_tokens(name)):
-                raise ValueError(
-                    f"tokenizer {name!r} has tokens of {kind.__name__} beside those of {pieces}, "
-                    f"which the base never met: give one that has a {_FILE}"
-                )
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
     tokenizer = _from(name, PreTrainedTokenizerFast)
