@@ -183,6 +183,7 @@ LIKE_PUBLISHED = [
      None),
     ("pads with a word", {}, "PreTrainedTokenizerFast", "llama", {"pad_token": "!"}, None),
     ("a name that it lacks", {}, "PreTrainedTokenizerFast", "llama", {"bos_token": "<s>"}, None),
+    ("a file that is gone", {}, "LlamaTokenizerFast", "llama", {"tokenizer_file": "/x"}, None),
     ("other spaces", {}, "PreTrainedTokenizerFast", "llama",
      {"added_tokens_decoder": {"0": {"content": "<|end|>", "lstrip": True, "special": True}}},
      None),

@@ -188,10 +188,10 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     Raises:
         ValueError: it cannot be loaded, is a slow one, or it is not certain which ids are right.
     """
-    place = Path(name).expanduser()
-    if place.is_file() or (name.startswith(("/", ".", "~")) and not place.exists()):
+    folder = Path(name).expanduser()
+    if folder.is_file() or (name.startswith(("/", ".", "~")) and not folder.exists()):
         raise ValueError(
-            f"tokenizer {name!r} {'is a file' if place.is_file() else 'does not exist'}: "
+            f"tokenizer {name!r} {'is a file' if folder.is_file() else 'does not exist'}: "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         )
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -205,8 +205,9 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     if pieces is not None:
         processor = _sentencepiece(name, pieces)  # refuses more clearly than transformers
     with_class: Any = None
+    place = {"tokenizer_file": str(file)} if file else {}  # a configuration may name another place
     try:
-        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code)
+        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code, **place)
     except ValueError as error:
         if file is None or isinstance(error, UntrustedCodeError):
             raise
@@ -231,7 +232,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
         if pieces is not None:
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
-    tokenizer = _from(name, PreTrainedTokenizerFast)
+    tokenizer = _from(name, PreTrainedTokenizerFast, **place)
     backend = tokenizer._tokenizer = _of_file(name, file, tokenizer.backend_tokenizer)
     if with_class is None:
         return tokenizer, file, ""
