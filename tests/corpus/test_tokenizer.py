@@ -340,6 +340,7 @@ def test_an_end_that_no_file_gives_an_id_is_none(trained, tmp_path):
         ("config.json", {"eos_token_id": 7}, "EOS is 0, that of config.json 7: set domain.eod to"),
         ("config.json", {"text_config": {"eos_token_id": [7, 8]}}, "that of config.json [7, 8]: "),
         ("generation_config.json", {"eos_token_id": [7, 0]}, ""),
+        ("config.json", {"text_config": "x"}, ""),
     ],
 )
 def test_files_that_name_other_ends_are_not_silent(trained, file, said, sentence, tmp_path, capsys):
