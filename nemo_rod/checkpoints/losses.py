@@ -67,7 +67,9 @@ def load(
     config.output_attentions, config.return_dict = False, True
     if {dtype for dtype, _ in _kinds(folder)} <= {"F64", "F32", "F16", "BF16"}:
         vars(config).pop("quantization_config", None)
-    named = getattr(transformers, (config.architectures or ["-"])[0], None)
+    if not config.architectures:
+        raise TypeError("architectures names none")
+    named = getattr(transformers, config.architectures[0], None)
     if named is None:
         named, options["trust_remote_code"] = transformers.AutoModelForCausalLM, trust_remote_code
     model: Any = named

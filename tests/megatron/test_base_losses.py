@@ -52,11 +52,14 @@ LATE = {"rope_parameters": LONG["rope_parameters"] | {"original_max_position_emb
 HARMLESS = {  # keys of which nothing is needed here, and that the comparison passes by
     "attn_implementation": "flash_attention_2", "experts_implementation": "kernels",
     "quantization_config": {"quant_method": "gptq", "bits": 4}, "return_dict": False,
+    "auto_map": {"AutoModelForCausalLM": "modeling.Qwen3ForCausalLM"},
 }  # fmt: skip
+OWN = {"auto_map": {"AutoModelForCausalLM": "modeling.LlamaForCausalLM"}}
 EQUAL = ""
 # model type, its settings, and what is refused: an ignored key, or a way to compute that is missing
 BASES: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", LINEAR, EQUAL),
+    ("llama", LINEAR | {"written": OWN}, EQUAL),
+    ("llama", {"written": {"architectures": []}}, "(architectures names none): correct its config"),
     ("llama", rope(**LLAMA3 | {"original_max_position_embeddings": 64}),
      "takes no account of rope_parameters.original_max_position_embeddings of"),
     ("llama", rope(**YARN), "asked for by rope_parameters.factor, "),
