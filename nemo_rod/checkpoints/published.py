@@ -31,11 +31,11 @@ _BESIDE = re.compile(
     r"(generation_|preprocessor_|processor_|tokenizer_|video_preprocessor_)?config\.json|tokenizer\.json"
     r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.(txt|bpe)"
     r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken)"
-    r"|[\w. -]*(?i:licen[cs]e|notice|copying|use_policy)[\w. -]*"
+    r"|[\w. -]*(?i:licen[cs]e|notice|copy(ing|right)|patents|terms|us(e|age)_policy|eula)[\w. -]*"
 )
 _TEMPLATES = "additional_chat_templates"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' name -> torch's
-_DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(")')
+_DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?(?:b?float\d*|half)(")')
 
 
 def published_names(folder: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.la
 KEPT = (
     *("tokenizer.json", "tokenizer.model.v3", "vocab.bpe", "chat_template.jinja", "LICENSE.txt"),
     *("MODEL_LICENCE", "Tongyi Qianwen LICENSE AGREEMENT", "THIRD_PARTY_NOTICES.txt", "COPYING"),
+    *("COPYRIGHT", "PATENTS", "TERMS_OF_USE.md", "USAGE_POLICY.md", "EULA.txt"),
     *("modeling_own.py", "layers.py", "__init__.py"),
 )
 # of the base; what is kept, and with fp32 weights the type that the configuration names
@@ -94,6 +95,7 @@ def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, tru
     [
         (b'{"dtype": "torch.bfloat16"}', b'{"dtype": "float32"}'),
         (b'{"dtype":"float64",\r\n "a":"\xe9"}', b'{"dtype":"float32",\r\n "a":"\xe9"}'),
+        (b'{"dtype": "half"}', b'{"dtype": "float32"}'),
         (b'{"text": {"torch_dtype": "float16"}}', b'{"text": {"torch_dtype": "float32"}}'),
         *[(same, same) for same in (b'{"dtype": "auto"}', b'{"dtype": null}', b'{"x_dtype": "a"}')],
     ],
