@@ -136,9 +136,8 @@ def resolve_base(name: str, link: Path) -> None:
     Raises:
         ValueError: there is no such folder and the hub does not provide it.
     """
-    if Path(name).is_dir():
-        folder = Path(name).resolve()
-    else:
+    folder = Path(name).expanduser().resolve()
+    if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
         try:

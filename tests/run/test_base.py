@@ -202,6 +202,8 @@ def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(tmp_path, monke
     assert commit_of(tmp_path / "pinned") == "c" * 40
     (tmp_path / "a@b").mkdir()
     resolve_base(str(tmp_path / "a@b"), tmp_path / "own")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    resolve_base("~/a@b", tmp_path / "own")
     assert commit_of(tmp_path / "own") is None and len(asked) == 2
 
 
