@@ -81,7 +81,7 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": 1e-2}, EQUAL),
     ("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}, EQUAL),
     ("qwen3", {}, EQUAL),
-    ("qwen3", {"attention_bias": True}, "without a place in the model"),
+    ("qwen3", {"attention_bias": True}, "Bridge builds this model type without them."),
     ("qwen3", rope(**LLAMA3), "takes no account of rope_parameters.rope_type of"),
     ("qwen2", {"tie_word_embeddings": True}, EQUAL),
     ("mistral", {"sliding_window": None}, EQUAL),
