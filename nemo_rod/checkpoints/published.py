@@ -56,14 +56,13 @@ def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     blobs = {file.parent for file in weights if file.parent.name == "blobs"}  # the hub's cache
     homes = {file.parent for file in weights if file.suffix == ".safetensors"}
     for inner in ("", _TEMPLATES):
-        folder, into, root = base / inner, made / inner, base.resolve() / inner
-        for file in sorted(folder.iterdir() if folder.is_dir() else ()):
-            is_wanted = _BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")
-            if not (file.is_file() and is_wanted):
-                continue
+        into, root = made / inner, base.resolve() / inner
+        for file in sorted(filter(Path.is_file, (base / inner).glob("*"))):
             # a link may lead to a file of the owner's; those of a folder of links lead to one place
-            goal = file.resolve()
-            if goal.parent in {root, *blobs} or goal in {h / inner / file.name for h in homes}:
+            goal, linked = file.resolve(), {home / inner / file.name for home in homes}
+            if not (_BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")):
+                continue
+            if goal.parent in {root, *blobs} or goal in linked:
                 into.mkdir(exist_ok=True)
                 shutil.copyfile(file, into / file.name)
             else:

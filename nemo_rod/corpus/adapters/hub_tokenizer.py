@@ -172,9 +172,8 @@ def _other_end(name: str, end: int | None) -> str:
         raise ValueError(f"the EOS token of tokenizer {name!r} is {both}: {cure}")
     for file in ("config.json", "generation_config.json"):
         stated = _json(name, file)
-        inner = stated.get("text_config")
-        stated = inner if isinstance(inner, dict) and "eos_token_id" not in stated else stated
-        ids = stated.get("eos_token_id")
+        parts = [part for part in (stated, stated.get("text_config")) if isinstance(part, dict)]
+        ids = next((part["eos_token_id"] for part in parts if "eos_token_id" in part), None)
         if ids is not None and end not in (ids if isinstance(ids, list) else [ids]):
             return f"  Warning: the tokenizer's EOS is {end}, that of {file} {ids}: {cure}.\n"
     return ""
