@@ -62,7 +62,14 @@ def load(
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    named = getattr(transformers, (config.architectures or ["-"])[0], None)
+    # what this machine may lack, of a kernel or a quantisation that no tensor has
+    config._attn_implementation = config._experts_implementation = None
+    config.output_attentions, config.return_dict = False, True
+    if {dtype for dtype, _ in _kinds(folder)} <= {"F64", "F32", "F16", "BF16"}:
+        vars(config).pop("quantization_config", None)
+    if not config.architectures:
+        raise TypeError("architectures names none")
+    named = getattr(transformers, config.architectures[0], None)
     if named is None:
         named, options["trust_remote_code"] = transformers.AutoModelForCausalLM, trust_remote_code
     model: Any = named
@@ -79,12 +86,17 @@ def forgets_chunks(layer: Any) -> bool:
 
 def num_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Returns the size of a checkpoint's weights in another type, without reading them."""
-    count = 0
-    for file in folder.glob("*.safetensors"):
+    return sum(math.prod(shape) for _, shape in _kinds(folder)) * dtype.itemsize
+
+
+def _kinds(folder: Path) -> list[tuple[str, list[int]]]:
+    """Returns the types, as safetensors names them, and shapes of a checkpoint's tensors."""
+    kinds: list[tuple[str, list[int]]] = []
+    for file in folder.glob("[!.]*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.offset_keys()]
-            count += sum(math.prod(shape) for shape in shapes)
-    return count * dtype.itemsize
+            slices = [tensors.get_slice(name) for name in tensors.offset_keys()]
+            kinds += [(piece.get_dtype(), piece.get_shape()) for piece in slices]
+    return kinds
 
 
 def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64]:

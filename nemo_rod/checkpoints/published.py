@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ _BESIDE = re.compile(
     r"(generation_|preprocessor_|processor_|tokenizer_|video_preprocessor_)?config\.json|tokenizer\.json"
     r"|(special_tokens_map|added_tokens|vocab|chat_template|tekken)\.json|(merges|vocab)\.(txt|bpe)"
     r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken)"
-    r"|[\w. -]*(?i:licen[cs]e|notice|copying|use_policy)[\w. -]*"
+    r"|[\w. -]*(?i:licen[cs]e|notice|copy(ing|right)|patents|terms|us(e|age)_policy|eula)[\w. -]*"
 )
 _TEMPLATES = "additional_chat_templates"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' name -> torch's
-_DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?b?float\d+(")')
+_DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?(?:b?float\d*|half)(")')
 
 
 def published_names(folder: Path) -> dict[str, str]:
@@ -51,16 +52,22 @@ def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     other programs have read. Only where the weights have another type does the configuration name
     it.
     """
-    for folder, into in ((base, made), (base / _TEMPLATES, made / _TEMPLATES)):
-        root = folder.resolve()
-        for file in sorted(folder.iterdir() if folder.is_dir() else ()):
-            # a link may lead to a file of the owner's; the cache of the hub has links to its blobs
-            inside = (root, *(parent / "blobs" for parent in root.parents[1:3]))
-            is_own = file.resolve().parent in inside
-            is_wanted = _BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")
-            if file.is_file() and is_own and is_wanted:
+    weights = [file.resolve() for file in base.glob("*.safetensors") if file.is_file()]
+    blobs = {file.parent for file in weights if file.parent.name == "blobs"}  # the hub's cache
+    homes = {file.parent for file in weights if file.suffix == ".safetensors"}
+    for inner in ("", _TEMPLATES):
+        into, root = made / inner, base.resolve() / inner
+        for file in sorted(filter(Path.is_file, (base / inner).glob("*"))):
+            # a link may lead to a file of the owner's; those of a folder of links lead to one place
+            goal, linked = file.resolve(), {home / inner / file.name for home in homes}
+            if not (_BESIDE.fullmatch(file.name) or (code and file.suffix == ".py")):
+                continue
+            if goal.parent in {root, *blobs} or goal in linked:
                 into.mkdir(exist_ok=True)
                 shutil.copyfile(file, into / file.name)
+            else:
+                warning = f"{file} is a link to elsewhere than the weights, not copied"
+                print(f"  Warning: {warning}: copy the base by cp -rL.", file=sys.stderr)
     from safetensors import safe_open
 
     sizes: Counter[str] = Counter()

@@ -273,7 +273,7 @@ def time_left(config: Config) -> str:
     from nemo_rod.run.stages import Stages
 
     model = config.model
-    if model.hf and not (model.shape or Path(model.hf).is_dir()):
+    if model.hf and not (model.shape or Path(model.hf).expanduser().is_dir()):
         return ""  # not worth asking the hub
     try:
         planned = {stage.name: stage.hours for stage in make_plan(config).stages}

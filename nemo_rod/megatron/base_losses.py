@@ -127,11 +127,15 @@ def _of_bridge(
         )
         losses = scorer.losses(block_ids)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError,
-            NotImplementedError, TypeError, ValueError) as error:  # fmt: skip
+            RuntimeError, TypeError, ValueError) as error:  # fmt: skip
         at = error.__traceback__
         while at and at.tb_next:
             at = at.tb_next
-        if isinstance(error, ValueError) and at and "nemo_rod" in at.tb_frame.f_globals["__name__"]:
+        module = at.tb_frame.f_globals["__name__"] if at else ""
+        is_ours = isinstance(error, ValueError) and "nemo_rod" in module
+        # of memory or processes; shapes that do not fit are a RuntimeError, too
+        is_fault = type(error) is RuntimeError and not re.search("shape|size", str(error))
+        if is_ours or is_fault or type(error).__module__.startswith("torch"):
             raise
         lines = [line.strip(" \t\u2717:.") for line in str(error).splitlines() if line.strip()]
         # of a library, which prints it to the log in full

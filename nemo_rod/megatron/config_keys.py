@@ -30,6 +30,7 @@ def left_out(hf: str, trust_remote_code: bool = False, *, is_built: bool = True)
     from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
     config = AutoConfig.from_pretrained(hf, trust_remote_code=trust_remote_code)
+    vars(config).pop("auto_map", None)  # see `models.model_provider`
     common = {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict(), "model_type"}
     whole = _bridge_description(config)
     found: list[str] = []

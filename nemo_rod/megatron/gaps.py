@@ -65,10 +65,11 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
             if names
         ]
         if gaps:
-            raise ValueError(
-                f"{hf} leaves {' and '.join(gaps)}: give a checkpoint whose tensors have the "
-                "published names and fit its config.json."
-            )
+            wanted = "whose tensors have the published names and fit its config.json"
+            cure = f"give a checkpoint {wanted}"
+            if len(gaps) == 1 and without_place:  # biases, for which its config.json may well ask
+                cure = "choose another base, as Megatron-Bridge builds this model type without them"
+            raise ValueError(f"{hf} leaves {' and '.join(gaps)}: {cure}.")
         return model
 
     provider.register_pre_wrap_hook(mark, prepend=True)

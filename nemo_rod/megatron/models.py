@@ -44,8 +44,10 @@ def model_provider(
     """
     for stand_in in STAND_INS:
         stand_in.prepare_bridge()
+    trusted = model.trust_remote_code
+    own: dict[str, Any] = {} if trusted else {"auto_map": None}  # Bridge would prefer its class
     with explain_own_code(f"The checkpoint {hf}"):
-        bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=model.trust_remote_code)
+        bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trusted, **own)
     text: Any = bridge.hf_pretrained.config.get_text_config()
     if dataclasses.is_dataclass(type(text)):  # Bridge takes counts that this class does not read
         fields = {field.name for field in dataclasses.fields(text)}

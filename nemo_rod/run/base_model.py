@@ -19,6 +19,7 @@ from nemo_rod.trust import explain_own_code
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
 # Published names of input embeddings; suffixes, since some models are nested in others.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte)\.weight$")
+_WEIGHTS = "[!.]*.safetensors"  # without those that macOS writes beside its files
 # after an interrupted copy, or a clone without Git LFS
 _FETCH = "fetch or copy the whole checkpoint again"
 
@@ -92,7 +93,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
 
 
 def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
-    """Refuses a base as `check_tokenizer` does, or without all its weights.
+    """Refuses a base as `check_tokenizer` does, or without all its weights, or with some twice.
 
     Warns of one never trained on the blocks' EOD: the embedding of such a token is all zeros.
     """
@@ -102,25 +103,31 @@ def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> 
 
     check_tokenizer(checkpoint, blocks, model, domain)
     eod, index = BlockStore(blocks).eod_id, checkpoint / "model.safetensors.index.json"
-    files = {*checkpoint.glob("*.safetensors")}
-    if index.is_file() and checkpoint / "model.safetensors" not in files:
+    files, whole = {*checkpoint.glob(_WEIGHTS)}, checkpoint / "model.safetensors"
+    seen, zero = set[str](), ""
+    if index.is_file() and whole not in files:
         with interpreting(index, cure=_FETCH):
             files |= {checkpoint / name for name in read_json(index)["weight_map"].values()}
-    for file in sorted(files, key=lambda file: (file.is_file(), file)):
+    for file in sorted(files, key=lambda file: (file.is_file(), file != whole, file)):
         if not file.is_file():
             raise ValueError(f"{file} is missing: {_FETCH}")
         with file.open("rb") as head:
             refuse_placeholder(file, head.read(HEAD))
         with interpreting(file, cure=_FETCH), safe_open(file, framework="pt") as tensors:
-            for name in filter(_EMBEDDING.search, tensors.keys()):
+            names = {*tensors.keys()}
+            for name in filter(_EMBEDDING.search, names):
                 if not tensors.get_slice(name)[eod : eod + 1].any():
-                    warning = (
-                        f"the embedding of token {eod}, which ends documents, is zero in {name} of "
-                        f"{file}: the base never met it, and gradients may overflow; set "
-                        "domain.eod to the token that ended documents in its own training"
-                    )
-                    print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
-                    return
+                    zero = zero or f"{name} of {file}"
+        if seen & names and not index.is_file():  # Bridge reads either, transformers the whole
+            raise ValueError(f"{file} repeats tensors of other files: move it out of the folder")
+        seen |= names
+    if zero:
+        warning = (
+            f"the embedding of token {eod}, which ends documents, is zero in {zero}: the base "
+            "never met it, and gradients may overflow; set domain.eod to the token that ended "
+            "documents in its own training"
+        )
+        print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
 
 
 def resolve_base(name: str, link: Path) -> None:
@@ -129,9 +136,8 @@ def resolve_base(name: str, link: Path) -> None:
     Raises:
         ValueError: there is no such folder and the hub does not provide it.
     """
-    if Path(name).is_dir():
-        folder = Path(name).resolve()
-    else:
+    folder = Path(name).expanduser().resolve()
+    if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
         try:
@@ -157,7 +163,7 @@ def checkpoint_digest(folder: Path) -> str:
     """Returns the content digest of a Hugging Face checkpoint's weights, in hex."""
     from safetensors import safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob(_WEIGHTS))
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
     for file in files:

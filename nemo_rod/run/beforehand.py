@@ -101,7 +101,7 @@ def _model(config: Config) -> Iterator[str]:
     """Yields why model.hf is no checkpoint, as far as its folder or name tells."""
     if (name := config.model.hf) is None:
         return
-    folder = Path(name)
+    folder = Path(name).expanduser()
     if not folder.exists():
         if not hub.is_name(name):
             yield f"model.hf={name} does not exist: {_FOLDER}."

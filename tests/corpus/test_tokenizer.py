@@ -183,6 +183,7 @@ LIKE_PUBLISHED = [
      None),
     ("pads with a word", {}, "PreTrainedTokenizerFast", "llama", {"pad_token": "!"}, None),
     ("a name that it lacks", {}, "PreTrainedTokenizerFast", "llama", {"bos_token": "<s>"}, None),
+    ("a file that is gone", {}, "LlamaTokenizerFast", "llama", {"tokenizer_file": "/x"}, None),
     ("other spaces", {}, "PreTrainedTokenizerFast", "llama",
      {"added_tokens_decoder": {"0": {"content": "<|end|>", "lstrip": True, "special": True}}},
      None),
@@ -284,6 +285,19 @@ def test_a_folder_without_a_vocabulary_is_no_tokenizer(tmp_path):
         (tmp_path / pieces).unlink()
 
 
+def test_a_vocabulary_alone_gets_no_tokens_of_its_class(tmp_path):
+    model = json.loads(backend_like().to_str())["model"]
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])))
+    with pytest.raises(ValueError, match=r"tokens of Qwen2\w+ beside those of .*vocab\.json"):
+        HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": len(model["vocab"])}))
+    tokenizer = HuggingFaceTokenizer(str(tmp_path), trust_remote_code=True)
+    assert tokenizer.vocab_size == len(model["vocab"]) + 1
+
+
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
@@ -326,6 +340,7 @@ def test_an_end_that_no_file_gives_an_id_is_none(trained, tmp_path):
         ("config.json", {"eos_token_id": 7}, "EOS is 0, that of config.json 7: set domain.eod to"),
         ("config.json", {"text_config": {"eos_token_id": [7, 8]}}, "that of config.json [7, 8]: "),
         ("generation_config.json", {"eos_token_id": [7, 0]}, ""),
+        ("config.json", {"text_config": "x"}, ""),
     ],
 )
 def test_files_that_name_other_ends_are_not_silent(trained, file, said, sentence, tmp_path, capsys):

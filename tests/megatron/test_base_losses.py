@@ -49,17 +49,26 @@ LONG = rope(
     original_max_position_embeddings=64,
 )  # fmt: skip
 LATE = {"rope_parameters": LONG["rope_parameters"] | {"original_max_position_embeddings": 100}}
+HARMLESS = {  # keys of which nothing is needed here, and that the comparison passes by
+    "attn_implementation": "flash_attention_2", "experts_implementation": "kernels",
+    "quantization_config": {"quant_method": "gptq", "bits": 4}, "return_dict": False,
+    "auto_map": {"AutoModelForCausalLM": "modeling.Qwen3ForCausalLM"},
+}  # fmt: skip
+OWN = {"auto_map": {"AutoModelForCausalLM": "modeling.LlamaForCausalLM"}}
 EQUAL = ""
 # model type, its settings, and what is refused: an ignored key, or a way to compute that is missing
 BASES: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", LINEAR, EQUAL),
+    ("llama", LINEAR | {"written": OWN}, EQUAL),
+    ("llama", {"written": {"architectures": []}}, "(architectures names none): correct its config"),
     ("llama", rope(**LLAMA3 | {"original_max_position_embeddings": 64}),
      "takes no account of rope_parameters.original_max_position_embeddings of"),
     ("llama", rope(**YARN), "asked for by rope_parameters.factor, "),
     ("llama", {"attention_bias": True}, "asked for by attention_bias of"),
-    ("qwen3", LINEAR, "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
+    ("qwen3", LINEAR | {"written": HARMLESS},
+     "takes no account of rope_parameters.factor, rope_parameters.rope_type of"),
     ("qwen2", WINDOW, "takes no account of use_sliding_window, sliding_window, "),
     ("gemma3_text", {"final_logit_softcapping": 3.0}, "final_logit_softcapping of"),
+    ("llama", {"written": {"num_key_value_heads": 3}}, "cannot be built by Megatron-Bridge (shape"),
     ("mixtral", {"num_local_experts": 4}, "cannot be built by Megatron-Bridge (Model architecture"),
 ]  # fmt: skip
 FURTHER: list[tuple[str, dict[str, Any], str]] = [
@@ -72,7 +81,7 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": 1e-2}, EQUAL),
     ("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}, EQUAL),
     ("qwen3", {}, EQUAL),
-    ("qwen3", {"attention_bias": True}, "without a place in the model"),
+    ("qwen3", {"attention_bias": True}, "Bridge builds this model type without them."),
     ("qwen3", rope(**LLAMA3), "takes no account of rope_parameters.rope_type of"),
     ("qwen2", {"tie_word_embeddings": True}, EQUAL),
     ("mistral", {"sliding_window": None}, EQUAL),

@@ -4,6 +4,8 @@
 versions of Megatron-Bridge leave out.
 """
 
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.la
 KEPT = (
     *("tokenizer.json", "tokenizer.model.v3", "vocab.bpe", "chat_template.jinja", "LICENSE.txt"),
     *("MODEL_LICENCE", "Tongyi Qianwen LICENSE AGREEMENT", "THIRD_PARTY_NOTICES.txt", "COPYING"),
+    *("COPYRIGHT", "PATENTS", "TERMS_OF_USE.md", "USAGE_POLICY.md", "EULA.txt"),
     *("modeling_own.py", "layers.py", "__init__.py"),
 )
 # of the base; what is kept, and with fp32 weights the type that the configuration names
@@ -36,8 +39,9 @@ PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
 
 
 def save(
-    folder: Path, written: dict[str, list[str]], *, tied: bool = False, trusts: bool = False
-) -> None:
+    folder: Path, written: dict[str, list[str]], *, tied: bool = False, trusts: bool = False,
+    linked: bool = False,
+) -> None:  # fmt: skip
     """Exports a model of two layers by a bridge that writes these tensors, by file."""
     from nemo_rod.megatron.gaps import save_hf
 
@@ -63,14 +67,17 @@ def save(
     (folder.parent / "base").mkdir()
     for name, content in BESIDE.items():
         (folder.parent / "base" / name).write_bytes(content)
+    if linked:
+        real = (folder.parent / "base").rename(folder.parent / "real")
+        shutil.copytree(real, folder.parent / "base", copy_function=os.symlink)
     save_hf(bridge, [SimpleNamespace(config=config)], folder)
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("trusts", [False, True])
-def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, trusts):
+@pytest.mark.parametrize(("trusts", "linked"), [(False, False), (True, False), (True, True)])
+def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, trusts, linked):
     written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
-    save(tmp_path / "hf", written, trusts=trusts)
+    save(tmp_path / "hf", written, trusts=trusts, linked=linked)
     index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
     assert index["weight_map"] == {n: file for file, names in written.items() for n in names}
     for file in written:
@@ -88,6 +95,7 @@ def test_an_export_without_predictors_is_whole_and_so_is_its_index(tmp_path, tru
     [
         (b'{"dtype": "torch.bfloat16"}', b'{"dtype": "float32"}'),
         (b'{"dtype":"float64",\r\n "a":"\xe9"}', b'{"dtype":"float32",\r\n "a":"\xe9"}'),
+        (b'{"dtype": "half"}', b'{"dtype": "float32"}'),
         (b'{"text": {"torch_dtype": "float16"}}', b'{"text": {"torch_dtype": "float32"}}'),
         *[(same, same) for same in (b'{"dtype": "auto"}', b'{"dtype": null}', b'{"x_dtype": "a"}')],
     ],

@@ -845,7 +845,8 @@ def test_weights_of_nothing_are_refused(made_run, tmp_path):
 
 def test_a_merge_copies_the_files_of_a_checkpoint(made_run, tmp_path, victim):
     base = Path(shutil.copytree(made_run / "base" / "hf", tmp_path / "base"))
-    (base / "vocab.json").symlink_to(victim / ".bashrc")
+    for name in ("vocab.json", "weights.safetensors"):  # which makes no place one of weights
+        (base / name).symlink_to(victim / ".bashrc")
     described = read_json(base / "config.json") | {"_name_or_path": "kept"}
     write_json(base / "config.json", described)
     for name in ("extra.json", "manifest.json", "tokenizer_config.json"):

@@ -132,6 +132,7 @@ def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp
         save_file({name: torch.ones(2)}, base / file)
     index = base / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
+    (base / "._model.safetensors").write_text("of macOS")
     options = (blocks, Model(hf=str(base)), Domain(tokenizer="byte"))
     check_base(base, *options)
     change(base / "model-1.safetensors", index)
@@ -140,6 +141,9 @@ def test_a_base_without_all_its_weights_is_refused(change, sentence, blocks, tmp
     save_file({"a": torch.ones(2)}, base / "model.safetensors")  # read before the index
     (base / "model-1.safetensors").unlink(missing_ok=True)
     check_base(base, *options)
+    index.unlink()
+    with pytest.raises(ValueError, match=r"model-0\.safetensors repeats tensors .*: move it out"):
+        check_base(base, *options)
 
 
 def test_a_base_whose_weights_were_replaced_is_refused(tmp_path):
@@ -198,6 +202,8 @@ def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(tmp_path, monke
     assert commit_of(tmp_path / "pinned") == "c" * 40
     (tmp_path / "a@b").mkdir()
     resolve_base(str(tmp_path / "a@b"), tmp_path / "own")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    resolve_base("~/a@b", tmp_path / "own")
     assert commit_of(tmp_path / "own") is None and len(asked) == 2
 
 

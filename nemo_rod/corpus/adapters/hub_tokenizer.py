@@ -172,7 +172,8 @@ def _other_end(name: str, end: int | None) -> str:
         raise ValueError(f"the EOS token of tokenizer {name!r} is {both}: {cure}")
     for file in ("config.json", "generation_config.json"):
         stated = _json(name, file)
-        ids = stated.get("eos_token_id", (stated.get("text_config") or {}).get("eos_token_id"))
+        parts = [part for part in (stated, stated.get("text_config")) if isinstance(part, dict)]
+        ids = next((part["eos_token_id"] for part in parts if "eos_token_id" in part), None)
         if ids is not None and end not in (ids if isinstance(ids, list) else [ids]):
             return f"  Warning: the tokenizer's EOS is {end}, that of {file} {ids}: {cure}.\n"
     return ""
@@ -188,10 +189,10 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     Raises:
         ValueError: it cannot be loaded, is a slow one, or it is not certain which ids are right.
     """
-    place = Path(name).expanduser()
-    if place.is_file() or (name.startswith(("/", ".", "~")) and not place.exists()):
+    folder = Path(name).expanduser()
+    if folder.is_file() or (name.startswith(("/", ".", "~")) and not folder.exists()):
         raise ValueError(
-            f"tokenizer {name!r} {'is a file' if place.is_file() else 'does not exist'}: "
+            f"tokenizer {name!r} {'is a file' if folder.is_file() else 'does not exist'}: "
             'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
         )
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -205,8 +206,9 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     if pieces is not None:
         processor = _sentencepiece(name, pieces)  # refuses more clearly than transformers
     with_class: Any = None
+    place = {"tokenizer_file": str(file)} if file else {}  # a configuration may name another place
     try:
-        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code)
+        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code, **place)
     except ValueError as error:
         if file is None or isinstance(error, UntrustedCodeError):
             raise
@@ -221,15 +223,17 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
                 f"tokenizer {name!r} has neither a {_FILE} nor {' and '.join(lost)}, which "
                 f"{kind.__name__} reads: give one that has a {_FILE}"
             )
+        words, added = _json(name, "vocab.json"), _added_tokens(name)
+        known = processor.get_piece_size() + len(added) if pieces else len(words | added)
+        if (pieces or words) and len(with_class) > known:
+            raise ValueError(
+                f"tokenizer {name!r} has tokens of {kind.__name__} beside those of "
+                f"{pieces or 'vocab.json'}, which the base never met: give one that has a {_FILE}"
+            )
         if pieces is not None:
-            if len(with_class) > processor.get_piece_size() + len(_added_tokens(name)):
-                raise ValueError(
-                    f"tokenizer {name!r} has tokens of {kind.__name__} beside those of {pieces}, "
-                    f"which the base never met: give one that has a {_FILE}"
-                )
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
-    tokenizer = _from(name, PreTrainedTokenizerFast)
+    tokenizer = _from(name, PreTrainedTokenizerFast, **place)
     backend = tokenizer._tokenizer = _of_file(name, file, tokenizer.backend_tokenizer)
     if with_class is None:
         return tokenizer, file, ""

@@ -245,7 +245,7 @@ def model_shape(config: Config) -> Shape:
     if model.architecture is not None:
         return read_shape(model.architecture)
     assert model.hf is not None
-    local = Path(model.hf) / "config.json"
+    local = Path(model.hf).expanduser() / "config.json"
     if local.is_file():
         return read_shape(read_json(local))
     if model.shape is not None:
