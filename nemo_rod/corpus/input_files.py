@@ -285,14 +285,19 @@ def _remote(pattern: str) -> Iterator[tuple[RemoteFile, str, object]]:
     while folders and (not glob.has_magic(folders[0]) or system.isdir(fixed + folders[0])):
         fixed += f"{folders.pop(0)}/"
     rest = "/".join([*folders, last])
+    shown = [".", "..", *(part for part in (*folders, last) if part[:1] == ".")]
     if not folders and system.isfile(path):
         matches = {path: system.info(path)}
     else:
         matches = system.glob(glob.escape(fixed) + rest, detail=True)
     for match, info in matches.items():
         file = RemoteFile(system, match, info.get("size"))
+        name = os.path.relpath(match, fixed or "/")
+        hidden = {part for part in name.split("/") if part[0] == "."}
+        if hidden.difference(shown, *(fnmatch.filter(hidden, part) for part in shown)):
+            continue
         if info["type"] == "directory" and rest.endswith(("**", "**/*")):  # its files match
             continue
         if info["type"] != "file":
             raise ValueError(f"{file} is a {info['type']}: name its files, or leave it out")
-        yield file, os.path.relpath(match, fixed or "/"), str(file)
+        yield file, name, str(file)

@@ -413,10 +413,13 @@ def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path):
     system = pytest.importorskip("fsspec").filesystem("memory")
     root = tmp_path.name
     system.pipe({f"/{root}/v[1]/a[2].jsonl": ONE, f"/{root}/v1/a2.jsonl": TWO})
+    system.pipe({f"/{root}/v[1]/{name}": TWO for name in ("._a.jsonl", ".cache/b/c.jsonl")})
     for pattern, expected in (
         ("v[1]/*.jsonl", ["one"]),
         ("v[1]/a[2].jsonl", ["one"]),
-        ("v[1]/**", ["one"]),
+        ("v[1]/**", ["one"]),  # hidden files are left out, as on disks
+        ("v[1]/**/.c*/**/*.jsonl", ["two"]),
+        ("v[1]/._a.jsonl", ["two"]),
         ("v?/a[2].jsonl", ["two"]),
         ("v[!2]/*", ["two"]),
     ):
