@@ -96,7 +96,7 @@ class HuggingFaceDataset(Input):
             _refuse_damage()
             builder = load_dataset_builder(self.place, name=spec.subset, revision=spec.revision)
             if builder.name == "text":
-                builder.config.encoding = "utf-8-sig"
+                builder.config.encoding, builder.config.sample_by = "utf-8-sig", "document"
             all_files = builder.config.data_files or {}
             read = {_format(str(file)) for files in all_files.values() for file in files}
             # the library reads only the most frequent of several forms
