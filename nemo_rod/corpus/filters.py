@@ -2,11 +2,12 @@
 
     language == "de" and quality >= 0.8 and text != null
 
-The left side is a field (dotted if nested: ``meta.language``), the right side a JSON value; a bare
-word is a text. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field is
-an error, and so is a comparison of different types: otherwise a misspelt name, or a value in
-another notation, would drop or keep a whole corpus unnoticed. Null equals only itself. Only
-`field != null` drops a record without the field, before the comparisons after it are made.
+The left side is a field (dotted if nested: ``meta.language``; with a space or the like, in double
+quotes), the right side a JSON value; a bare word is a text. The operators are == != < <= > >=.
+Nothing is evaluated as code. A missing field is an error, and so is a comparison of different
+types: otherwise a misspelt name, or a value in another notation, would drop or keep a whole corpus
+unnoticed. Null equals only itself. Only `field != null` drops a record without the field, before
+the comparisons after it are made.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import numpy as np
 _OPERATORS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 # of Python, SQL and JavaScript; json.loads reads some of them
 _OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
+_NAME = r"[\w.\-/]+"  # of a field that needs no quotes
 _COMPARISON = re.compile(
-    r"\s*(?P<field>[\w.\-/]+)\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
+    rf"\s*(?P<field>{_NAME}|\"[^\"]+\")\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
     r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!“”„‘’`;,&|()\[\]{}]+)"
     r"\s*(?P<more>\band\b|$)"
 )
@@ -40,6 +42,10 @@ class Comparison:
     operator: str
     value: str | float | bool | None
 
+    def __str__(self) -> str:
+        field = self.field if re.fullmatch(_NAME, self.field) else f'"{self.field}"'
+        return f"{field} {self.operator} {json.dumps(self.value)}"
+
     def holds(self, value: Any) -> bool:
         """Returns whether a record whose field has this value passes; refuses another type."""
         if value is None or self.value is None:
@@ -48,8 +54,8 @@ class Comparison:
             comparable = _type_name(value) == _type_name(self.value)
         if not comparable:
             raise ValueError(
-                f"filter compares {self.field} {self.operator} {json.dumps(self.value)}, but that "
-                f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
+                f"filter compares {self}, but that field is {_type_name(value)}, {value!r:.60}: "
+                "compare it with such a value"
             )
         expected: Any = self.value
         if isinstance(expected, float):  # columns hold other numbers: decimals, or 32 bits
@@ -90,7 +96,7 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
                         f"filter {text!r} has the value {value}, which is no JSON text ({error}): "
                         r"write \\ for a backslash, or single quotes around the text"
                     ) from None
-        comparisons.append(Comparison(match["field"], match["operator"], value))
+        comparisons.append(Comparison(match["field"].strip('"'), match["operator"], value))
         position, more = match.end(), match["more"] == "and"
     return tuple(comparisons)
 

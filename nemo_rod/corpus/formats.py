@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.filters import lookup, parse_filter
+from nemo_rod.corpus.filters import Comparison, lookup, parse_filter
 from nemo_rod.corpus.input_files import HEAD, File, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer_identity import Tokenizer
@@ -155,16 +155,15 @@ class Extract:
             text = lookup(record, self.text_field)
         except KeyError as error:
             field = error.args[0]
-            optional = f", or leave records without it out: begin filter with {field} != null"
-            if any((c.field, c.operator, c.value) == (field, "==", None) for c in self.comparisons):
-                optional = (
-                    f", or keep records without it alone: jq -c 'select(.{field} == null)' FILE"
-                )
+            there, gone = Comparison(field, "!=", None), Comparison(field, "==", None)
+            optional = f", or leave records without it out: begin filter with {there}"
+            if gone in self.comparisons:
+                optional = f", or keep records without it alone: jq -c 'select(.{gone})' FILE"
             raise ValueError(missing_field(where, field, record) + optional) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not isinstance(text, str | LongText):
-            drop = f", or drop such records with filter: {self.text_field} != null"
+            drop = f", or drop such records with filter: {Comparison(self.text_field, '!=', None)}"
             raise ValueError(
                 f"{where}: field {self.text_field!r} must be text, found {text!r:.60}: "
                 f"name another text_field{drop if text is None else ''}"

@@ -422,6 +422,16 @@ def test_records_without_a_field_are_left_out(tmp_path, condition, read):
     refuse(web(tmp_path / "a.jsonl", filter="lang == null"), "jq -c 'select(.lang == null)' FILE")
 
 
+@pytest.mark.parametrize("row", [{"text:en": None}, {"id": 1}])
+def test_a_filter_that_a_refusal_names_quotes_a_field_that_needs_it(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(f'{{"text:en": "a"}}\n{json.dumps(row)}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: ") as refusal:
+        list(read_documents(web(tmp_path / "a.jsonl", text_field="text:en")))
+    (said,) = re.findall('"text:en" .*', str(refusal.value))
+    cured = web(tmp_path / "a.jsonl", text_field="text:en", filter=said)
+    assert list(read_documents(cured)) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "sentence"),
     [
