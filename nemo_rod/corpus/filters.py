@@ -3,7 +3,8 @@
     language == "de" and quality >= 0.8 and text != null
 
 The left side is a field (dotted if nested: ``meta.language``; with a space or the like, in double
-quotes), the right side a JSON value; a bare word is a text. The operators are == != < <= > >=.
+quotes), the right side a JSON value; a bare word is a text, and a date or time one in ISO 8601. The
+operators are == != < <= > >=.
 Nothing is evaluated as code. A missing field is an error, and so is a comparison of different
 types: otherwise a misspelt name, or a value in another notation, would drop or keep a whole corpus
 unnoticed. Null equals only itself. Only `field != null` drops a record without the field, before
@@ -15,7 +16,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from numbers import Number
 from operator import eq, ge, gt, le, lt, ne
@@ -48,16 +51,21 @@ class Comparison:
 
     def holds(self, value: Any) -> bool:
         """Returns whether a record whose field has this value passes; refuses another type."""
-        if value is None or self.value is None:
+        expected: Any = self.value
+        if isinstance(value, date):  # a time, too; without a zone it is one of UTC
+            with suppress(ValueError, TypeError):
+                times = [datetime.fromisoformat(text) for text in (value.isoformat(), expected)]
+                value, expected = (time.replace(tzinfo=time.tzinfo or UTC) for time in times)
+        if value is None or expected is None:
             comparable = self.operator in ("==", "!=")
         else:
-            comparable = _type_name(value) == _type_name(self.value)
+            comparable = _type_name(value) == _type_name(expected)
         if not comparable:
+            there = f"begin filter with {Comparison(self.field, '!=', None)} and"
             raise ValueError(
                 f"filter compares {self}, but that field is {_type_name(value)}, {value!r:.60}: "
-                "compare it with such a value"
+                f"{there if value is None else 'compare it with such a value'}"
             )
-        expected: Any = self.value
         if isinstance(expected, float):  # columns hold other numbers: decimals, or 32 bits
             if isinstance(value, Decimal):
                 expected = Decimal(repr(expected))
