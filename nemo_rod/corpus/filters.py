@@ -116,6 +116,7 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
 
     Raises:
         KeyError: the record has no such field.
+        ValueError: it leads into a list, whose items have no names.
     """
     if field in record:
         return record[field]
@@ -123,6 +124,8 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
     for part in field.split("."):
         if value is None:
             return None
+        if isinstance(value, list):  # a map, too
+            raise ValueError(f"field {field!r} is in a list, {value!r:.60}: name another field")
         if not isinstance(value, Mapping) or part not in value:
             raise KeyError(field)
         value = value[part]

@@ -128,8 +128,9 @@ class Input:
 class Extract:
     """Extracts the text of a record of a source if it passes the source's filter."""
 
-    def __init__(self, spec: SourceSpec) -> None:
+    def __init__(self, spec: SourceSpec, *files: str) -> None:
         self.text_field, self.comparisons = spec.text_field, parse_filter(spec.filter)
+        self.files = [*files]  # that are read, for error messages
         self.fields = [spec.text_field, *(comparison.field for comparison in self.comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | LongText | None:
@@ -159,7 +160,7 @@ class Extract:
             optional = f", or leave records without it out: begin filter with {there}"
             if gone in self.comparisons:
                 optional = f", or keep records without it alone: jq -c 'select(.{gone})' FILE"
-            raise ValueError(missing_field(where, field, record) + optional) from None
+            raise ValueError(missing_field(where, field, record, self.files, optional)) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not isinstance(text, str | LongText):
@@ -171,10 +172,13 @@ class Extract:
         return text
 
 
-def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
-    """Returns the error message for a missing field."""
-    names = ", ".join(sorted(str(name) for name in fields)) or "none"
-    return f"{where}: no field {field!r} (found: {names}): set text_field or filter to one of those"
+def missing_field(where: str, field: str, found: Iterable[str], files: list[str], cure: str) -> str:
+    """Returns the error message for a missing field; `cure` is that of an optional one."""
+    names = ", ".join(sorted(str(name) for name in found)) or "none"
+    if any(f"/{field}=" in f"/{file}" for file in files):  # a Hive partition
+        cure = f"; the folder {field}=... is no field: name it in files, of kind: parquet say"
+    set_it = "set text_field or filter to one of those"
+    return f"{where}: no field {field!r} (found: {names}): {set_it}{cure}"
 
 
 class InputFile(Input):
@@ -182,7 +186,7 @@ class InputFile(Input):
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
-        self.path, self._extract = path, Extract(spec)
+        self.path, self._extract = path, Extract(spec, str(path))
 
     def chunks(self) -> Iterator[bytes]:
         """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).

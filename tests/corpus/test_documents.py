@@ -1,5 +1,6 @@
 """Reading: formats, filters, samples, caps, and the sentence when something is wrong."""
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Iterator, Sequence
@@ -155,6 +156,17 @@ def test_a_missing_field_is_named_with_its_place(corpus, kind, place, fields, pa
         refuse(web(kind=kind, path=str(corpus / place), **fields), *parts)
     else:
         refuse(web(corpus / place, kind=kind, **fields), *parts)
+
+
+def test_what_no_record_has_as_a_field_is_not_to_be_filtered_out(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "lang=de").mkdir()
+    file = write_parquet(tmp_path / "lang=de" / "a.parquet", {"text": ["a"], "l": [[{"a": 1}]]})
+    table, folder = web(file, kind="parquet"), web(kind="huggingface", path=str(tmp_path))
+    for spec in (table, folder):
+        is_list = "row 1: field 'l.a' is in a list, [{'a': 1}]: name another field"
+        refuse(dataclasses.replace(spec, filter="l.a != null"), is_list)
+        refuse(dataclasses.replace(spec, filter="lang == de"), "of those; the folder lang=... is")
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class HuggingFaceDataset(Input):
                     raise ValueError(f"it names {file}, which is not of it: remove that name")
             saved = _saved_files(unique.values())
             data = [file for file in unique.values() if _is_data(file, saved)]
-            self._files = pick_evenly(data, spec.max_files)
+            self._extract.files = self._files = pick_evenly(data, spec.max_files)
             if self._files and self._files != list(all_files.get(spec.split, ())):
                 # their origins are part of the key of a cache, which streaming does not use
                 files = DataFilesList(self._files, [("",)] * len(self._files))

@@ -46,11 +46,8 @@ class ParquetTable(InputFile):
                 for field in self._extract.fields:
                     column = field if field in names else field.split(".")[0]
                     if column not in names:
-                        is_folder = f"/{column}=" in f"/{self.path}"  # a Hive partition
-                        hint = f"; the folder {column}=... is no field: name it in files"
-                        raise ValueError(
-                            missing_field(str(self.path), field, names) + hint * is_folder
-                        )
+                        files = self._extract.files
+                        raise ValueError(missing_field(self.place, field, names, files, ""))
                     if names.count(column) > 1:
                         raise ValueError(
                             f"{self.path}: {names.count(column)} columns are named {column!r}: "
