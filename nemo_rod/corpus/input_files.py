@@ -92,7 +92,7 @@ _PLACEHOLDERS = (
      rb"(\([dl]|c[\w.]+\n\w+\n)p\d+\n|(data:[^,\s]*,)?(?=[\w+/-]{60})(?=\S*[a-zA-Z])(?=\S*\d)"
      rb"([\w+/-]{60,}[\r\n]+)*[\w+/-]*={0,2}\s*\Z",
      "a wrapping of other things (mails, cards, bytes as letters): extract their texts"),
-    (rb"(%b){20}|(%b)+\Z" % (_DIGEST, _DIGEST), "a digest of it: fetch the file"),
+    (rb"(%b){20}|(%b)+\Z" % (_DIGEST, _DIGEST), "a digest of it: fetch the file, or leave it out"),
     (rb"-----BEGIN (PGP MESSAGE|AGE ENCRYPTED|PKCS7|CMS)|age-encryption\.org/v|\$ANSIBLE_VAULT;|"
      rb'\0GITCRYPT\0|\{.*"sops":\s*\{', "encrypted: decrypt it, or leave it out"),
 )  # fmt: skip

@@ -191,7 +191,11 @@ def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path, name):
 def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path):
     folder = made(tmp_path / "data")
     (folder / "dataset_infos.json").write_text("{}")
+    (folder / "SHA256SUMS").write_text("d41d8cd98f00b204e9800998ecf8427e  train-0.parquet\n")
     assert len(list(read_documents(hub(folder)))) == 120
+    (folder / "train-0.parquet.md5").write_text("d41d8cd98f00b204e9800998ecf8427e\n")
+    refuse(hub(folder), ".md5 is not the data, but a digest of it: fetch the file, or leave it out")
+    (folder / "train-0.parquet.md5").unlink()
     (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     refuse(hub(folder), "more.jsonl.gz is not read, as .parquet files are")
     (folder / "more.jsonl.gz").rename(folder / "MORE.PARQUET")

@@ -48,7 +48,7 @@ class HuggingFaceDataset(Input):
                         f"{folder / shard} is missing, of the files in state.json: copy it again"
                     )
         self.parts = [file for file in files if _is_data(os.path.join(path, file[0]), saved)]
-        for part, _ in self.parts:
+        for part in (name for name, _ in self.parts if _format(name)):  # others are not read
             with Path(path, part).open("rb") as head:
                 refuse_placeholder(Path(path, part), head.read(HEAD))
         self._spec, self._extract = spec, Extract(spec)
