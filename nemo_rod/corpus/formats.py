@@ -81,10 +81,12 @@ class Input:
         parts: names and sizes of the files that it reads, if it stands for several.
         share: fraction of documents to keep, by content hash; multiplied with `subsample`.
         in_place: manifest entry of a file of token ids that are read in place, not copied.
+        cure: what to do if it cannot be read.
         cut: whether the record yielded last was cut off, so that no end of document follows it.
     """
 
     share = 1.0
+    cure = "repair the file or fetch it again"
     cut = False
     in_place: dict[str, Any] | None = None
 

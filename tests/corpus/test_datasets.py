@@ -97,6 +97,7 @@ def test_a_grown_folder_is_another_source(tmp_path):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "ArrowInvalid: "),
         (lambda path: write_parquet(path, {"text": [{"a": 1}] * 9}), "TypeError: Couldn't cast"),
+        (lambda path: write_parquet(path, {"text": ["a"], "id": [1]}), "differ with kind: jsonl"),
         (lambda path: path.write_bytes(b""), "train-2.parquet"),
     ],
 )

@@ -27,6 +27,8 @@ def read_dataset(spec: SourceSpec) -> list[Input]:
 class HuggingFaceDataset(Input):
     """The Hugging Face dataset of a source, streamed."""
 
+    cure = f"{Input.cure}, or read files whose columns differ with kind: jsonl or parquet"
+
     def __init__(self, spec: SourceSpec) -> None:
         path = os.path.expanduser(str(spec.path))
         is_local = Path(path).is_dir()
