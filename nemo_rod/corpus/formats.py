@@ -298,9 +298,9 @@ class TextFile(InputFile):
         try:
             text = [data.decode("utf-8-sig")]
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.path}: byte {error.start} is not UTF-8: convert the file, or leave it out"
-            ) from None
+            cure = "fetch it again if it was cut off there, or " * error.reason.startswith("unexp")
+            cure += "convert the file, or leave it out"
+            raise ValueError(f"{self.path}: byte {error.start} is not UTF-8: {cure}") from None
         data.clear()  # it may be long
         yield text.pop()
 

@@ -211,10 +211,12 @@ NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or
         ("a.jsonl.zst", b"plain text\n", "a.jsonl.zst: broken or cut off"),
         ("a.jsonl.zst", zstandard.compress(ONE * 9)[:-2], "broken or cut off .zst data (it ends"),
         ("a.parquet", b"PAR1 nothing PAR1", "a.parquet: not a readable parquet file"),
+        ("_metadata.parquet", b"PAR1 of Spark PAR1", "): leave it out"),
         ("a.jsonl", b'{\n"text": "one"}', "one object per line (jq -c . FILE; of a list: jq -c '."),
         ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: it is not UTF-8: convert"),
         ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16,"),
         ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16,"),
+        ("a.txt", "a text ü".encode()[:-1], "byte 7 is not UTF-8: fetch it again if it was"),
         ("a.tar", b"one.txt".ljust(257, b"\0") + b"ustar", "a.tar: it is an archive: unpack it"),
         ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
         ("a.txt", b"%PDF-1.7\n1 0 obj", "a.txt: it is a document or database: extract"),
@@ -231,7 +233,7 @@ NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or
 )  # fmt: skip
 def test_what_is_no_json_lines_file_says_what_to_do(tmp_path, name, data, sentence):
     (tmp_path / name).write_bytes(data)
-    kind = "parquet" if name == "a.parquet" else "jsonl" if ".json" in name else "text"
+    kind = "parquet" if name.endswith(".parquet") else "jsonl" if ".json" in name else "text"
     refuse(web(tmp_path / name, kind=kind), f"source web: {tmp_path / name}", sentence)
 
 

@@ -72,8 +72,9 @@ class ParquetTable(InputFile):
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            cure = "leave it out" if Path(self.place).name.startswith("_") else "fetch it again"
             raise ValueError(
-                f"{self.path}: not a readable parquet file ({error}): fetch it again"
+                f"{self.path}: not a readable parquet file ({error}): {cure}"
             ) from error
 
     def _records(self, batch: Any) -> Iterator[dict[str, Any]]:
