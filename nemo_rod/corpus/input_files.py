@@ -263,7 +263,7 @@ def _below(folder: str, part: str) -> list[str]:
 
 
 def _tree(top: str) -> Iterator[str]:
-    """Yields a folder and all below it, links to folders last and no folder twice."""
+    """Yields a folder and all below it but runs, links to folders last and no folder twice."""
     seen, waiting = set(), [top or "."]
     while waiting:
         path = waiting.pop(0)
@@ -271,6 +271,8 @@ def _tree(top: str) -> Iterator[str]:
         if (info.st_dev, info.st_ino) in seen:
             continue
         seen.add((info.st_dev, info.st_ino))
+        if path not in (top, ".") and os.path.isdir(f"{path}/launch/stages"):
+            continue  # a run of ours
         yield path
         visible = [entry for entry in os.scandir(path) if entry.name[0] != "."]
         entries = sorted(visible, key=lambda entry: entry.name)

@@ -69,6 +69,10 @@ def make(root: Path) -> Path:
         (["a.jsonl", "*a.jsonl", "../data/a.jsonl", "./a.jsonl"], (), ["a.jsonl"]),
         (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ALL),
         (["**/*.jsonl"], [link("0", "sub")], ALL),
+        # a run is left out, unless it is named
+        (["**/*.jsonl"], [has("runs/a/launch/stages/b.jsonl"), has("runs/a/c.jsonl")], ALL),
+        (["runs/a/**/c.jsonl"], [has("runs/a/launch/stages/b.jsonl"), has("runs/a/c.jsonl")],
+         ["c.jsonl"]),
         (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")], BESIDE),
         (["*.jsonl"], [link("0.jsonl", "sub/c.jsonl"), link("1.jsonl", "sub/c.jsonl")],
          ["0.jsonl", *BESIDE]),
