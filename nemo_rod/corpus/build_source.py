@@ -198,16 +198,14 @@ class _Build:
             # an EOD that a text itself begins or ends with, white space aside, is not doubled
             decode = self._settings.tokenizer.decode
             for number, part in enumerate(parts):
-                ends = [-1, *np.flatnonzero(part == eod), len(part)]
-                while number < whole.stop and len(ends) > 2:
-                    if decode(part[ends[-2] + 1 : ends[-1]]).strip():
-                        break
-                    del ends[-1]
-                while number >= whole.start and len(ends) > 2:
-                    if decode(part[ends[0] + 1 : ends[1]]).strip():
-                        break
-                    del ends[0]
-                parts[number] = part[ends[0] + 1 : ends[-1]]
+                cuts = [-1, *np.flatnonzero(part == eod), len(part)]
+                for side, is_there in ((-1, number < whole.stop), (0, number >= whole.start)):
+                    while is_there and len(cuts) > 2:
+                        before, end = cuts[-2:] if side else cuts[:2]
+                        if decode(part[before + 1 : end]).strip():
+                            break
+                        del cuts[side]
+                parts[number] = part[cuts[0] + 1 : cuts[-1]]
         kept = [n for n in range(len(parts)) if len(parts[n]) or n not in whole]  # no EOD alone
         # whether the last document is cut off: then it has no EOD, and the next one follows it
         is_cut = batch.cut and kept[-1:] == [len(parts) - 1]

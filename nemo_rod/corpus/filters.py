@@ -29,6 +29,7 @@ import numpy as np
 _OPERATORS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 # of Python, SQL and JavaScript; json.loads reads some of them
 _OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
+_KINDS = ((str, "a text"), (bool, "a boolean"), (Number, "a number"), (type(None), "null"))
 _NAME = r"[\w.\-/]+"  # of a field that needs no quotes
 _COMPARISON = re.compile(
     rf"\s*(?P<field>{_NAME}|\"[^\"]+\")\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
@@ -56,11 +57,8 @@ class Comparison:
             with suppress(ValueError, TypeError):
                 times = [datetime.fromisoformat(text) for text in (value.isoformat(), expected)]
                 value, expected = (time.replace(tzinfo=time.tzinfo or UTC) for time in times)
-        if value is None or expected is None:
-            comparable = self.operator in ("==", "!=")
-        else:
-            comparable = _type_name(value) == _type_name(expected)
-        if not comparable:
+        kinds = {_type_name(value), _type_name(expected)}
+        if (self.operator not in ("==", "!=")) if "null" in kinds else len(kinds) > 1:
             there = f"begin filter with {Comparison(self.field, '!=', None)} and"
             raise ValueError(
                 f"filter compares {self}, but that field is {_type_name(value)}, {value!r:.60}: "
@@ -133,10 +131,7 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
 
 
 def _type_name(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, Number):
-        return "a number"
-    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
+    for kind, name in _KINDS:
+        if isinstance(value, kind):
+            return name
+    return f"a {type(value).__name__}"

@@ -46,8 +46,7 @@ class ParquetTable(InputFile):
                 for field in self._extract.fields:
                     column = field if field in names else field.split(".")[0]
                     if column not in names:
-                        files = self._extract.files
-                        raise ValueError(missing_field(self.place, field, names, files, ""))
+                        raise ValueError(missing_field(self.place, field, names, [self.place], ""))
                     if names.count(column) > 1:
                         raise ValueError(
                             f"{self.path}: {names.count(column)} columns are named {column!r}: "
