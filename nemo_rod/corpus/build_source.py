@@ -33,7 +33,6 @@ from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer_identity import Tokenizer, whole_characters
 from nemo_rod.files import digest, write_json, write_whole
 
-_BLANKS = 16  # tokens of white space after an EOD, at most, that are no document
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
 
@@ -199,14 +198,14 @@ class _Build:
             # an EOD that a text itself begins or ends with, white space aside, is not doubled
             decode = self._settings.tokenizer.decode
             for number, part in enumerate(parts):
-                while number < whole.stop and len(at := np.flatnonzero(part == eod)):
-                    after = part[at[-1] + 1 :]
-                    if len(after) > _BLANKS or decode(after).strip():
-                        break
-                    part = part[: at[-1]]
-                inner = np.flatnonzero(part != eod)
-                begin = inner[0] if len(inner) else len(part)
-                parts[number] = part[begin if number >= whole.start else 0 :]
+                cuts = [-1, *np.flatnonzero(part == eod), len(part)]
+                for side, is_there in ((-1, number < whole.stop), (0, number >= whole.start)):
+                    while is_there and len(cuts) > 2:
+                        before, end = cuts[-2:] if side else cuts[:2]
+                        if decode(part[before + 1 : end]).strip():
+                            break
+                        del cuts[side]
+                parts[number] = part[cuts[0] + 1 : cuts[-1]]
         kept = [n for n in range(len(parts)) if len(parts[n]) or n not in whole]  # no EOD alone
         # whether the last document is cut off: then it has no EOD, and the next one follows it
         is_cut = batch.cut and kept[-1:] == [len(parts) - 1]

@@ -96,7 +96,7 @@ class Documents:
                     if type(error) is not ValueError or current.place not in reason:
                         reason = (
                             f"{current.where()}, after {number} records of this run: "
-                            f"{type(error).__name__}: {reason}: repair the file or fetch it again"
+                            f"{type(error).__name__}: {reason}: {current.cure}"
                         )
                     raise ReadError(f"source {self.spec.name}: {reason}") from error
                 if text is _END:

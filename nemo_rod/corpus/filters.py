@@ -2,11 +2,13 @@
 
     language == "de" and quality >= 0.8 and text != null
 
-The left side is a field (dotted if nested: ``meta.language``), the right side a JSON value; a bare
-word is a text. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field is
-an error, and so is a comparison of different types: otherwise a misspelt name, or a value in
-another notation, would drop or keep a whole corpus unnoticed. Null equals only itself. Only
-`field != null` drops a record without the field, before the comparisons after it are made.
+The left side is a field (dotted if nested: ``meta.language``; with a space or the like, in double
+quotes), the right side a JSON value; a bare word is a text, and a date or time one in ISO 8601. The
+operators are == != < <= > >=.
+Nothing is evaluated as code. A missing field is an error, and so is a comparison of different
+types: otherwise a misspelt name, or a value in another notation, would drop or keep a whole corpus
+unnoticed. Null equals only itself. Only `field != null` drops a record without the field, before
+the comparisons after it are made.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from numbers import Number
 from operator import eq, ge, gt, le, lt, ne
@@ -25,8 +29,10 @@ import numpy as np
 _OPERATORS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 # of Python, SQL and JavaScript; json.loads reads some of them
 _OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
+_KINDS = ((str, "a text"), (bool, "a boolean"), (Number, "a number"), (type(None), "null"))
+_NAME = r"[\w.\-/]+"  # of a field that needs no quotes
 _COMPARISON = re.compile(
-    r"\s*(?P<field>[\w.\-/]+)\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
+    rf"\s*(?P<field>{_NAME}|\"[^\"]+\")\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
     r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!“”„‘’`;,&|()\[\]{}]+)"
     r"\s*(?P<more>\band\b|$)"
 )
@@ -40,18 +46,24 @@ class Comparison:
     operator: str
     value: str | float | bool | None
 
+    def __str__(self) -> str:
+        field = self.field if re.fullmatch(_NAME, self.field) else f'"{self.field}"'
+        return f"{field} {self.operator} {json.dumps(self.value)}"
+
     def holds(self, value: Any) -> bool:
         """Returns whether a record whose field has this value passes; refuses another type."""
-        if value is None or self.value is None:
-            comparable = self.operator in ("==", "!=")
-        else:
-            comparable = _type_name(value) == _type_name(self.value)
-        if not comparable:
-            raise ValueError(
-                f"filter compares {self.field} {self.operator} {json.dumps(self.value)}, but that "
-                f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
-            )
         expected: Any = self.value
+        if isinstance(value, date):  # a time, too; without a zone it is one of UTC
+            with suppress(ValueError, TypeError):
+                times = [datetime.fromisoformat(text) for text in (value.isoformat(), expected)]
+                value, expected = (time.replace(tzinfo=time.tzinfo or UTC) for time in times)
+        kinds = {_type_name(value), _type_name(expected)}
+        if (self.operator not in ("==", "!=")) if "null" in kinds else len(kinds) > 1:
+            there = f"begin filter with {Comparison(self.field, '!=', None)} and"
+            raise ValueError(
+                f"filter compares {self}, but that field is {_type_name(value)}, {value!r:.60}: "
+                f"{there if value is None else 'compare it with such a value'}"
+            )
         if isinstance(expected, float):  # columns hold other numbers: decimals, or 32 bits
             if isinstance(value, Decimal):
                 expected = Decimal(repr(expected))
@@ -90,7 +102,7 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
                         f"filter {text!r} has the value {value}, which is no JSON text ({error}): "
                         r"write \\ for a backslash, or single quotes around the text"
                     ) from None
-        comparisons.append(Comparison(match["field"], match["operator"], value))
+        comparisons.append(Comparison(match["field"].strip('"'), match["operator"], value))
         position, more = match.end(), match["more"] == "and"
     return tuple(comparisons)
 
@@ -102,6 +114,7 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
 
     Raises:
         KeyError: the record has no such field.
+        ValueError: it leads into a list, whose items have no names.
     """
     if field in record:
         return record[field]
@@ -109,6 +122,8 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
     for part in field.split("."):
         if value is None:
             return None
+        if isinstance(value, list):  # a map, too
+            raise ValueError(f"field {field!r} is in a list, {value!r:.60}: name another field")
         if not isinstance(value, Mapping) or part not in value:
             raise KeyError(field)
         value = value[part]
@@ -116,10 +131,7 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
 
 
 def _type_name(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, Number):
-        return "a number"
-    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
+    for kind, name in _KINDS:
+        if isinstance(value, kind):
+            return name
+    return f"a {type(value).__name__}"

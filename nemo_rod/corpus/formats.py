@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.filters import lookup, parse_filter
+from nemo_rod.corpus.filters import Comparison, lookup, parse_filter
 from nemo_rod.corpus.input_files import HEAD, File, matching_files, refuse_placeholder
 from nemo_rod.corpus.sources import SourceSpec, takes
 from nemo_rod.corpus.tokenizer_identity import Tokenizer
@@ -81,10 +81,12 @@ class Input:
         parts: names and sizes of the files that it reads, if it stands for several.
         share: fraction of documents to keep, by content hash; multiplied with `subsample`.
         in_place: manifest entry of a file of token ids that are read in place, not copied.
+        cure: what to do if it cannot be read.
         cut: whether the record yielded last was cut off, so that no end of document follows it.
     """
 
     share = 1.0
+    cure = "repair the file or fetch it again"
     cut = False
     in_place: dict[str, Any] | None = None
 
@@ -128,8 +130,9 @@ class Input:
 class Extract:
     """Extracts the text of a record of a source if it passes the source's filter."""
 
-    def __init__(self, spec: SourceSpec) -> None:
+    def __init__(self, spec: SourceSpec, *files: str) -> None:
         self.text_field, self.comparisons = spec.text_field, parse_filter(spec.filter)
+        self.files = [*files]  # that are read, for error messages
         self.fields = [spec.text_field, *(comparison.field for comparison in self.comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | LongText | None:
@@ -155,16 +158,15 @@ class Extract:
             text = lookup(record, self.text_field)
         except KeyError as error:
             field = error.args[0]
-            optional = f", or leave records without it out: begin filter with {field} != null"
-            if any((c.field, c.operator, c.value) == (field, "==", None) for c in self.comparisons):
-                optional = (
-                    f", or keep records without it alone: jq -c 'select(.{field} == null)' FILE"
-                )
-            raise ValueError(missing_field(where, field, record) + optional) from None
+            there, gone = Comparison(field, "!=", None), Comparison(field, "==", None)
+            optional = f", or leave records without it out: begin filter with {there}"
+            if gone in self.comparisons:
+                optional = f", or keep records without it alone: jq -c 'select(.{gone})' FILE"
+            raise ValueError(missing_field(where, field, record, self.files, optional)) from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not isinstance(text, str | LongText):
-            drop = f", or drop such records with filter: {self.text_field} != null"
+            drop = f", or drop such records with filter: {Comparison(self.text_field, '!=', None)}"
             raise ValueError(
                 f"{where}: field {self.text_field!r} must be text, found {text!r:.60}: "
                 f"name another text_field{drop if text is None else ''}"
@@ -172,10 +174,13 @@ class Extract:
         return text
 
 
-def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
-    """Returns the error message for a missing field."""
-    names = ", ".join(sorted(str(name) for name in fields)) or "none"
-    return f"{where}: no field {field!r} (found: {names}): set text_field or filter to one of those"
+def missing_field(where: str, field: str, found: Iterable[str], files: list[str], cure: str) -> str:
+    """Returns the error message for a missing field; `cure` is that of an optional one."""
+    names = ", ".join(sorted(str(name) for name in found)) or "none"
+    if any(f"/{field}=" in f"/{file}" for file in files):  # a Hive partition
+        cure = f"; the folder {field}=... is no field: name it in files, of kind: parquet say"
+    set_it = "set text_field or filter to one of those"
+    return f"{where}: no field {field!r} (found: {names}): {set_it}{cure}"
 
 
 class InputFile(Input):
@@ -183,7 +188,7 @@ class InputFile(Input):
 
     def __init__(self, path: File, name: str, spec: SourceSpec) -> None:
         super().__init__(name, path.stat().st_size, str(path))
-        self.path, self._extract = path, Extract(spec)
+        self.path, self._extract = path, Extract(spec, str(path))
 
     def chunks(self) -> Iterator[bytes]:
         """Yields its bytes, decompressed according to its suffix (.gz, .bz2, .xz, .zst, or none).
@@ -293,9 +298,9 @@ class TextFile(InputFile):
         try:
             text = [data.decode("utf-8-sig")]
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.path}: byte {error.start} is not UTF-8: convert the file, or leave it out"
-            ) from None
+            cure = "fetch it again if it was cut off there, or " * error.reason.startswith("unexp")
+            cure += "convert the file, or leave it out"
+            raise ValueError(f"{self.path}: byte {error.start} is not UTF-8: {cure}") from None
         data.clear()  # it may be long
         yield text.pop()
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeVar
@@ -25,9 +26,10 @@ from nemo_rod.corpus.sources import SourceSpec
 T = TypeVar("T")
 # what a file begins with that stands for another one, or is a server's answer -> what it is
 _ANSWERS = (  # what servers send in place of a file
-    rb"(error( code:)? \d+|302 found|<response \[\d+\]>|(curl|wget|fatal|remote): [^\n]*|"
+    rb"([45]\d\d:? (" + "|".join(status.phrase for status in HTTPStatus).encode() + rb")|"
+    rb"error( code:)? \d+|302 found|<response \[\d+\]>|(curl|wget|fatal|remote): [^\n]*|"
     rb"(redirecting|loading)\W*|((error|http):? )?(\d{3}\b:? ?)?(\w+ ){0,3}"
-    rb"(not found|(access)?denied( \(publickey\))?|forbidden|unauthorized|does not exist|expired|"
+    rb"(not found(: \S+)?|(access)?denied( \(publickey\))?|forbidden|unauthorized|expired|"
     rb"bad (credentials|request|gateway)|moved (permanently|temporarily)|request blocked|see other|"
     rb"(login|auth\w+) required|username or password|too many requests\b[^\n]*|rate limited|"
     rb"limit exceeded\b[^\n]*|quota exceeded|(server|proxy) error|(temporary|permanent) redirect|"
@@ -36,12 +38,15 @@ _ANSWERS = (  # what servers send in place of a file
     rb"access to \w+ \S+ is restricted[^\n]*|invalid credentials in authorization header|"
     rb"no ?such ?(key|bucket|file)\b[^\n]*|the requested \w+[^\n]* not found[^\n]*|"
     rb"(moved permanently|found)\. redirecting to \S+|(sorry, )?the \w+ you are looking for [^\n]*|"
-    rb"default backend - 404|(you need to|please) enable (javascript|cookies)( to [^\n]*)?))"
+    rb"default backend - 404|(you need to|please) enable (javascript|cookies)( to [^\n]*)?|"
+    rb"range not satisfiable|invalid (request|link)|expired token|link not available|"
+    rb"does not exist|(slowdown: |you have exceeded a |client sent an http request )[^\n]*))"
 )
-_SAID = rb"(?im)^([45]\d\d\b|\w+exception$|" + _ANSWERS + rb"\.?$)"
+_SAID = rb"(?im)^([45]\d\d\b|\w+(exception|notfound)$|(error|false|failed)$|\[\{'(loc|type)'|"
+_SAID += _ANSWERS + rb"\.?$)"
 _OF_ERRORS = re.compile(
     r"(?i)\S*(error|exception)\S*|message|detail|code|status(code)?|(__)?type|documentation_url|"
-    r"title|instance|path|timestamp|success|reason|(request|trace)_?id|host_?id"
+    r"title|instance|path|timestamp|success|ok|reason|description|request\w*|(trace|host)_?id"
 )
 _NOTHING = re.compile(rb'(?i)(?=.)[\[\s]*(\{\s*\}|""|null|none|nan|nil|undefined|n/a)?[\]\s]*')
 _XML = rb"(?i)(<\?xml[^>]*>\s*)?"
@@ -54,6 +59,10 @@ _EXCUSES = re.compile(
     rb"(?i)\b([45]\d\d|error|oops|sorry|not|(does|could)n.t|denied|forbidden|expired|blocked|wait|"
     rb"moment|loading|unavailable|exceeded|javascript|cookies|(log|sign) ?in|redirect\w*)\b"
 )
+_DIGEST = (  # a line of one
+    rb"((#\$# git-fat )?(?=\d*[a-f])[0-9a-f]{32,128}( +\d+| [ *][^\n]+)?|"
+    rb"\w+ \([^\n]+\) = [0-9a-f]{32,}|sha\d{3}-\S+)[ \t\r]*(\n\s*|\Z)"
+)
 _PAGE = "an HTML page, as servers answer: fetch the file again, or name it .html if it is meant"
 _PLACEHOLDERS = (
     (rb"version https?://((git-lfs|hawser)\.github\.com|git-media\.io)/|oid sha256:\w+\s+size ",
@@ -63,16 +72,19 @@ _PLACEHOLDERS = (
     (rb"# xet version \d", "a pointer of Xet: fetch the file again, with the installed hf_xet"),
     (_XML + rb"(<!--((?!-->).)*-->\s*)*(<(!doctype html|html|head|title|meta http-equiv)\b|"
      rb"<(body|center|h\d|p|pre|a)\b[^>]*>\s*(<\w+>\s*)*" + _ANSWERS + rb"\W*<)", _PAGE),
-    (_XML + rb"<((\w+:)?Error(Response)?\b[^>]*>\s*<(Error|\w+:exception|Code|Message)|"
-     rb"(List\w*|Enumeration)Results?\b|soap\w*:Envelope\b)",
+    (_XML + rb"<((\w+:)?Error(Response)?\b[^>]*>\s*<(\w+:exception|(\w+:)?(Error|Code|Message))|"
+     rb"(List\w*|Enumeration)Results?\b|soap\w*:Envelope\b|problem xmlns=.urn:ietf:rfc:7807)",
      "a storage's answer in XML: fetch the file again"),
     (rb"((md5|frozen|desc|meta|wdir)\b[^\n]*\n|deps:\s*\n([- ] [^\n]*\n)+)*"
      rb"outs:\s*\n- (md5|etag|hash|size|path)\b", "a pointer of DVC: run dvc pull"),
-    (rb"(?i)" + _ANSWERS + rb"\.?\s*\Z|HTTP/[\d.]+ \d{3}\b",
+    (rb"(?i)" + _ANSWERS + rb"\.?\s*\Z|HTTP/[\d.]+ \d{3}\b|--[\d-]{10} [\d:]{8}-- +\w+:/|"
+     rb"% Total +% Received|\w+Exception: \d{3} |Repository Not Found for url: |"
+     rb"An error occurred \(\w+\) when calling the ",
      "a server's error: fetch the file again"),
     (rb"(\[\{[^\n]*\n[^\n]*\n)?\[InternetShortcut\]\s|\[Desktop Entry\]\s.*^Type=Link\b|"
      rb'\{"":\s*"WARNING! DO NOT EDIT|\{"url":\s*"https://docs\.google|d8:announce|'
-     rb"(!<symlink>|XSym\n\d{4}\n)|\.\.?[/\\]\S+\s*\Z|(<\?xml[^>]*>\s*)?<metalink\b",
+     rb"(!<symlink>|XSym\n\d{4}\n)|\.\.?[/\\]\S+\s*\Z|(<\?xml[^>]*>\s*)?<metalink\b|"
+     rb"([a-z]\w*:/|magnet:\?)((?!://)\S)+\s*\Z",
      "a link to it: fetch the file that it names"),
     (_XML + rb"(<!doctype plist[^>]*>\s*)?<plist\b.{0,99}<key>URL</key>|bplist\d\d",
      "a property list, as Apple keeps links in: fetch the file that it stands for"),
@@ -80,7 +92,7 @@ _PLACEHOLDERS = (
      rb"(\([dl]|c[\w.]+\n\w+\n)p\d+\n|(data:[^,\s]*,)?(?=[\w+/-]{60})(?=\S*[a-zA-Z])(?=\S*\d)"
      rb"([\w+/-]{60,}[\r\n]+)*[\w+/-]*={0,2}\s*\Z",
      "a wrapping of other things (mails, cards, bytes as letters): extract their texts"),
-    (rb"(#\$# git-fat )?[0-9a-f]{32,128}( +\d+| [ *]\S+)?\s*\Z", "a digest of it: fetch the file"),
+    (rb"(%b){20}|(%b)+\Z" % (_DIGEST, _DIGEST), "a digest of it: fetch the file, or leave it out"),
     (rb"-----BEGIN (PGP MESSAGE|AGE ENCRYPTED|PKCS7|CMS)|age-encryption\.org/v|\$ANSIBLE_VAULT;|"
      rb'\0GITCRYPT\0|\{.*"sops":\s*\{', "encrypted: decrypt it, or leave it out"),
 )  # fmt: skip
@@ -106,12 +118,17 @@ File = Path | RemoteFile
 def refuse_placeholder(file: File, head: bytes) -> None:
     """Refuses a file that stands for the data, by its first `HEAD` bytes."""
     head, name = head.removeprefix(b"\xef\xbb\xbf").lstrip(), Path(str(file)).name
+    if re.search(r"(?i)\.(crdownload|part|download|aria2|incomplete)$", name):
+        raise ValueError(f"{file} is not the data, but an unfinished download: fetch it again")
     is_plain = _PLAIN.search(name)
     with suppress(ValueError, RecursionError):
         answer = json.loads(head)
         while isinstance(answer, list) and len(answer) == 1:
             answer = answer[0]
         keys = answer if isinstance(answer, dict) else {}
+        for key, value in [*keys.items()]:
+            if value in (None, [], {}) or (key in ("data", "meta") and isinstance(value, dict)):
+                del keys[key]  # it says nothing
         said = b"\n".join(str(value).encode() for value in keys.values())
         is_error = any("rror" in key for key in keys) or re.search(_SAID, said)
         if is_error and all(map(_OF_ERRORS.fullmatch, keys)):
@@ -246,7 +263,7 @@ def _below(folder: str, part: str) -> list[str]:
 
 
 def _tree(top: str) -> Iterator[str]:
-    """Yields a folder and all below it, links to folders last and no folder twice."""
+    """Yields a folder and all below it but runs, links to folders last and no folder twice."""
     seen, waiting = set(), [top or "."]
     while waiting:
         path = waiting.pop(0)
@@ -254,6 +271,8 @@ def _tree(top: str) -> Iterator[str]:
         if (info.st_dev, info.st_ino) in seen:
             continue
         seen.add((info.st_dev, info.st_ino))
+        if path not in (top, ".") and os.path.isdir(f"{path}/launch/stages"):
+            continue  # a run of ours
         yield path
         visible = [entry for entry in os.scandir(path) if entry.name[0] != "."]
         entries = sorted(visible, key=lambda entry: entry.name)
@@ -285,14 +304,19 @@ def _remote(pattern: str) -> Iterator[tuple[RemoteFile, str, object]]:
     while folders and (not glob.has_magic(folders[0]) or system.isdir(fixed + folders[0])):
         fixed += f"{folders.pop(0)}/"
     rest = "/".join([*folders, last])
+    shown = [".", "..", *(part for part in (*folders, last) if part[:1] == ".")]
     if not folders and system.isfile(path):
         matches = {path: system.info(path)}
     else:
         matches = system.glob(glob.escape(fixed) + rest, detail=True)
     for match, info in matches.items():
         file = RemoteFile(system, match, info.get("size"))
+        name = os.path.relpath(match, fixed or "/")
+        hidden = {part for part in name.split("/") if part[0] == "."}
+        if hidden.difference(shown, *(fnmatch.filter(hidden, part) for part in shown)):
+            continue
         if info["type"] == "directory" and rest.endswith(("**", "**/*")):  # its files match
             continue
         if info["type"] != "file":
             raise ValueError(f"{file} is a {info['type']}: name its files, or leave it out")
-        yield file, os.path.relpath(match, fixed or "/"), str(file)
+        yield file, name, str(file)

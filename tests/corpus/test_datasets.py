@@ -97,6 +97,7 @@ def test_a_grown_folder_is_another_source(tmp_path):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "ArrowInvalid: "),
         (lambda path: write_parquet(path, {"text": [{"a": 1}] * 9}), "TypeError: Couldn't cast"),
+        (lambda path: write_parquet(path, {"text": ["a"], "id": [1]}), "differ with kind: jsonl"),
         (lambda path: path.write_bytes(b""), "train-2.parquet"),
     ],
 )
@@ -127,7 +128,8 @@ def test_half_a_compressed_file_is_not_whole(tmp_path, form, suffix):
     )
     file = tmp_path / f"a.{form}{suffix}"
     file.write_bytes(first + second)
-    assert list(read_documents(hub(tmp_path))) == texts
+    expected = ["".join(f"{text}\n" for text in texts)] if form == "txt" else texts
+    assert list(read_documents(hub(tmp_path))) == expected
     for damaged in (second[: len(second) // 2], second[:8], bytes([second[0] ^ 1]) + second[1:]):
         file.write_bytes(first + damaged)
         refuse(hub(tmp_path), str(file))
@@ -190,17 +192,21 @@ def test_names_that_the_library_takes_for_patterns_are_refused(tmp_path, name):
 def test_files_of_another_form_are_not_left_out_without_a_word(tmp_path):
     folder = made(tmp_path / "data")
     (folder / "dataset_infos.json").write_text("{}")
+    (folder / "SHA256SUMS").write_text("d41d8cd98f00b204e9800998ecf8427e  train-0.parquet\n")
     assert len(list(read_documents(hub(folder)))) == 120
+    (folder / "train-0.parquet.md5").write_text("d41d8cd98f00b204e9800998ecf8427e\n")
+    refuse(hub(folder), ".md5 is not the data, but a digest of it: fetch the file, or leave it out")
+    (folder / "train-0.parquet.md5").unlink()
     (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     refuse(hub(folder), "more.jsonl.gz is not read, as .parquet files are")
     (folder / "more.jsonl.gz").rename(folder / "MORE.PARQUET")
     refuse(hub(folder), "MORE.PARQUET is not read, as .parquet files are")
 
 
-def test_byte_order_marks_of_texts_are_no_text(tmp_path):
+def test_a_file_of_text_is_a_document_without_its_byte_order_mark(tmp_path):
     for name in "ab":
-        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + f"{name} 1\n{name} 2".encode())
-    assert list(read_documents(hub(tmp_path))) == ["a 1", "a 2", "b 1", "b 2"]
+        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + f"{name} 1\n\n{name} 2\n".encode())
+    assert list(read_documents(hub(tmp_path))) == ["a 1\n\na 2\n", "b 1\n\nb 2\n"]
 
 
 def test_values_that_python_cannot_hold_are_named(tmp_path):

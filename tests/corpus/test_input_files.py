@@ -69,6 +69,10 @@ def make(root: Path) -> Path:
         (["a.jsonl", "*a.jsonl", "../data/a.jsonl", "./a.jsonl"], (), ["a.jsonl"]),
         (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ALL),
         (["**/*.jsonl"], [link("0", "sub")], ALL),
+        # a run is left out, unless it is named
+        (["**/*.jsonl"], [has("runs/a/launch/stages/b.jsonl"), has("runs/a/c.jsonl")], ALL),
+        (["runs/a/**/c.jsonl"], [has("runs/a/launch/stages/b.jsonl"), has("runs/a/c.jsonl")],
+         ["c.jsonl"]),
         (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")], BESIDE),
         (["*.jsonl"], [link("0.jsonl", "sub/c.jsonl"), link("1.jsonl", "sub/c.jsonl")],
          ["0.jsonl", *BESIDE]),
@@ -211,10 +215,12 @@ NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or
         ("a.jsonl.zst", b"plain text\n", "a.jsonl.zst: broken or cut off"),
         ("a.jsonl.zst", zstandard.compress(ONE * 9)[:-2], "broken or cut off .zst data (it ends"),
         ("a.parquet", b"PAR1 nothing PAR1", "a.parquet: not a readable parquet file"),
+        ("_metadata.parquet", b"PAR1 of Spark PAR1", "): leave it out"),
         ("a.jsonl", b'{\n"text": "one"}', "one object per line (jq -c . FILE; of a list: jq -c '."),
         ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: it is not UTF-8: convert"),
         ("a.jsonl", ONE.decode().encode("utf-16"), "a.jsonl: it is UTF-16,"),
         ("a.jsonl.gz", gzip.compress(ONE.decode().encode("utf-32"), mtime=0), "gz: it is UTF-16,"),
+        ("a.txt", "a text ü".encode()[:-1], "byte 7 is not UTF-8: fetch it again if it was"),
         ("a.tar", b"one.txt".ljust(257, b"\0") + b"ustar", "a.tar: it is an archive: unpack it"),
         ("a.zip", b"PK\3\4\x14\0", "a.zip: it is an archive: unpack it"),
         ("a.txt", b"%PDF-1.7\n1 0 obj", "a.txt: it is a document or database: extract"),
@@ -224,12 +230,14 @@ NO_TEXTS = {  # by what the sentence says; of the bytes that another encoding or
         ("a.txt", b'<div id="root">\n<!-- a --></div>', "is not the data, but an HTML page"),
         ("a.txt", b"<!-- a -->\n<form><b>Please sign in</b>", "is not the data, but an HTML page"),
         ("a.2.txt", b"<!--" + b" of a licence" * 400, "is not the data, but an HTML page"),
+        *((f"a.txt.{name}", b"The cat sat", "is not the data, but an unfinished download: fetch it")
+          for name in ("crdownload", "part", "download", "aria2", "incomplete")),
         *(("a.txt", data, sentence) for sentence, files in NO_TEXTS.items() for data in files),
     ],
 )  # fmt: skip
 def test_what_is_no_json_lines_file_says_what_to_do(tmp_path, name, data, sentence):
     (tmp_path / name).write_bytes(data)
-    kind = "parquet" if name == "a.parquet" else "jsonl" if ".json" in name else "text"
+    kind = "parquet" if name.endswith(".parquet") else "jsonl" if ".json" in name else "text"
     refuse(web(tmp_path / name, kind=kind), f"source web: {tmp_path / name}", sentence)
 
 
@@ -285,6 +293,7 @@ PLACEHOLDERS = {  # by what the sentence says
         b'<?xml version="1.0"?><error xmlns="x"><code>NoSuchBucket</code>',
         b'<d:error xmlns:d="DAV:">\n  <s:exception>Sabre</s:exception>',
         b'<ErrorResponse xmlns="x"><Error><Type>Sender</Type>',
+        b'<m:error xmlns:m="x"><m:code></m:code>', b'<problem xmlns="urn:ietf:rfc:7807"><title>',
     ],
     "a server's error: fetch the": [
         b'{"error": "Repository not found"}', b"Entry not found\n",
@@ -299,17 +308,37 @@ PLACEHOLDERS = {  # by what the sentence says
         b'[{"error": "not found"}]', b"You need to enable JavaScript to run this app.",
         b"Error 404", b"Sorry, the page you are looking for is gone.", b"Token has expired",
         b"fatal: repository 'https://x/' not found", b"Too many requests, wait a minute.",
+        b"410 Gone\n", b"416 Range Not Satisfiable", b"451 Unavailable For Legal Reasons",
+        b"400: Invalid request\n", b"SlowDown: Please reduce your request rate.\n",
+        b"You have exceeded a secondary rate limit. Please wait a few minutes.\n",
+        b"\nAn error occurred (AccessDenied) when calling the GetObject operation: Denied\n",
+        b"AccessDeniedException: 403 a@b does not have storage.objects.get access\n",
+        b"--2024-01-01 10:00:00--  https://x.org/a.txt\nResolving x.org... failed: Name\n",
+        b"  % Total    % Received % Xferd  Average Speed   Time\n",
+        b"Repository Not Found for url: https://x.co/y.\nPlease make sure you specified\n",
+        b'{"data": null, "errors": [{"message": "x"}]}', b'{"success": false, "result": null}',
+        b'{"ok": false, "description": "Unauthorized", "error_code": 401}',
+        b'{"status": "error", "data": {"reason": "expired"}}',
+        b'{"message": "Entity not found: file", "code": "EntityNotFound"}',
+        b'{"errors": [{"detail": "Not found."}], "meta": {"version": "2.0"}}',
+        b'{"detail": [{"loc": ["query", "x"], "msg": "field required"}]}',
+        b'{"status": "ERROR", "code": 403, "message": "x", "requestUrl": "http://x/api"}',
     ],
     "a link to it: fetch the file that it names": [
         b"[InternetShortcut]\r\nURL=https://x.org/a.txt",
         b"[Desktop Entry]\nName=a\nType=Link\nURL=https://x\n", b"../raw/a.txt",
-        b'{"":"WARNING! DO NOT EDIT THIS FILE!","doc_id":"1"}',
+        b'{"":"WARNING! DO NOT EDIT THIS FILE!","doc_id":"1"}', b"s3://bucket/key/a.txt\n",
+        b"https://x.org/data/a.txt\n", b"magnet:?xt=urn:btih:c12fe1c06bba254a9&dn=a\n",
     ],
     "a property list, as Apple keeps links in": [
         b'<!DOCTYPE plist PUBLIC "x" "y">\n<plist version="1.0">\n<dict>\n<key>URL</key>',
         b"bplist00",
     ],
-    "a digest of it: fetch": [b"d41d8cd98f00b204e9800998ecf8427e  a.txt\n"],
+    "a digest of it: fetch": [
+        b"d41d8cd98f00b204e9800998ecf8427e  a.txt\n",
+        b"d41d8cd98f00b204e9800998ecf8427e  my a.txt\r\n0cc175b9c0f1b6a831c399e269772661 *b.txt",
+        b"SHA256 (a.txt) = e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n" * 99,
+    ],
     "a wrapping of other things (mails, cards, bytes as letters): extract their": [
         b"From a@b.org Sat Jan  3 01:05:34 1996\nFrom: A\n", b"BEGIN:VCARD\r\nFN:A\r\n",
         base64.encodebytes(PACKED * 99), b"begin 644 a\n#86)C\n`\nend\n", pickle.dumps([1], 0),
@@ -346,6 +375,7 @@ UNUSUAL = [
     "ACGTACgt" * 99, "页。\x0c" * 9, "N\bNA\bA _\bf\n" * 9, "\x1b[31mno\x1b(B\n" * 9, "DOS\r\n\x1a",
     "!function(e){var n=0;n<9&&e(n)}(this);" * 9, "a\x1fb\x1e" * 9, "\x0bb\x07\x85c", "a " * 99_999,
     "From Monday on", "None of us", "مرحبا\u200f" * 9, "\\begin{a}\r%", "👩\u200d👩\u200d👧",
+    "500 Miles", "404 words on loss", "https://a.org is\na site", "3" * 64 + "\n", "ab" * 300,
     "https://a.org/xX1" * 4 + "\n", "begin 2024 so", "Aachen\nzebra2\n" * 99,
 ]  # fmt: skip
 
@@ -360,6 +390,8 @@ UNUSUAL = [
         ("a.txt", "2023"),
         ("a.json", '{"title": "Not found in the book", "message": "hello"}'),
         ("a.json", '{"error": "of a parser", "text": "what it was"}'),
+        ("a.json", '{"data": {"found": "a record"}, "errors": null}'),
+        ("a.json", '{"text": "a record", "success": false}'),
         ("README.md", '<div align="center">A library</div>'),
         ("a.vue", "<script setup>let a</script>"),
         ("a.json", "{}"),
@@ -396,6 +428,16 @@ def test_records_without_a_field_are_left_out(tmp_path, condition, read):
     refuse(web(tmp_path / "a.jsonl", filter="lang == null"), "jq -c 'select(.lang == null)' FILE")
 
 
+@pytest.mark.parametrize("row", [{"text:en": None}, {"id": 1}])
+def test_a_filter_that_a_refusal_names_quotes_a_field_that_needs_it(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(f'{{"text:en": "a"}}\n{json.dumps(row)}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: ") as refusal:
+        list(read_documents(web(tmp_path / "a.jsonl", text_field="text:en")))
+    (said,) = re.findall('"text:en" .*', str(refusal.value))
+    cured = web(tmp_path / "a.jsonl", text_field="text:en", filter=said)
+    assert list(read_documents(cured)) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "sentence"),
     [
@@ -413,10 +455,13 @@ def test_a_name_that_exists_is_no_pattern_on_any_storage(tmp_path):
     system = pytest.importorskip("fsspec").filesystem("memory")
     root = tmp_path.name
     system.pipe({f"/{root}/v[1]/a[2].jsonl": ONE, f"/{root}/v1/a2.jsonl": TWO})
+    system.pipe({f"/{root}/v[1]/{name}": TWO for name in ("._a.jsonl", ".cache/b/c.jsonl")})
     for pattern, expected in (
         ("v[1]/*.jsonl", ["one"]),
         ("v[1]/a[2].jsonl", ["one"]),
-        ("v[1]/**", ["one"]),
+        ("v[1]/**", ["one"]),  # hidden files are left out, as on disks
+        ("v[1]/**/.c*/**/*.jsonl", ["two"]),
+        ("v[1]/._a.jsonl", ["two"]),
         ("v?/a[2].jsonl", ["two"]),
         ("v[!2]/*", ["two"]),
     ):

@@ -249,6 +249,7 @@ def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(tmp_path, monkeyp
         (["|", "ab", "||"], {}, b"ab\0", 1),
         (["\0", "abc", "\0\0", "ü", "\0"], {}, b"abc\0\xc3\xbc\0", 2),
         (["a|b", "a||b|"], {}, b"a\0b\0a\0\0b\0", 2),
+        ([" |a", "\n| |b|", "a|" + "\n" * 40, " |"], {}, b"a\0b\0a\0 \0", 4),
         (["abc|", "def"], {"max_tokens": 6}, b"abc\0de", 2),
         (["abc", "def"], {"max_tokens": 6}, b"abc\0de", 2),
         (["abc", "def"], {"max_tokens": 7}, b"abc\0def", 2),

@@ -27,6 +27,8 @@ def read_dataset(spec: SourceSpec) -> list[Input]:
 class HuggingFaceDataset(Input):
     """The Hugging Face dataset of a source, streamed."""
 
+    cure = f"{Input.cure}, or read files whose columns differ with kind: jsonl or parquet"
+
     def __init__(self, spec: SourceSpec) -> None:
         path = os.path.expanduser(str(spec.path))
         is_local = Path(path).is_dir()
@@ -48,7 +50,7 @@ class HuggingFaceDataset(Input):
                         f"{folder / shard} is missing, of the files in state.json: copy it again"
                     )
         self.parts = [file for file in files if _is_data(os.path.join(path, file[0]), saved)]
-        for part, _ in self.parts:
+        for part in (name for name, _ in self.parts if _format(name)):  # others are not read
             with Path(path, part).open("rb") as head:
                 refuse_placeholder(Path(path, part), head.read(HEAD))
         self._spec, self._extract = spec, Extract(spec)
@@ -96,7 +98,7 @@ class HuggingFaceDataset(Input):
             _refuse_damage()
             builder = load_dataset_builder(self.place, name=spec.subset, revision=spec.revision)
             if builder.name == "text":
-                builder.config.encoding = "utf-8-sig"
+                builder.config.encoding, builder.config.sample_by = "utf-8-sig", "document"
             all_files = builder.config.data_files or {}
             read = {_format(str(file)) for files in all_files.values() for file in files}
             # the library reads only the most frequent of several forms
@@ -117,7 +119,7 @@ class HuggingFaceDataset(Input):
                     raise ValueError(f"it names {file}, which is not of it: remove that name")
             saved = _saved_files(unique.values())
             data = [file for file in unique.values() if _is_data(file, saved)]
-            self._files = pick_evenly(data, spec.max_files)
+            self._extract.files = self._files = pick_evenly(data, spec.max_files)
             if self._files and self._files != list(all_files.get(spec.split, ())):
                 # their origins are part of the key of a cache, which streaming does not use
                 files = DataFilesList(self._files, [("",)] * len(self._files))

@@ -46,11 +46,7 @@ class ParquetTable(InputFile):
                 for field in self._extract.fields:
                     column = field if field in names else field.split(".")[0]
                     if column not in names:
-                        is_folder = f"/{column}=" in f"/{self.path}"  # a Hive partition
-                        hint = f"; the folder {column}=... is no field: name it in files"
-                        raise ValueError(
-                            missing_field(str(self.path), field, names) + hint * is_folder
-                        )
+                        raise ValueError(missing_field(self.place, field, names, [self.place], ""))
                     if names.count(column) > 1:
                         raise ValueError(
                             f"{self.path}: {names.count(column)} columns are named {column!r}: "
@@ -75,8 +71,9 @@ class ParquetTable(InputFile):
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            cure = "leave it out" if Path(self.place).name.startswith("_") else "fetch it again"
             raise ValueError(
-                f"{self.path}: not a readable parquet file ({error}): fetch it again"
+                f"{self.path}: not a readable parquet file ({error}): {cure}"
             ) from error
 
     def _records(self, batch: Any) -> Iterator[dict[str, Any]]:
