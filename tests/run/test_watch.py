@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from mishaps import largest_file
 from places import ROOT, Later
 from tiny import configured
 
@@ -73,6 +74,14 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(tmp_path, monk
         for number in STOP_SIGNALS:
             os.kill(int(server[-1]), number)
     assert server[0] == server[1]
+
+
+def test_a_job_goes_on_where_its_log_cannot(tmp_path, capfd):
+    program = "import os; os.write(1, b'%s' % (b'x' * 9 + b'\\n') * 20000 + b'progress: over\\n')"
+    with largest_file(4096):
+        assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
+    told = f"{tmp_path}/log lacks lines of this job: File too large.\nprogress: over\n"
+    assert capfd.readouterr().err == told
 
 
 def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
