@@ -60,7 +60,7 @@ class Fork:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for file in files:
             file.close()
-        self.stdout = os.fdopen(read, errors="replace")
+        self.stdout = os.fdopen(read, encoding="utf-8", errors="replace")
         self.pid = self._process.pid
 
     @property
@@ -104,7 +104,8 @@ def _run(
     for descriptor in (1, 2):
         os.dup2(files[0].fileno(), descriptor)
     files[0].close()
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # a line at a time, as `python -u`
+    # a line at a time, as `python -u`
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace")
     for name in removed:
         os.environ.pop(name, None)
     os.environ.update(environment)

@@ -1,5 +1,6 @@
 """A frozen rank 0 is found, by the other ranks and by the command; what a process leaves behind."""
 
+import locale
 import os
 import signal
 import subprocess
@@ -82,6 +83,19 @@ def test_a_job_goes_on_where_its_log_cannot(tmp_path, capfd):
         assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
     told = f"{tmp_path}/log lacks lines of this job: File too large.\nprogress: over\n"
     assert capfd.readouterr().err == told
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_a_log_is_utf_8_in_any_locale(tmp_path, monkeypatch, is_fork):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "tells.py").write_text(program := "import os; os.write(1, 'ü'.encode())")
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        command = ["-P", "-m", "tells"] if is_fork else ["-c", program]
+        run_process([sys.executable, *command], tmp_path / "log", Launcher())
+    finally:
+        locale.setlocale(locale.LC_CTYPE, "")
+    assert (tmp_path / "log").read_text("utf-8") == "ü"
 
 
 def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):

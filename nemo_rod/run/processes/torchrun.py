@@ -217,7 +217,7 @@ def start(command: list[str], environment: Mapping[str, str]) -> Running:
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
         preexec_fn=before_program,
