@@ -229,7 +229,7 @@ def job_options(
     more = {key: None if v is None else str(v) for key, v in given.items()}
     if {"mem-per-cpu", "mem-per-gpu"} & more.keys():  # sbatch takes one of them
         resources.pop("mem", None)
-    if "gres" in resources and "gpu" not in (more.get("gres") or "gpu"):
+    if "gres" in resources and not re.search(r"(?i)(^|,)\s*gpu(?!\w)", more.get("gres") or "gpu"):
         more["gres"] = f"{resources['gres']},{more['gres']}"
     every = options | more | resources | more  # the cluster file's stand before the resources
     return {name: value for name, value in every.items() if f"no-{name}" not in more}
