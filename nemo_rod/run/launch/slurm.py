@@ -181,13 +181,11 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     names = {stage.name for stage in stages}
     head, cluster = STAGE.with_name("submit.sh").read_text(), config.cluster
     # of the environment, where the cluster's file leaves them open
-    given = {
-        "ACCOUNT": cluster.account,
-        "PARTITION": cluster.partition or cluster.cpu_partition,
-        "QOS": cluster.qos,
-    }
+    given = {name for name, value in vars(cluster).items() if value is not None}
+    given |= {*cluster.cpu_sbatch}
+    open_keys = [key for key in ("account", "partition", "qos") if not {key, f"cpu_{key}"} & given]
     for name, text in (
-        ("kept", "".join(f"|SBATCH_{key}" for key, value in given.items() if value is None)),
+        ("kept", "".join(f"|SBATCH_{key.upper()}" for key in open_keys)),
         ("folder", shlex.quote(str(launch_folder(config)))),
         ("cwd", shlex.quote(str(Path.cwd()))),
         ("logs", shlex.quote(str(slurm_logs(Path(config.run_dir))))),
