@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from operator import mul
 from pathlib import Path
 
 from nemo_rod.config import Config
@@ -141,15 +142,20 @@ def _check_cluster(config: Config) -> None:
                 f"cluster.env.{key}={value} has a part that no shell replaces: write a whole path, "
                 "or ${oc.env:NAME} for a variable, or export it in a line of cluster.setup."
             )
-    days, _, clock = cluster.time.rpartition("-")
-    hours, minutes, seconds = map(int, clock.split(":"))
-    limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    if 0 < limit <= launcher.grace_seconds:
-        raise ValueError(
-            f"cluster.time={cluster.time} is no longer than launcher.grace_seconds="
-            f"{launcher.grace_seconds}, so every job would be stopped at its start: raise the "
-            "former, or lower the latter."
-        )
+    for key in ("time", "sbatch.time-min", "cpu_sbatch.time", "cpu_sbatch.time-min"):
+        section, _, name = key.rpartition(".")
+        time = str((getattr(cluster, section) if section else vars(cluster)).get(name))
+        if not re.fullmatch(r"(\d+-)?\d+(:\d+)*", time):  # not given, or unlimited
+            continue
+        days, dash, clock = time.rpartition("-")
+        units = (3600, 60, 1) if dash or clock.count(":") == 2 else (60, 1)  # as sbatch reads it
+        limit = int(days or 0) * 86400 + sum(map(mul, map(int, clock.split(":")), units))
+        if 0 < limit <= launcher.grace_seconds:
+            raise ValueError(
+                f"cluster.{key}={time} is no longer than launcher.grace_seconds="
+                f"{launcher.grace_seconds}, so its jobs would be stopped at their start: raise the "
+                "former, or lower the latter."
+            )
     _check_options(config)
     if (image := cluster.image) is not None:
         file, in_apptainer = Path(image), cluster.container == "apptainer"
