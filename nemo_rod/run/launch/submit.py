@@ -20,6 +20,7 @@ from nemo_rod.trust import REFERENCE
 
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # sbatch takes one of them
 _OF_GPUS = ("gres", "gpus-per-node", "tres-per-node")
+_OF_CLUSTER = ("account", "partition", "qos", "time")  # which has keys for them
 _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
     "cpus-per-gpu": "sbatch refuses it beside the cores of a stage: remove it, and set "
     "cluster.cpu_cores",
@@ -37,7 +38,7 @@ _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
         "the GPUs of a stage follow from its layout: remove it, and set cluster.gpus_per_node",
     ),
     **dict.fromkeys(
-        ("nodes", "ntasks", "ntasks-per-node", "array", "het-group"),
+        ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "array", "het-group"),
         "a stage is one job with as many nodes as its layout fills: remove it, and set parallel",
     ),
 }
@@ -190,10 +191,10 @@ def _check_options(config: Config) -> None:
                 f"cluster.{key} has {' and '.join(given)}, of which sbatch takes one: leave one."
             )
         for name, value in getattr(cluster, key).items():
-            known = {*_OWN_OPTIONS, *_OF_GPUS}
+            known = {*_OWN_OPTIONS, *_OF_GPUS, *_OF_CLUSTER, *_MEMORY, "cpus-per-task", "job-name"}
             if len(name) == 1 or (name not in known and any(o.startswith(name) for o in known)):
                 raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
-            if key == "sbatch" and name in ("account", "partition", "qos", "time"):
+            if key == "sbatch" and name in _OF_CLUSTER:
                 raise ValueError(
                     f"cluster.sbatch.{name} is set, beside cluster.{name}: remove it, and set the "
                     "latter; cluster.cpu_sbatch is for the stages without GPUs."
