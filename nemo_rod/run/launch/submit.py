@@ -68,7 +68,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
             if need not in pending and need in known and not known[need].is_there():
                 raise ValueError(
                     f"{stage.name} needs {need}, which is not there yet: run `nemo-rod "
-                    f"{known[need].command} recipe={config.recipe}` first."
+                    f"{stages.results.command(known[need].command)}` first."
                 )
         if rebuilt or any(need in pending for need in stage.needs) or not stage.is_done():
             pending[stage.name] = stage
