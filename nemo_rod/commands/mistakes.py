@@ -96,10 +96,9 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         if equals:
             _check_value(word, override)
         if override.is_sweep_override() and not given.multirun:
-            raise ValueError(
-                f"{word} has several values: add -m for a run of each"
-                + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
-            )
+            named = tasks_by_name(value.split(",")) if key.startswith("tasks") else ""
+            end = f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else "."
+            raise ValueError(f"{word} has several values{named}: add -m for a run of each{end}")
         if equals and override.value() is None and is_group:
             word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
         opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
@@ -136,8 +135,10 @@ def near_key(key: str) -> str:
 
 def tasks_by_name(names: Iterable[str]) -> str:
     """Returns " (...)" with the word that runs tasks of lm-eval by their names."""
-    listed = ",".join(map(str, names))
-    return f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
+    ours = {file.stem for file in (config_folder() / "tasks").glob("*.yaml")}
+    listed = ",".join(name for name in map(str, names) if name not in ours)
+    named = f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
+    return named if listed else ""
 
 
 def _is_known(key: str) -> bool:
@@ -243,6 +244,8 @@ def _check_value(word: str, override: Override) -> None:
         name = chosen[0] if chosen[0] in choices or group == "arm" else choices[0]
         cure = tasks_by_name(chosen) if group == "tasks" else ""
         raise ValueError(f"{word} is a list where one name is expected: {group}={name}, say{cure}.")
+    if group == "tasks.capabilities" and isinstance(chosen, str | list) and "$" not in word:
+        raise ValueError(f"{word} names no capability{tasks_by_name(names)}.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):
         value = word.partition("=")[2]
         if override.is_sweep_override() and "[" in value:
