@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -207,7 +208,8 @@ def _explain_word(word: str, words: list[str]) -> str:
     if word in _recipes():
         return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
     if own := sorted(Path(word).glob("recipe/*.yaml")):
-        return f"{word} is a folder: did you mean --config-dir {word} recipe={own[0].stem}?"
+        cure = shlex.join(["--config-dir", word, f"recipe={own[0].stem}"])
+        return f"{word} is a folder: did you mean {cure}?"
     key, colon, value = word.partition(":")
     if key in known_keys():
         value = value or ("true" if word == "dry_run" else after or "VALUE")
@@ -226,7 +228,7 @@ def _file_as_recipe(word: str, file: Path) -> str:
     else:
         folder = file.parent / "my"
         cure = f"move it to {folder / 'recipe' / f'{file.stem}.yaml'}, and type"
-    words = f"--config-dir {folder} recipe={file.stem}"
+    words = shlex.join(["--config-dir", str(folder), f"recipe={file.stem}"])
     return f"{word} is a file where a name is expected: {cure} {words}?"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -151,7 +152,7 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         by, group, name = missing.groups()
         known = sorted({file.stem for f in folders for file in (f / group).glob("*.yaml")})
         near = next(Path().glob(f"*/{group}/{name}.y*ml"), None)
-        cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        cure = f" (did you mean --config-dir {shlex.quote(str(near.parents[1]))}?)" if near else ""
         if near and (near.suffix == ".yml" or near.is_dir()):
             cure = f" ({near} is to be a file that ends in .yaml)"
         stray = next((e for f in folders for e in f.glob("*.yaml") if e.stem == name), None)
