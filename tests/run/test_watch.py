@@ -117,16 +117,18 @@ def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
     assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
 
 
-@pytest.mark.parametrize("home", ["/proc/nohome", "here"])
+@pytest.mark.parametrize("home", ["/proc/nohome", "here", "~"])
 def test_locks_of_bridge_need_no_home(home, tmp_path, monkeypatch):
     monkeypatch.delenv("MEGATRON_CONFIG_LOCK_DIR", raising=False)
     monkeypatch.setenv("HOME", home if home.startswith("/") else str(tmp_path / home))
-    program = (
-        "import os; print(os.environ['PET_LOG_DIR'], os.environ.get('MEGATRON_CONFIG_LOCK_DIR'))"
-    )
+    if home == "~":
+        monkeypatch.setattr(os.path, "expanduser", str)
+    names = ("PET_LOG_DIR", "MEGATRON_CONFIG_LOCK_DIR", "HOME")
+    program = f"import os; print(*map(os.environ.get, {names}))"
     assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
-    folder, locks = (tmp_path / "log").read_text().split()
+    folder, locks, own = (tmp_path / "log").read_text().split()
     assert locks == (folder if home.startswith("/") else "None")
+    assert (own == folder) == (home == "~")
 
 
 def test_other_ranks_find_a_frozen_rank_0(monkeypatch, capsys):

@@ -118,7 +118,9 @@ def run_process(
     opened = open_file(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, below=log.parent.parent)
     with opened as file, tempfile.TemporaryDirectory() as folder:
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
-        cache = Path(os.path.expanduser("~")) / ".cache" / "huggingface"  # Bridge keeps locks there
+        if (home := os.path.expanduser("~")) == "~":  # no HOME, and a user id without a name
+            env["HOME"] = home = folder
+        cache = Path(home) / ".cache" / "huggingface"  # Bridge keeps locks there
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
         if not os.access(cache, os.W_OK):
