@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,13 @@ class Fork:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process.start()
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise ValueError(
+                f"TMPDIR={tempfile.gettempdir()} is too long for the names of sockets: set it to a "
+                "folder of fewer than 80 letters."
+            ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for file in files:

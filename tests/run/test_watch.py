@@ -117,6 +117,14 @@ def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
     assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
 
 
+def test_a_temporary_folder_too_long_for_sockets_is_named(tmp_path):
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    program = "import os; from nemo_rod.cpu.forks import Fork; Fork(['this'], os.environ)"
+    command, env = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
+    assert f"ValueError: TMPDIR={folder} is too long for the names of sockets" in done.stderr
+
+
 @pytest.mark.parametrize("home", ["/proc/nohome", "here", "~"])
 def test_locks_of_bridge_need_no_home(home, tmp_path, monkeypatch):
     monkeypatch.delenv("MEGATRON_CONFIG_LOCK_DIR", raising=False)
