@@ -244,8 +244,7 @@ def _follow(process: Running, file: IO[bytes], log: Path, ending: Ending) -> Non
         try:
             os.write(file.fileno(), line.encode())
         except OSError as error:  # a full disk, say; the job would wait for ever on a full pipe
-            if is_whole:
-                shown += f"{log} lacks lines of this job: {error.strerror}.\n"
+            shown += f"{log} lacks lines of this job: {error.strerror}.\n" * is_whole
             is_whole = False
         with suppress(OSError):
             print(shown, end="", file=sys.stderr, flush=True)
