@@ -134,12 +134,11 @@ def near_key(key: str) -> str:
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
 
 
-def tasks_by_name(names: Iterable[str]) -> str:
+def tasks_by_name(names: Iterable[object]) -> str:
     """Returns " (...)" with the word that runs tasks of lm-eval by their names."""
     ours = {file.stem for file in (config_folder() / "tasks").glob("*.yaml")}
     listed = ",".join(name for name in map(str, names) if name not in ours)
-    named = f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
-    return named if listed else ""
+    return listed and f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
 
 
 def _is_known(key: str) -> bool:
