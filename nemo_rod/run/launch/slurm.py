@@ -181,8 +181,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     names = {stage.name for stage in stages}
     head, cluster = STAGE.with_name("submit.sh").read_text(), config.cluster
     # of the environment, where the cluster's file leaves them open
-    given = {name for name, value in vars(cluster).items() if value is not None}
-    given |= {*cluster.cpu_sbatch}
+    given = {*cluster.cpu_sbatch} | {key for key, v in vars(cluster).items() if v is not None}
     open_keys = [key for key in ("account", "partition", "qos") if not {key, f"cpu_{key}"} & given]
     for name, text in (
         ("kept", "".join(f"|SBATCH_{key.upper()}" for key in open_keys)),
