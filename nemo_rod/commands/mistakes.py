@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -96,10 +97,9 @@ def understood(command: str, words: Sequence[str]) -> list[str]:
         if equals:
             _check_value(word, override)
         if override.is_sweep_override() and not given.multirun:
-            raise ValueError(
-                f"{word} has several values: add -m for a run of each"
-                + (f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else ".")
-            )
+            named = tasks_by_name(value.split(",")) if key.startswith("tasks") else ""
+            end = f", or write {key.rstrip('s')}s=[{value}]." if key in ("arm", "arms") else "."
+            raise ValueError(f"{word} has several values{named}: add -m for a run of each{end}")
         if equals and override.value() is None and is_group:
             word = f"~{key}"  # a group that is left out; Hydra takes null for a mistake
         opened = any(f"{key}.".startswith(f"{name}.") for name in OPEN)
@@ -134,10 +134,11 @@ def near_key(key: str) -> str:
     return f" (did you mean {' or '.join(ends[:3])}?)" if ends else did_you_mean(key.lower(), known)
 
 
-def tasks_by_name(names: Iterable[str]) -> str:
+def tasks_by_name(names: Iterable[object]) -> str:
     """Returns " (...)" with the word that runs tasks of lm-eval by their names."""
-    listed = ",".join(map(str, names))
-    return f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
+    ours = {file.stem for file in (config_folder() / "tasks").glob("*.yaml")}
+    listed = ",".join(name for name in map(str, names) if name not in ours)
+    return listed and f" (tasks of lm-eval: tasks=none 'tasks.capabilities={{mine:[{listed}]}}')"
 
 
 def _is_known(key: str) -> bool:
@@ -206,7 +207,8 @@ def _explain_word(word: str, words: list[str]) -> str:
     if word in _recipes():
         return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
     if own := sorted(Path(word).glob("recipe/*.yaml")):
-        return f"{word} is a folder: did you mean --config-dir {word} recipe={own[0].stem}?"
+        cure = shlex.join(["--config-dir", word, f"recipe={own[0].stem}"])
+        return f"{word} is a folder: did you mean {cure}?"
     key, colon, value = word.partition(":")
     if key in known_keys():
         value = value or ("true" if word == "dry_run" else after or "VALUE")
@@ -225,7 +227,7 @@ def _file_as_recipe(word: str, file: Path) -> str:
     else:
         folder = file.parent / "my"
         cure = f"move it to {folder / 'recipe' / f'{file.stem}.yaml'}, and type"
-    words = f"--config-dir {folder} recipe={file.stem}"
+    words = shlex.join(["--config-dir", str(folder), f"recipe={file.stem}"])
     return f"{word} is a file where a name is expected: {cure} {words}?"
 
 
@@ -243,6 +245,8 @@ def _check_value(word: str, override: Override) -> None:
         name = chosen[0] if chosen[0] in choices or group == "arm" else choices[0]
         cure = tasks_by_name(chosen) if group == "tasks" else ""
         raise ValueError(f"{word} is a list where one name is expected: {group}={name}, say{cure}.")
+    if group == "tasks.capabilities" and isinstance(chosen, str | list) and "$" not in word:
+        raise ValueError(f"{word} names no capability{tasks_by_name(names)}.")
     if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):
         value = word.partition("=")[2]
         if override.is_sweep_override() and "[" in value:

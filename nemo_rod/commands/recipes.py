@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -147,14 +148,14 @@ def _composition_error(error: Exception, folders: Sequence[Path]) -> str:
         )
     if nameless := re.match(r"Incompatible key type .*\s+full_key: (\S+)", str(error.__cause__)):
         return f'{nameless[1]} has a name that YAML reads as null: quote it, as in "null".'
-    if missing := re.match(r"In '(.*)': Could not (?:find|load) '(.+)/(.+)'$", reasons[0]):
+    if missing := re.match(r"In '(.*)': Could not (?:find|load) '([^/]+)/(.+)'$", reasons[0]):
         by, group, name = missing.groups()
         known = sorted({file.stem for f in folders for file in (f / group).glob("*.yaml")})
         near = next(Path().glob(f"*/{group}/{name}.y*ml"), None)
-        cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        cure = f" (did you mean --config-dir {shlex.quote(str(near.parents[1]))}?)" if near else ""
         if near and (near.suffix == ".yml" or near.is_dir()):
             cure = f" ({near} is to be a file that ends in .yaml)"
-        stray = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").exists()), None)
+        stray = next((e for f in folders for e in f.glob("*.yaml") if e.stem == name), None)
         if stray is not None and not near:  # else the folder that is named is the group's
             cure = f" (move {stray} to {stray.parent / group / stray.name})"
         cure = cure or did_you_mean(name, known)

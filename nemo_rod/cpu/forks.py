@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,18 @@ class Fork:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process.start()
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise ValueError(
+                f"TMPDIR={tempfile.gettempdir()} is too long for the names of sockets: set it to a "
+                "folder of fewer than 80 letters."
+            ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for file in files:
             file.close()
-        self.stdout = os.fdopen(read, errors="replace")
+        self.stdout = os.fdopen(read, encoding="utf-8", errors="replace")
         self.pid = self._process.pid
 
     @property
@@ -104,7 +112,8 @@ def _run(
     for descriptor in (1, 2):
         os.dup2(files[0].fileno(), descriptor)
     files[0].close()
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # a line at a time, as `python -u`
+    # a line at a time, as `python -u`
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace")
     for name in removed:
         os.environ.pop(name, None)
     os.environ.update(environment)

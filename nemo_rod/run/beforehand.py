@@ -18,8 +18,11 @@ from nemo_rod.installation import page, pip_install
 from nemo_rod.run import hub
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of
+from nemo_rod.run.model_jobs import ModelJobs, refuse_unfit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.pythons import can_be_found, num_gpus, python_with_megatron, sees_gpu
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.run.variants import trained_arms
 
 # extra of nemo-rod that a stage needs -> the modules that it imports
 NEEDS = {
@@ -51,6 +54,12 @@ def lacking(stages: Sequence[Stage], config: Config) -> list[Lack]:
         checks = {"prepare": _texts, "base": _model}
         found = [line for name in checks if name in names for line in checks[name](config)]
         lacks += [Lack(line, True) for line in dict.fromkeys(found)]
+        jobs = ModelJobs(config, RunFolder(Path(config.run_dir), config.recipe))
+        for arm in trained_arms(config):
+            file = None if arm.variant.follow else jobs.curriculum_file(arm)
+            # below runs/, the run of another recipe may be still to make it
+            if arm.name in names and file and (file.exists() or file.parts[0] != "runs"):
+                refuse_unfit(file, arm, store=None)
     for name in parts.names("checks"):
         try:
             parts.load("checks", name)(config, stages)

@@ -74,7 +74,7 @@ class ModelJobs:
                 found["share"] = replay_share(curriculum)
         elif (file := self.curriculum_file(settings)) is not None:
             if blocks is None:
-                _refuse_unfit(file, settings, counted["digest"])
+                refuse_unfit(file, settings, counted["digest"])
             found["recorded"] = str(file)
         return settings.arm(
             num_adaptation=counted["num_adaptation"],
@@ -198,8 +198,8 @@ def schedule_inputs(optimisation: Optimisation) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if key not in _MACHINE_KEYS}
 
 
-def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
-    """Refuses, before any training, a curriculum that does not fit the arm."""
+def refuse_unfit(file: Path, settings: ArmSettings, store: str | None) -> None:
+    """Refuses, before any training, a curriculum that does not fit the arm, and known blocks."""
     where = f"variants.{settings.name}"
     if not file.exists():
         raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")
@@ -207,7 +207,7 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
     with Curriculum.open(file, read_only=True) as curriculum:
         header = curriculum.header
         for wrong, what, has, needs, cure in (
-            (header.store != store, "block store", header.store, store,
+            (store not in (None, header.store), "block store", header.store, store,
              "prepare the same blocks for both runs"),
             (header.num_chosen != batch_size, "batches of", header.num_chosen, batch_size,
              f"set {where}.train.batch_size to the recorded one"),

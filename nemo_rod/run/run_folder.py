@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import check_name
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import Inputs, outputs
+from nemo_rod.run.launch.render import config_dir
 
 
 class RunFolder:
@@ -73,5 +76,9 @@ class RunFolder:
         return {"model": self.weights(name), "blocks": self.block_counts()["digest"]}
 
     def command(self, name: str) -> str:
-        """Returns a command line for this recipe."""
-        return f"{name} recipe={self.recipe}"
+        """Returns a command line for this recipe and folder."""
+        words = [*name.split(), *config_dir(), f"recipe={self.recipe}"]
+        if self.path.absolute() != Path("runs", self.recipe).absolute():
+            is_plain = re.fullmatch(r"[\w./+ -]+", str(self.path), re.ASCII)  # to Hydra
+            words.append(f"run_dir={self.path}" if is_plain else f"run_dir='{self.path}'")
+        return shlex.join(words)

@@ -75,7 +75,7 @@ def test_an_export_is_of_the_arm_as_it_was_made(stages, tmp_path):
 
 
 def test_an_arm_that_has_not_begun_is_refused(stages, tmp_path):
-    with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
+    with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=\S+ run_dir=\S+ arm=rod`"):
         export_stages(stages)[0].run()
     assert not (tmp_path / "exports" / "rod" / "step_20").exists()
 

@@ -49,10 +49,10 @@ ROWS = [
 
 def written() -> None:
     """Puts into the working folder what commands are refused for."""
-    for name in ("my/recipe", "text", "empty", "config_alone", "short"):
+    for name in ("my/recipe", "a&b/recipe", "text", "empty", "config_alone", "short"):
         Path(name).mkdir(parents=True)
     for name, content in {
-        "my/stray.yaml": HEAD, MINE: HEAD, "my/recipe/old.yml": HEAD,
+        "my/stray.yaml": HEAD, "a&b/recipe/x.yaml": HEAD, MINE: HEAD, "my/recipe/old.yml": HEAD,
         "config_alone/config.json": '{"model_type": "llama"}',  # known without transformers
         "short/config.json": '{"text_config": {"model_type": "llama", "rope_scaling": {"type": '
         '"linear", "factor": 8.0}, "max_position_embeddings": 256}}', "short/model.safetensors": "",

@@ -253,6 +253,7 @@ OF_THE_CLUSTER = {  # its own options of sbatch -> how a job on two of the eight
     "gpus-per-node=b200:2": "gpus-per-node=b200:2 cpus-per-task=28 mem=500G",
     "gres=gpu:b200:2": "gres=gpu:b200:2 cpus-per-task=28 mem=500G",
     "gres=nvme:1": "gres='gpu:2,nvme:1' cpus-per-task=28 mem=500G",
+    "gres=gpumem:80g": "gres='gpu:2,gpumem:80g' cpus-per-task=28 mem=500G",
     r"comment='a\b'": r"comment='a\\b' gpus-per-node=2 cpus-per-task=28 mem=500G",
 }
 

@@ -38,7 +38,8 @@ def test_a_working_folder_that_no_container_can_mount_is_refused(name, tmp_path,
 
 
 def test_jobs_inherit_no_allocation(tmp_path, monkeypatch):
-    config = configured("dry_run=true")
+    of_none = [f"cluster.{key}partition=null" for key in ("", "cpu_")]
+    config = configured("dry_run=true", *of_none, "+cluster.cpu_sbatch.partition=cpu")
     submit(Stages(config), Stages(config).all()[:1])
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
@@ -46,7 +47,8 @@ def test_jobs_inherit_no_allocation(tmp_path, monkeypatch):
     sbatch.chmod(0o755)
     left = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "9", "SLURM_NTASKS": "2"}
     left |= {"SLURM_TIMELIMIT": "9", "SBATCH_TIMELIMIT": "9", "SBATCH_GRES": "gpu:1"}
-    left |= {"SBATCH_ACCOUNT": "x", "SLURM_EXPORT_ENV": "NONE", "SCANCEL_STATE": "RUNNING"}
+    left |= {"SBATCH_ACCOUNT": "x", "SBATCH_PARTITION": "x"}
+    left |= {"SLURM_EXPORT_ENV": "NONE", "SCANCEL_STATE": "RUNNING"}
     kept = {"SLURM_CONF": "/conf", "SLURM_JWT": "token", "PATH": f"{sbatch.parent}:/usr/bin:/bin"}
     kept |= {"SBATCH_CLUSTERS": "a", "SBATCH_QOS": "long"}  # the cluster's qos is null
     script = Path(config.run_dir) / "launch" / "slurm" / "submit.sh"

@@ -1,5 +1,6 @@
 """A frozen rank 0 is found, by the other ranks and by the command; what a process leaves behind."""
 
+import locale
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from mishaps import largest_file
 from places import ROOT, Later
 from tiny import configured
 
@@ -75,6 +77,27 @@ def test_signals_to_every_process_leave_the_server_of_forks_alone(tmp_path, monk
     assert server[0] == server[1]
 
 
+def test_a_job_goes_on_where_its_log_cannot(tmp_path, capfd):
+    program = "import os; os.write(1, b'%s' % (b'x' * 9 + b'\\n') * 20000 + b'progress: over\\n')"
+    with largest_file(4096):
+        assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
+    told = f"{tmp_path}/log lacks lines of this job: File too large.\nprogress: over\n"
+    assert capfd.readouterr().err == told
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_a_log_is_utf_8_in_any_locale(tmp_path, monkeypatch, is_fork):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "tells.py").write_text(program := "import os; os.write(1, 'ü'.encode())")
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        command = ["-P", "-m", "tells"] if is_fork else ["-c", program]
+        run_process([sys.executable, *command], tmp_path / "log", Launcher())
+    finally:
+        locale.setlocale(locale.LC_CTYPE, "")
+    assert (tmp_path / "log").read_text("utf-8") == "ü"
+
+
 def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
     """Unless told where, it leaves one in the temporary folder for every job.
 
@@ -94,16 +117,26 @@ def test_torchruns_own_folder_is_gone_with_the_command(tmp_path, monkeypatch):
     assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
 
 
-@pytest.mark.parametrize("home", ["/proc/nohome", "here"])
+def test_a_temporary_folder_too_long_for_sockets_is_named(tmp_path):
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    program = "import os; from nemo_rod.cpu.forks import Fork; Fork(['this'], os.environ)"
+    command, env = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
+    assert f"ValueError: TMPDIR={folder} is too long for the names of sockets" in done.stderr
+
+
+@pytest.mark.parametrize("home", ["/proc/nohome", "here", "~"])
 def test_locks_of_bridge_need_no_home(home, tmp_path, monkeypatch):
     monkeypatch.delenv("MEGATRON_CONFIG_LOCK_DIR", raising=False)
     monkeypatch.setenv("HOME", home if home.startswith("/") else str(tmp_path / home))
-    program = (
-        "import os; print(os.environ['PET_LOG_DIR'], os.environ.get('MEGATRON_CONFIG_LOCK_DIR'))"
-    )
+    if home == "~":
+        monkeypatch.setattr(os.path, "expanduser", str)
+    names = ("PET_LOG_DIR", "MEGATRON_CONFIG_LOCK_DIR", "HOME")
+    program = f"import os; print(*map(os.environ.get, {names}))"
     assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
-    folder, locks = (tmp_path / "log").read_text().split()
+    folder, locks, own = (tmp_path / "log").read_text().split()
     assert locks == (folder if home.startswith("/") else "None")
+    assert (own == folder) == (home == "~")
 
 
 def test_other_ranks_find_a_frozen_rank_0(monkeypatch, capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -456,7 +457,8 @@ class SelectingJob(Job):
             )
             self._rod.on_choice = self._record.begin_step
             if self.out is not None:
-                say_last(f"choices are in {self.out}; `nemo-rod report {self.out}` shows them.")
+                report = shlex.join(["nemo-rod", "report", str(self.out)])
+                say_last(f"choices are in {self.out}; `{report}` shows them.")
             return self._record.is_new
 
         is_new, self._is_open = from_recorder(open_record), True

@@ -55,18 +55,22 @@ def typed_command(folder: Path) -> str:
     if not HydraConfig.initialized():
         return ""
     job = HydraConfig.get()
-    folders = {source.provider: source.path for source in job.runtime.config_sources}
     if "recipe" not in job.runtime.choices:
         run_dir = folder.parents[1]
         earlier = [read_bytes(f, below=run_dir) for f in by_launch(run_dir, "command")[-1:]]
         return b"".join(earlier).decode(errors="replace")
-    own = [f"--config-dir={folders['command-line']}"] if "command-line" in folders else []
     once = ("rebuild=", "dry_run=")
     # not resolved: ${oc.env:NAME} may be a secret
     typed: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
     words = [word for word in map(str, typed) if not word.startswith(once)]
     program = sys.argv[0].split() if sys.argv[0].startswith("nemo-rod ") else ["nemo-rod", "run"]
-    return shlex.join([*program, *own, *words])
+    return shlex.join([*program, *config_dir(), *words])
+
+
+def config_dir() -> list[str]:
+    """Returns the option of this command that names a folder of configurations, if it has one."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else ()
+    return [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
 
 
 def frozen_config(config: Config) -> str:

@@ -181,13 +181,10 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     names = {stage.name for stage in stages}
     head, cluster = STAGE.with_name("submit.sh").read_text(), config.cluster
     # of the environment, where the cluster's file leaves them open
-    given = {
-        "ACCOUNT": cluster.account,
-        "PARTITION": cluster.partition or cluster.cpu_partition,
-        "QOS": cluster.qos,
-    }
+    given = {*cluster.cpu_sbatch} | {key for key, v in vars(cluster).items() if v is not None}
+    open_keys = [key for key in ("account", "partition", "qos") if not {key, f"cpu_{key}"} & given]
     for name, text in (
-        ("kept", "".join(f"|SBATCH_{key}" for key, value in given.items() if value is None)),
+        ("kept", "".join(f"|SBATCH_{key.upper()}" for key in open_keys)),
         ("folder", shlex.quote(str(launch_folder(config)))),
         ("cwd", shlex.quote(str(Path.cwd()))),
         ("logs", shlex.quote(str(slurm_logs(Path(config.run_dir))))),
@@ -229,7 +226,7 @@ def job_options(
     more = {key: None if v is None else str(v) for key, v in given.items()}
     if {"mem-per-cpu", "mem-per-gpu"} & more.keys():  # sbatch takes one of them
         resources.pop("mem", None)
-    if "gres" in resources and "gpu" not in (more.get("gres") or "gpu"):
+    if "gres" in resources and not re.search(r"(?i)(^|,)\s*gpu(?!\w)", more.get("gres") or "gpu"):
         more["gres"] = f"{resources['gres']},{more['gres']}"
     every = options | more | resources | more  # the cluster file's stand before the resources
     return {name: value for name, value in every.items() if f"no-{name}" not in more}

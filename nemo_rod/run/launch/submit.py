@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from operator import mul
 from pathlib import Path
 
 from nemo_rod.config import Config
@@ -19,6 +20,7 @@ from nemo_rod.trust import REFERENCE
 
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")  # sbatch takes one of them
 _OF_GPUS = ("gres", "gpus-per-node", "tres-per-node")
+_OF_CLUSTER = ("account", "partition", "qos", "time")  # which has keys for them
 _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
     "cpus-per-gpu": "sbatch refuses it beside the cores of a stage: remove it, and set "
     "cluster.cpu_cores",
@@ -36,7 +38,7 @@ _OWN_OPTIONS = {  # sbatch option -> why no cluster file sets it, and what to do
         "the GPUs of a stage follow from its layout: remove it, and set cluster.gpus_per_node",
     ),
     **dict.fromkeys(
-        ("nodes", "ntasks", "ntasks-per-node", "array", "het-group"),
+        ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "array", "het-group"),
         "a stage is one job with as many nodes as its layout fills: remove it, and set parallel",
     ),
 }
@@ -66,7 +68,7 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
             if need not in pending and need in known and not known[need].is_there():
                 raise ValueError(
                     f"{stage.name} needs {need}, which is not there yet: run `nemo-rod "
-                    f"{known[need].command} recipe={config.recipe}` first."
+                    f"{stages.results.command(known[need].command)}` first."
                 )
         if rebuilt or any(need in pending for need in stage.needs) or not stage.is_done():
             pending[stage.name] = stage
@@ -141,15 +143,20 @@ def _check_cluster(config: Config) -> None:
                 f"cluster.env.{key}={value} has a part that no shell replaces: write a whole path, "
                 "or ${oc.env:NAME} for a variable, or export it in a line of cluster.setup."
             )
-    days, _, clock = cluster.time.rpartition("-")
-    hours, minutes, seconds = map(int, clock.split(":"))
-    limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    if 0 < limit <= launcher.grace_seconds:
-        raise ValueError(
-            f"cluster.time={cluster.time} is no longer than launcher.grace_seconds="
-            f"{launcher.grace_seconds}, so every job would be stopped at its start: raise the "
-            "former, or lower the latter."
-        )
+    for key in ("time", "sbatch.time-min", "cpu_sbatch.time", "cpu_sbatch.time-min"):
+        section, _, name = key.rpartition(".")
+        time = str((getattr(cluster, section) if section else vars(cluster)).get(name))
+        if not re.fullmatch(r"(\d+-)?\d+(:\d+)*", time):  # not given, or unlimited
+            continue
+        days, dash, clock = time.rpartition("-")
+        units = (3600, 60, 1) if dash or clock.count(":") == 2 else (60, 1)  # as sbatch reads it
+        limit = int(days or 0) * 86400 + sum(map(mul, map(int, clock.split(":")), units))
+        if 0 < limit <= launcher.grace_seconds:
+            raise ValueError(
+                f"cluster.{key}={time} is no longer than launcher.grace_seconds="
+                f"{launcher.grace_seconds}, so its jobs would be stopped at their start: raise the "
+                "former, or lower the latter."
+            )
     _check_options(config)
     if (image := cluster.image) is not None:
         file, in_apptainer = Path(image), cluster.container == "apptainer"
@@ -184,10 +191,10 @@ def _check_options(config: Config) -> None:
                 f"cluster.{key} has {' and '.join(given)}, of which sbatch takes one: leave one."
             )
         for name, value in getattr(cluster, key).items():
-            known = {*_OWN_OPTIONS, *_OF_GPUS}
+            known = {*_OWN_OPTIONS, *_OF_GPUS, *_OF_CLUSTER, *_MEMORY, "cpus-per-task", "job-name"}
             if len(name) == 1 or (name not in known and any(o.startswith(name) for o in known)):
                 raise ValueError(f"cluster.{key}.{name} is a short option: write its long name.")
-            if key == "sbatch" and name in ("account", "partition", "qos", "time"):
+            if key == "sbatch" and name in _OF_CLUSTER:
                 raise ValueError(
                     f"cluster.sbatch.{name} is set, beside cluster.{name}: remove it, and set the "
                     "latter; cluster.cpu_sbatch is for the stages without GPUs."

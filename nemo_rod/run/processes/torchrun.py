@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from nemo_rod import parts
 from nemo_rod.config import Launcher
@@ -117,9 +116,11 @@ def run_process(
     }
     ending: Ending = {}
     opened = open_file(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, below=log.parent.parent)
-    with io.TextIOWrapper(opened) as file, tempfile.TemporaryDirectory() as folder:
+    with opened as file, tempfile.TemporaryDirectory() as folder:
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
-        cache = Path(os.path.expanduser("~")) / ".cache" / "huggingface"  # Bridge keeps locks there
+        if (home := os.path.expanduser("~")) == "~":  # no HOME, and a user id without a name
+            env["HOME"] = home = folder
+        cache = Path(home) / ".cache" / "huggingface"  # Bridge keeps locks there
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
         if not os.access(cache, os.W_OK):
@@ -129,7 +130,8 @@ def run_process(
         process = start(command, env)
         with _forwarded_signals(process, ending) as signals:
             # a thread, since a process that outlives the job may keep the pipe open
-            reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
+            followed = (process, file, log, ending)
+            reader = threading.Thread(target=_follow, args=followed, daemon=True)
             reader.start()
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -217,7 +219,7 @@ def start(command: list[str], environment: Mapping[str, str]) -> Running:
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
         preexec_fn=before_program,
@@ -233,15 +235,20 @@ def before_program() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def _follow(process: Running, log: TextIO, ending: Ending) -> None:
+def _follow(process: Running, file: IO[bytes], log: Path, ending: Ending) -> None:
     """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
+    is_whole = True
     for line in process.stdout:
-        log.write(line)
-        log.flush()
-        if line.startswith(PREFIX):
-            print(line.rstrip(), file=sys.stderr, flush=True)
-        elif match := ERROR.search(line):
+        shown = line if line.startswith(PREFIX) else ""
+        try:
+            os.write(file.fileno(), line.encode())
+        except OSError as error:  # a full disk, say; the job would wait for ever on a full pipe
+            shown += f"{log} lacks lines of this job: {error.strerror}.\n" * is_whole
+            is_whole = False
+        with suppress(OSError):
+            print(shown, end="", file=sys.stderr, flush=True)
+        if match := ERROR.search(line):
             ending.setdefault("error", f"{match[1]}: {match[2].strip()}")
         elif match := STOPPED.search(line):
             ending.setdefault("stopped", match[1].strip())
