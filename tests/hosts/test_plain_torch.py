@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -513,18 +513,20 @@ def train(
     ahead: bool = True,  # reads the batches of an update before it, as Trainer does
     optimizer: Any = ADAMW,
     zeroes_first: bool = False,
+    each: int = 0,  # batches that are taken of an iterator; 0 for all
     skipped: int = -1,  # the update that is left out
     overflows: bool = False,
     moves: Callable[[Any], Any] | None = None,  # what weights become in each batch after step 0
 ) -> int:
     """A loop that updates the weights once for each number of batches; returns its updates."""
     scored = model("llama")
-    batches = iter(taken_from(scored))
+    batches = taken_from(scored) if each else iter(taken_from(scored))
     updater = optimizer(scored.parameters())
     for update, size in enumerate(groups):
         if zeroes_first:
             updater.zero_grad()
-        taken = islice(batches, size)
+        part = each or size
+        taken = chain.from_iterable(islice(batches, part) for _ in range(size // part))
         for batch in list(taken) if ahead else taken:
             scored(**batch).loss.backward()
             for weight in scored.parameters() if moves and update else ():
@@ -535,7 +537,7 @@ def train(
             updater.step()
         if not zeroes_first:
             updater.zero_grad()
-    assert next(batches, None) is None
+    assert next(iter(batches), None) is None
     return len(groups)
 
 
@@ -564,6 +566,10 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([8] * 2, {"ahead": False}, BETWEEN.format(1)),
         ([16], {"ahead": False, "zeroes_first": True}, BETWEEN.format(1)),
         ([6, 6, 4], {"ahead": False}, BETWEEN.format(1)),
+        ([4] * 4, {"each": 4}, None),
+        ([8] * 2, {"each": 4}, BETWEEN.format(1)),
+        ([2] * 8, {"each": 2}, WITHIN.format(2, 0)),
+        ([4] * 4, {"each": 1}, WITHIN.format(1, 0)),
     ],
 )
 def test_updates_that_do_not_fall_between_steps_are_refused(groups, options, sentence, capsys):

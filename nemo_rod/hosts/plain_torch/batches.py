@@ -160,6 +160,7 @@ class RoDBatches:
         self.choice: Choice | None = None
         self._record: JobRecord | None = None  # of the first rank
         self._is_open = False
+        self._updates: Updates | None = None  # of all iterators of a loop
         self._began: float | None = None  # when the step under way began; None between steps
 
     # What libraries ask of a loader of which they skip batches, as Trainer does when it resumes: a
@@ -209,7 +210,7 @@ class RoDBatches:
                 f"the state {state!r:.60} is of no step of these {self.steps}: give what "
                 "`state_dict` returned in a run of as many steps, or of fewer."
             )
-        self.next_step, self._is_open = step, False
+        self.next_step, self._is_open, self._updates = step, False, None
 
     def end_step(
         self, metrics: Mapping[str, float] | None = None, *, measures: bool = True
@@ -266,13 +267,9 @@ class RoDBatches:
                 "The batches are read in a worker process of a DataLoader, whose copy of the model "
                 "is never trained: set num_workers=0, or give the loop the batches as they are."
             )
-        updates = Updates(self.scorer.model, batches=self._batches_per_step)
-        try:
-            yield from self._steps(updates)
-        finally:
-            updates.close()
-
-    def _steps(self, updates: Updates) -> Iterator[dict[str, torch.Tensor]]:
+        if self._updates is None:
+            self._updates = Updates(self.scorer.model, batches=self._batches_per_step)
+        updates = self._updates
         while self.next_step < self.steps:
             self._began, step = time.perf_counter(), self.next_step
             updates.refuse_between(step)
@@ -284,9 +281,10 @@ class RoDBatches:
             try:
                 for number, block_ids in enumerate(own, start=1):
                     if number > 1:
-                        updates.refuse_within(number - 1)
+                        updates.refuse_within()
                     tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
                     tokens_BS = tokens.to(self.scorer.device).long()
+                    updates.done = number
                     if number == len(own):  # a checkpoint after it continues with the next step
                         self.next_step = step + 1
                     yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}

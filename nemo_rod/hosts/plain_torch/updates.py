@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ _SAMPLE = 1000  # elements of each weight that are compared
 
 
 class Updates:
-    """Watches the weights that a loop trains, from one step to the next; of one iterator.
+    """Watches the weights that a loop trains, from one step to the next.
 
     An update changes the version of a weight. Optimizers that write past PyTorch's counters change
     values alone, which are compared until an update has changed a version, and where a weight lies
@@ -32,19 +33,20 @@ class Updates:
         sharded = [weight for weight in weights if isinstance(weight, DTensor)]
         self._weights = sharded or weights
         self._step = -1  # of the last choice
+        self.done = 0  # batches of it that the loop was given
         self._proved = self._counted = self._told = False
         self._versions: list[int] = []
         self._places: list[int] = []
         self._values: list[torch.Tensor] = []
         self._trained = False  # whether a gradient has arrived since the choice
-        self._hooks = [
-            each.register_post_accumulate_grad_hook(self._note) for each in self._weights
-        ]
+        mine = weakref.proxy(self)  # hooks end with their object
 
-    def close(self) -> None:
-        """Ends watching."""
-        for hook in self._hooks:
-            hook.remove()
+        def note_gradient(weight: Any) -> None:
+            mine._trained = True
+
+        hooks = [each.register_post_accumulate_grad_hook(note_gradient) for each in self._weights]
+        for hook in hooks:
+            weakref.finalize(self, hook.remove)
 
     def note_weights(self, step: int) -> None:
         """Takes note of the weights by which the blocks of a step were chosen."""
@@ -53,7 +55,7 @@ class Updates:
         self._places = self._found_at()
         self._values = [part.clone() for part in self._samples()]
 
-    def refuse_within(self, done: int) -> None:
+    def refuse_within(self) -> None:
         """Refuses an update after `done` batches of a step that has more.
 
         Raises:
@@ -61,16 +63,19 @@ class Updates:
         """
         if self._have_changed():
             raise ValueError(
-                f"The weights have changed after {done} of the {self._batches} batches of step "
-                f"{self._step}, which belong to one update: {self._cure()}."
+                f"The weights have changed after {self.done} of the {self._batches} batches of "
+                f"step {self._step}, which belong to one update: {self._cure()}."
             )
 
     def refuse_between(self, step: int) -> None:
         """Refuses a next step without an update since the last; once proved, prints it.
 
         Raises:
-            ValueError: the next step is asked for before the last one was trained on.
+            ValueError: the next step is asked for before the last one was trained on, or one that
+                has begun is asked for again after an update.
         """
+        if step == self._step:
+            return self.refuse_within()
         if self._step < 0 or not self._versions:  # nothing chosen, or nothing to train
             return
         if self._have_changed():
@@ -120,9 +125,6 @@ class Updates:
         gradients = [_local(weight.grad) for weight in self._weights if weight.grad is not None]
         has_any = any(bool(gradient.any()) for gradient in gradients)
         return has_any and all(bool(gradient.isfinite().all()) for gradient in gradients)
-
-    def _note(self, weight: torch.Tensor) -> None:
-        self._trained = True
 
 
 def _local(weight: Any) -> torch.Tensor:
