@@ -553,6 +553,7 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([4] * 4, {"optimizer": partial(Raw, lr=1e-2)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=0.0)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=1e-2), "zeroes_first": True}, None),
+        ([4] * 4, {"optimizer": partial(Raw, lr=0.0), "zeroes_first": True}, None),
         ([4] * 4, {"skipped": 0}, None),
         ([4] * 4, {"skipped": 0, "zeroes_first": True, "overflows": True}, None),
         *(([size] * 16, {}, WITHIN.format(size, 0)) for size in (1, 2, 3)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _SAMPLE = 1000  # elements of each weight that are compared
 
@@ -16,10 +17,11 @@ _SAMPLE = 1000  # elements of each weight that are compared
 class Updates:
     """Watches the weights that a loop trains, from one step to the next.
 
-    An update changes the version of a weight. Optimizers that write past PyTorch's counters change
-    values alone, which are compared until an update has changed a version, and where a weight lies
-    elsewhere than before. A step without an update is none of the loop's mistakes if its gradients
-    were discarded, as by a scaler of losses that found an overflow.
+    An optimizer of PyTorch tells its updates, even at a learning rate of 0. Any other changes the
+    version of a weight, or values alone where it writes past PyTorch's counters; these are compared
+    until an update has changed a version, and where a weight lies elsewhere than before. A step
+    without an update is none of the loop's mistakes if its gradients were discarded, as by a scaler
+    of losses that found an overflow.
 
     Args:
         model: the model, of which only weights that have gradients are watched.
@@ -38,19 +40,23 @@ class Updates:
         self._versions: list[int] = []
         self._places: list[int] = []
         self._values: list[torch.Tensor] = []
-        self._trained = False  # whether a gradient has arrived since the choice
+        self._trained = self._updated = False  # whether gradients, an update came since the choice
         mine = weakref.proxy(self)  # hooks end with their object
 
         def note_gradient(weight: Any) -> None:
             mine._trained = True
 
+        def note_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            held = (weight for group in optimizer.param_groups for weight in group["params"])
+            mine._updated |= not set(mine._weights).isdisjoint(held)
+
         hooks = [each.register_post_accumulate_grad_hook(note_gradient) for each in self._weights]
-        for hook in hooks:
+        for hook in (*hooks, register_optimizer_step_post_hook(note_update)):
             weakref.finalize(self, hook.remove)
 
     def note_weights(self, step: int) -> None:
         """Takes note of the weights by which the blocks of a step were chosen."""
-        self._step, self._trained = step, False
+        self._step, self._trained, self._updated = step, False, False
         self._versions = [weight._version for weight in self._weights]
         self._places = self._found_at()
         self._values = [part.clone() for part in self._samples()]
@@ -110,7 +116,7 @@ class Updates:
         return [weight._version for weight in self._weights] != self._versions
 
     def _have_changed(self) -> bool:
-        if self._have_other_versions():
+        if self._updated or self._have_other_versions():
             return True
         if self._counted and self._places == self._found_at():
             return False
