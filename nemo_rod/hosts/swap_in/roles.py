@@ -13,7 +13,8 @@ of the train split, and hold for a source of another split if it is the same, or
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -81,10 +82,13 @@ def check_roles(roles: Any, splits: Sequence[Sequence[str]]) -> Roles:
     return roles
 
 
-def check_weights(prefixes: Sequence[str], weights: Sequence[float] | None) -> None:
+def check_weights(prefixes: Sequence[str], weights: Iterable[Any] | None) -> None:
     """Refuses, by a ValueError, weights of a blend of which Megatron makes no data."""
-    for prefix, weight in zip(prefixes, weights or (), strict=False):
-        if not 0 < weight < math.inf:
+    for prefix, weight in zip(prefixes, [] if weights is None else weights, strict=False):
+        is_fit = False
+        with suppress(TypeError, ValueError):
+            is_fit = 0 < float(weight) < math.inf  # Megatron takes texts, too
+        if not is_fit:
             raise ValueError(
                 f"The job's blend reads {prefix} with weight {weight}: expected a finite number "
                 "above 0; leave a source out that is not to be read, and its key in 'roles'."
