@@ -597,8 +597,12 @@ def test_workers_of_a_data_loader_are_refused():
         next(iter(DataLoader(taken_from(model("llama")))))
 
 
-def test_a_model_that_is_not_trained_may_be_read_through():
-    assert len(list(taken_from(model("llama").requires_grad_(False)))) == 16
+def test_a_model_that_is_not_trained_may_be_read_through_once(capsys):
+    batches = taken_from(model("llama").requires_grad_(False))
+    assert len(list(batches)) == 16
+    assert not [*batches, *batches]
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"nemo-rod: all 4 steps .* done, .* to 4 \(Trainer's max_steps\).*\n", said)
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])

@@ -5,6 +5,7 @@ Shape suffixes: K = blocks of a step over all replicas, B = blocks of a batch, S
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from itertools import repeat
@@ -266,6 +267,15 @@ class RoDBatches:
             raise ValueError(
                 "The batches are read in a worker process of a DataLoader, whose copy of the model "
                 "is never trained: set num_workers=0, or give the loop the batches as they are."
+            )
+        if self._is_open and self.next_step == self.steps:
+            self._is_open = False  # said once
+            print(
+                f"nemo-rod: all {self.steps} steps of RoDBatches are done, and it has no more: "
+                "set the trainer's number of steps, over which the learning rate decays, to "
+                f"{self.steps} (Trainer's max_steps), or give more steps to RoDBatches.",
+                file=sys.stderr,
+                flush=True,
             )
         if self._updates is None:
             self._updates = Updates(self.scorer.model, batches=self._batches_per_step)
