@@ -7,7 +7,8 @@ Sources are named by their paths, or by their position in the job's blend:
 
 The longest matching path decides. Every source must have a role, and every key must match a source.
 A job whose splits read different files names all of them by paths; numbers are places in the blend
-of the train split, and hold for a source of another split if it is the same, or has the same name.
+of the train split, and hold for a source of another split if it is the same, or has the same name
+and no folder of another one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def assign_roles(prefixes: Sequence[str], roles: Roles, *, train: Sequence[str])
     numbers = {prefix: number for number, prefix in enumerate(train)}
     names, own = name_sources(train), name_sources(prefixes)
     if len(own) > 1 and {*names} == {*own}:  # other files of the same sources
-        numbers |= {prefix: names.index(name) for prefix, name in zip(prefixes, own, strict=True)}
+        for prefix, name in zip(prefixes, own, strict=True):
+            alike, parts = train[names.index(name)], {*PurePath(prefix).parts}
+            parts -= {*PurePath(alike).parts}  # none of which may be another source's
+            if all(parts.isdisjoint(PurePath(source).parts) for source in train):
+                numbers[prefix] = names.index(name)
     assigned = []
     for number, prefix in enumerate(prefixes):
         key = _key(prefix, numbers.get(prefix), roles)
