@@ -408,6 +408,7 @@ def test_the_precision_is_of_the_pass(cast, autocast, precision):
         ({"validation_every": -1}, "validation_every=-1 is not valid: expected a number of steps"),
         ({"on_nonfinite": "exclud"}, "on_nonfinite='exclud' is not valid: expected 'refuse' or"),
         ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates with"),
+        ({"pools": "negative"}, "the pools have the seed -1, expected a whole number in [0, 2**48"),
         ({"pools": "few"}, "the pools have 2 candidates, expected at least the 8 blocks"),
         ({"pools": "nameless"}, "has no __repr__, by which a resumed job recognises its pools"),
         ({"policy": "nameless"}, "has no __repr__, by which a resumed job recognises its policy"),
@@ -430,6 +431,7 @@ def test_what_does_not_fit_is_refused(change, sentence, runs):
             "pools": Candidates(**roles, batch_size=4),
             "store": BlockStore(store.root, split="holdout"),
         },
+        "negative": Candidates(**roles, batch_size=8, seed=-1),
         "few": type("Pools", (), {"size": 2})(),
         "same": store,
         "foreign": type(
@@ -497,9 +499,10 @@ class Raw(torch.optim.Optimizer):
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
-def taken_from(scored: Any, steps: int = 4, **options: Any) -> RoDBatches:
+def taken_from(scored: Any, steps: int = 4, seed: int = 42, **options: Any) -> RoDBatches:
     """Batches of 4 micro-batches a step, which need no scores."""
-    pools = Candidates(num_adaptation=32, num_replay=32, batch_size=8, multiplier=1)
+    counts = {"num_adaptation": 32, "num_replay": 32, "batch_size": 8}
+    pools = Candidates(**counts, multiplier=1, seed=seed)
     store: Any = RandomBlocks()
     return RoDBatches(
         scored, store, None, steps=steps, batch_size=8, micro_batch_size=2, policy=TakeAll(),
@@ -597,8 +600,10 @@ def test_workers_of_a_data_loader_are_refused():
         next(iter(DataLoader(taken_from(model("llama")))))
 
 
-def test_a_model_that_is_not_trained_may_be_read_through_once(capsys):
-    batches = taken_from(model("llama").requires_grad_(False))
+def test_a_model_that_is_not_trained_may_be_read_through_once(tmp_path, capsys):
+    number: Any = np.int64(4)
+    untrained = model("llama").requires_grad_(False)
+    batches = taken_from(untrained, number, seed=number, out=tmp_path)
     assert len(list(batches)) == 16
     assert not [*batches, *batches]
     said = capsys.readouterr().err

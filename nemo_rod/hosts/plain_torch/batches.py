@@ -5,6 +5,7 @@ Shape suffixes: K = blocks of a step over all replicas, B = blocks of a batch, S
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import Candidates, Choice, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.candidates import Pools
+from nemo_rod.selection.curriculum.header import MOST
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
 from nemo_rod.selection.policies import observes
@@ -100,6 +102,7 @@ class RoDBatches:
         out: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        steps, batch_size = map(operator.index, (steps, batch_size))  # also of NumPy's types
         self.store, self.references, self.steps = store, references, steps
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
@@ -117,6 +120,7 @@ class RoDBatches:
         measures = held_out is not None and validation_every != 0
         policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
         pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))
+        seed: Any = getattr(pools, "seed", 0)
         is_foreign = isinstance(pools, Candidates) and not fitting.items() <= vars(pools).items()
         refuse_if(
             (own < 1 or batch_size % (own * replicas),
@@ -128,6 +132,8 @@ class RoDBatches:
              f"the pools are of other blocks or batches: expected Candidates with {fitting}."),
             (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
              f"the {batch_size} blocks of a batch."),
+            (not (hasattr(seed, "__index__") and 0 <= seed < MOST),
+             f"the pools have the seed {seed!r}, expected a whole number in [0, 2**48)."),
             (references and any(each.store != store.digest for each in references.manifests),
              f"the references are of other blocks than those in {store.root}: open them with "
              "References.open(folders, store)."),
@@ -147,7 +153,7 @@ class RoDBatches:
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            seed=getattr(pools, "seed", 0),
+            seed=operator.index(seed),
             steps=steps,
         )
         self._losses = (
@@ -337,7 +343,7 @@ class RoDBatches:
                 selector,
                 self.store,
                 decided_by=(selector.policy, drawn, length),
-                seed=getattr(pools, "seed", 0),
+                seed=selector.seed,
             ),
             step=step,
             steps=self.steps,
