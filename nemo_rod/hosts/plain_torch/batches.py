@@ -281,7 +281,6 @@ class RoDBatches:
                 "set the trainer's number of steps, over which the learning rate decays, to "
                 f"{self.steps} (Trainer's max_steps), or give more steps to RoDBatches.",
                 file=sys.stderr,
-                flush=True,
             )
         if self._updates is None:
             self._updates = Updates(self.scorer.model, batches=self._batches_per_step)
