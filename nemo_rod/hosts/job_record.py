@@ -146,13 +146,14 @@ class JobRecord:
             _move_aside(
                 [start], f"continues at step {step} with other held-out samples than recorded"
             )
-        if begins and step and held_out:
+        if step and held_out and (begins or not recorded):  # else it was said before
+            how = "begins" if begins else "continues"
             if base is not None:
                 write_json(start, base)
             _say(
-                f"begins at step {step}: its F val counts from the base, by {former}/{START_FILE}."
+                f"{how} at step {step}: its F val counts from the base, by {former}/{START_FILE}."
                 if base is not None
-                else f"begins at step {step}, and no record of its first steps has the base's "
+                else f"{how} at step {step}, and no record of its first steps has the base's "
                 f"losses on these held-out samples ({former or folder}): F val is not stated; to "
                 f"have it, copy that record's files to {folder} before the job starts."
             )

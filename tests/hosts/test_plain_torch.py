@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -408,6 +408,7 @@ def test_the_precision_is_of_the_pass(cast, autocast, precision):
         ({"validation_every": -1}, "validation_every=-1 is not valid: expected a number of steps"),
         ({"on_nonfinite": "exclud"}, "on_nonfinite='exclud' is not valid: expected 'refuse' or"),
         ({"pools": "other"}, "the pools are of other blocks or batches: expected Candidates with"),
+        ({"pools": "negative"}, "the pools have the seed -1, expected a whole number in [0, 2**48"),
         ({"pools": "few"}, "the pools have 2 candidates, expected at least the 8 blocks"),
         ({"pools": "nameless"}, "has no __repr__, by which a resumed job recognises its pools"),
         ({"policy": "nameless"}, "has no __repr__, by which a resumed job recognises its policy"),
@@ -430,6 +431,7 @@ def test_what_does_not_fit_is_refused(change, sentence, runs):
             "pools": Candidates(**roles, batch_size=4),
             "store": BlockStore(store.root, split="holdout"),
         },
+        "negative": Candidates(**roles, batch_size=8, seed=-1),
         "few": type("Pools", (), {"size": 2})(),
         "same": store,
         "foreign": type(
@@ -497,9 +499,10 @@ class Raw(torch.optim.Optimizer):
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
-def taken_from(scored: Any, steps: int = 4, **options: Any) -> RoDBatches:
+def taken_from(scored: Any, steps: int = 4, seed: int = 42, **options: Any) -> RoDBatches:
     """Batches of 4 micro-batches a step, which need no scores."""
-    pools = Candidates(num_adaptation=32, num_replay=32, batch_size=8, multiplier=1)
+    counts = {"num_adaptation": 32, "num_replay": 32, "batch_size": 8}
+    pools = Candidates(**counts, multiplier=1, seed=seed)
     store: Any = RandomBlocks()
     return RoDBatches(
         scored, store, None, steps=steps, batch_size=8, micro_batch_size=2, policy=TakeAll(),
@@ -513,18 +516,20 @@ def train(
     ahead: bool = True,  # reads the batches of an update before it, as Trainer does
     optimizer: Any = ADAMW,
     zeroes_first: bool = False,
+    each: int = 0,  # batches that are taken of an iterator; 0 for all
     skipped: int = -1,  # the update that is left out
     overflows: bool = False,
     moves: Callable[[Any], Any] | None = None,  # what weights become in each batch after step 0
 ) -> int:
     """A loop that updates the weights once for each number of batches; returns its updates."""
     scored = model("llama")
-    batches = iter(taken_from(scored))
+    batches: Any = taken_from(scored) if each else iter(taken_from(scored))
     updater = optimizer(scored.parameters())
     for update, size in enumerate(groups):
         if zeroes_first:
             updater.zero_grad()
-        taken = islice(batches, size)
+        part = each or size
+        taken = chain.from_iterable(islice(batches, part) for _ in range(size // part))
         for batch in list(taken) if ahead else taken:
             scored(**batch).loss.backward()
             for weight in scored.parameters() if moves and update else ():
@@ -535,7 +540,7 @@ def train(
             updater.step()
         if not zeroes_first:
             updater.zero_grad()
-    assert next(batches, None) is None
+    assert each or next(batches, None) is None
     return len(groups)
 
 
@@ -551,6 +556,7 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([4] * 4, {"optimizer": partial(Raw, lr=1e-2)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=0.0)}, None),
         ([4] * 4, {"optimizer": partial(Raw, lr=1e-2), "zeroes_first": True}, None),
+        ([4] * 4, {"optimizer": partial(Raw, lr=0.0), "zeroes_first": True}, None),
         ([4] * 4, {"skipped": 0}, None),
         ([4] * 4, {"skipped": 0, "zeroes_first": True, "overflows": True}, None),
         *(([size] * 16, {}, WITHIN.format(size, 0)) for size in (1, 2, 3)),
@@ -564,6 +570,10 @@ WITHIN, BETWEEN = "changed after {} of the 4 batches of step {}", "step {}.* hav
         ([8] * 2, {"ahead": False}, BETWEEN.format(1)),
         ([16], {"ahead": False, "zeroes_first": True}, BETWEEN.format(1)),
         ([6, 6, 4], {"ahead": False}, BETWEEN.format(1)),
+        ([4] * 4, {"each": 4}, None),
+        ([8] * 2, {"each": 4}, BETWEEN.format(1)),
+        ([2] * 8, {"each": 2}, WITHIN.format(2, 0)),
+        ([4] * 4, {"each": 1}, WITHIN.format(1, 0)),
     ],
 )
 def test_updates_that_do_not_fall_between_steps_are_refused(groups, options, sentence, capsys):
@@ -590,8 +600,14 @@ def test_workers_of_a_data_loader_are_refused():
         next(iter(DataLoader(taken_from(model("llama")))))
 
 
-def test_a_model_that_is_not_trained_may_be_read_through():
-    assert len(list(taken_from(model("llama").requires_grad_(False)))) == 16
+def test_a_model_that_is_not_trained_may_be_read_through_once(tmp_path, capsys):
+    number: Any = np.int64(4)
+    untrained = model("llama").requires_grad_(False)
+    batches = taken_from(untrained, number, seed=number, out=tmp_path)
+    assert len(list(batches)) == 16
+    assert not [*batches, *batches]
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"nemo-rod: all 4 steps .* done, .* to 4 \(Trainer's max_steps\).*\n", said)
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])

@@ -206,12 +206,16 @@ def test_forgetting_of_a_branch_counts_from_the_base_or_is_not_stated(tmp_path, 
     assert recorded(b) == ([2, 3], [2, 3]) and recorded(b, ".3") == ([0, 1, 2], [0, 1, 2])
 
 
-@pytest.mark.parametrize(("former", "held_out"), [("none", "h"), ("a", "h"), ("a", "other")])
+@pytest.mark.parametrize(
+    ("former", "held_out"), [("none", "h"), ("a", "h"), ("a", "other"), ("b", "h")]
+)
 def test_a_branch_without_the_base_says_how_to_have_it(tmp_path, capsys, former, held_out):
     run(tmp_path / "a", 0, 1, 2)
     if held_out == "h" and former == "a":
         (tmp_path / "a" / "validation_start.json").unlink()
     branch = tmp_path / "b"
+    if former == "b":  # its own first steps, without held-out samples
+        run(branch, 0, 1, held_out="")
     assert run(branch, 2, 3, held_out=held_out, former=tmp_path / former) == [None, None]
     said = capsys.readouterr().err
     assert f"copy that record's files to {branch} before the job starts" in said

@@ -63,6 +63,7 @@ TRAIN = ["/data/new/t", "/data/old/t"]
         (TRAIN, {0: A, 1: R}, ["/held/old/t", "/held/new/t"], [R, A]),
         (TRAIN, {0: A, 1: R}, ["/held/b", "/held/a"], r"/held/b \(number 0 .*: add its path"),
         (TRAIN, {0: A, 1: R, "/held": R}, ["/held/b", "/held/a"], [R, R]),
+        (["/a/1", "/b/2"], {0: A, 1: R}, ["/held/b/1", "/held/a/2"], r"/held/b/1 .*: add its path"),
         (TRAIN[:1], {0: A}, ["/held/old/t"], "/held/old/t"),  # a name in common tells nothing
         # a key of another split's source is used, and one of no split's refused
         (TRAIN, {"/data/new": A, "/data/old": R, "/held": R}, ["/held/a"], [R]),

@@ -5,6 +5,8 @@ Shape suffixes: K = blocks of a step over all replicas, B = blocks of a batch, S
 
 from __future__ import annotations
 
+import operator
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from itertools import repeat
@@ -24,6 +26,7 @@ from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
 from nemo_rod.selection import Candidates, Choice, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.candidates import Pools
+from nemo_rod.selection.curriculum.header import MOST
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
 from nemo_rod.selection.policies import observes
@@ -99,6 +102,7 @@ class RoDBatches:
         out: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        steps, batch_size = map(operator.index, (steps, batch_size))  # also of NumPy's types
         self.store, self.references, self.steps = store, references, steps
         length = references.length if references else None
         self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
@@ -116,6 +120,7 @@ class RoDBatches:
         measures = held_out is not None and validation_every != 0
         policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
         pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))
+        seed: Any = getattr(pools, "seed", 0)
         is_foreign = isinstance(pools, Candidates) and not fitting.items() <= vars(pools).items()
         refuse_if(
             (own < 1 or batch_size % (own * replicas),
@@ -127,6 +132,8 @@ class RoDBatches:
              f"the pools are of other blocks or batches: expected Candidates with {fitting}."),
             (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
              f"the {batch_size} blocks of a batch."),
+            (not (hasattr(seed, "__index__") and 0 <= seed < MOST),
+             f"the pools have the seed {seed!r}, expected a whole number in [0, 2**48)."),
             (references and any(each.store != store.digest for each in references.manifests),
              f"the references are of other blocks than those in {store.root}: open them with "
              "References.open(folders, store)."),
@@ -146,7 +153,7 @@ class RoDBatches:
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            seed=getattr(pools, "seed", 0),
+            seed=operator.index(seed),
             steps=steps,
         )
         self._losses = (
@@ -160,6 +167,7 @@ class RoDBatches:
         self.choice: Choice | None = None
         self._record: JobRecord | None = None  # of the first rank
         self._is_open = False
+        self._updates: Updates | None = None  # of all iterators of a loop
         self._began: float | None = None  # when the step under way began; None between steps
 
     # What libraries ask of a loader of which they skip batches, as Trainer does when it resumes: a
@@ -209,7 +217,7 @@ class RoDBatches:
                 f"the state {state!r:.60} is of no step of these {self.steps}: give what "
                 "`state_dict` returned in a run of as many steps, or of fewer."
             )
-        self.next_step, self._is_open = step, False
+        self.next_step, self._is_open, self._updates = step, False, None
 
     def end_step(
         self, metrics: Mapping[str, float] | None = None, *, measures: bool = True
@@ -266,13 +274,17 @@ class RoDBatches:
                 "The batches are read in a worker process of a DataLoader, whose copy of the model "
                 "is never trained: set num_workers=0, or give the loop the batches as they are."
             )
-        updates = Updates(self.scorer.model, batches=self._batches_per_step)
-        try:
-            yield from self._steps(updates)
-        finally:
-            updates.close()
-
-    def _steps(self, updates: Updates) -> Iterator[dict[str, torch.Tensor]]:
+        if self._is_open and self.next_step == self.steps:
+            self._is_open = False  # said once
+            print(
+                f"nemo-rod: all {self.steps} steps of RoDBatches are done, and it has no more: "
+                "set the trainer's number of steps, over which the learning rate decays, to "
+                f"{self.steps} (Trainer's max_steps), or give more steps to RoDBatches.",
+                file=sys.stderr,
+            )
+        if self._updates is None:
+            self._updates = Updates(self.scorer.model, batches=self._batches_per_step)
+        updates = self._updates
         while self.next_step < self.steps:
             self._began, step = time.perf_counter(), self.next_step
             updates.refuse_between(step)
@@ -284,9 +296,10 @@ class RoDBatches:
             try:
                 for number, block_ids in enumerate(own, start=1):
                     if number > 1:
-                        updates.refuse_within(number - 1)
+                        updates.refuse_within()
                     tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
                     tokens_BS = tokens.to(self.scorer.device).long()
+                    updates.done = number
                     if number == len(own):  # a checkpoint after it continues with the next step
                         self.next_step = step + 1
                     yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}
@@ -329,7 +342,7 @@ class RoDBatches:
                 selector,
                 self.store,
                 decided_by=(selector.policy, drawn, length),
-                seed=getattr(pools, "seed", 0),
+                seed=selector.seed,
             ),
             step=step,
             steps=self.steps,

@@ -7,13 +7,15 @@ Sources are named by their paths, or by their position in the job's blend:
 
 The longest matching path decides. Every source must have a role, and every key must match a source.
 A job whose splits read different files names all of them by paths; numbers are places in the blend
-of the train split, and hold for a source of another split if it is the same, or has the same name.
+of the train split, and hold for a source of another split if it is the same, or has the same name
+and no folder of another one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -39,7 +41,11 @@ def assign_roles(prefixes: Sequence[str], roles: Roles, *, train: Sequence[str])
     numbers = {prefix: number for number, prefix in enumerate(train)}
     names, own = name_sources(train), name_sources(prefixes)
     if len(own) > 1 and {*names} == {*own}:  # other files of the same sources
-        numbers |= {prefix: names.index(name) for prefix, name in zip(prefixes, own, strict=True)}
+        for prefix, name in zip(prefixes, own, strict=True):
+            alike, parts = train[names.index(name)], {*PurePath(prefix).parts}
+            parts -= {*PurePath(alike).parts}  # none of which may be another source's
+            if all(parts.isdisjoint(PurePath(source).parts) for source in train):
+                numbers[prefix] = names.index(name)
     assigned = []
     for number, prefix in enumerate(prefixes):
         key = _key(prefix, numbers.get(prefix), roles)
@@ -81,10 +87,13 @@ def check_roles(roles: Any, splits: Sequence[Sequence[str]]) -> Roles:
     return roles
 
 
-def check_weights(prefixes: Sequence[str], weights: Sequence[float] | None) -> None:
+def check_weights(prefixes: Sequence[str], weights: Iterable[Any] | None) -> None:
     """Refuses, by a ValueError, weights of a blend of which Megatron makes no data."""
-    for prefix, weight in zip(prefixes, weights or (), strict=False):
-        if not 0 < weight < math.inf:
+    for prefix, weight in zip(prefixes, [] if weights is None else weights, strict=False):
+        is_fit = False
+        with suppress(TypeError, ValueError):
+            is_fit = 0 < float(weight) < math.inf  # Megatron takes texts, too
+        if not is_fit:
             raise ValueError(
                 f"The job's blend reads {prefix} with weight {weight}: expected a finite number "
                 "above 0; leave a source out that is not to be read, and its key in 'roles'."
