@@ -93,8 +93,8 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_bounds(value, f"{name}.")
         kind = str(field.type)  # a reference may stand for a value of another
-        is_section = not prefix and kind[0].isupper() and kind != "Any"
-        has_keys = is_section or kind.startswith(("dict", "<"))
+        is_section = not prefix and kind != "Any" and (kind[0].isupper() or kind[0] == "<")
+        has_keys = is_section or kind.startswith("dict")
         if isinstance(value, str | int | float | list) and has_keys:
             raise ValueError(f"{name}={value!r} is not valid: expected keys and values, in braces.")
         if kind.startswith("list") and not isinstance(value, list | None):

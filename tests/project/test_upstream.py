@@ -118,7 +118,7 @@ def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
                 if isinstance(place, ast.Attribute) and (name := theirs(place, names)):
                     yield name
     call = getattr(node, "func", None)
-    if getattr(call, "attr", getattr(call, "id", "")) in ("replace", "patching"):
+    if getattr(call, "attr", getattr(call, "id", "")) in ("replace", "patching") and node.args:
         home = theirs(node.args[0], names)
         if home is not None and isinstance(node.args[1], ast.Constant):
             yield f"{home}.{node.args[1].value}"
