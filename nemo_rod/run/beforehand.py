@@ -59,7 +59,10 @@ def lacking(stages: Sequence[Stage], config: Config) -> list[Lack]:
             file = None if arm.variant.follow else jobs.curriculum_file(arm)
             # below runs/, the run of another recipe may be still to make it
             if arm.name in names and file and (file.exists() or file.parts[0] != "runs"):
-                refuse_unfit(file, arm, store=None)
+                try:
+                    refuse_unfit(file, arm, store=None)
+                except ValueError as error:
+                    lacks.append(Lack(str(error), True))
     for name in parts.names("checks"):
         try:
             parts.load("checks", name)(config, stages)
