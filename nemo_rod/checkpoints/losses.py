@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+
+from nemo_rod.checkpoints.published import tensor_kinds
 
 # Nats per token, the mean of a few blocks, between two implementations of a model: the effect of
 # rounding. A single misplaced tensor has a larger one.
@@ -65,7 +66,7 @@ def load(
     # what this machine may lack, of a kernel or a quantisation that no tensor has
     config._attn_implementation = config._experts_implementation = None
     config.output_attentions, config.return_dict = False, True
-    if {dtype for dtype, _ in _kinds(folder)} <= {"F64", "F32", "F16", "BF16"}:
+    if {dtype for dtype, _ in tensor_kinds(folder)} <= {"F64", "F32", "F16", "BF16"}:
         vars(config).pop("quantization_config", None)
     if not config.architectures:
         raise TypeError("architectures names none")
@@ -86,17 +87,7 @@ def forgets_chunks(layer: Any) -> bool:
 
 def num_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Returns the size of a checkpoint's weights in another type, without reading them."""
-    return sum(math.prod(shape) for _, shape in _kinds(folder)) * dtype.itemsize
-
-
-def _kinds(folder: Path) -> list[tuple[str, list[int]]]:
-    """Returns the types, as safetensors names them, and shapes of a checkpoint's tensors."""
-    kinds: list[tuple[str, list[int]]] = []
-    for file in folder.glob("[!.]*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.offset_keys()]
-            kinds += [(piece.get_dtype(), piece.get_shape()) for piece in slices]
-    return kinds
+    return sum(math.prod(shape) for _, shape in tensor_kinds(folder)) * dtype.itemsize
 
 
 def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64]:

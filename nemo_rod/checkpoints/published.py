@@ -33,6 +33,7 @@ _BESIDE = re.compile(
     r"|[\w.-]+\.(model(\.v\d+)?|jinja|tiktoken)"
     r"|[\w. -]*(?i:licen[cs]e|notice|copy(ing|right)|patents|terms|us(e|age)_policy|eula)[\w. -]*"
 )
+WEIGHTS = "[!.]*.safetensors"  # without those that macOS writes beside its files
 _TEMPLATES = "additional_chat_templates"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' name -> torch's
 _DTYPE = re.compile(rb'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?(?:b?float\d*|half)(")')
@@ -52,7 +53,7 @@ def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
     other programs have read. Only where the weights have another type does the configuration name
     it.
     """
-    weights = [file.resolve() for file in base.glob("*.safetensors") if file.is_file()]
+    weights = [file.resolve() for file in base.glob(WEIGHTS) if file.is_file()]
     blobs = {file.parent for file in weights if file.parent.name == "blobs"}  # the hub's cache
     homes = {file.parent for file in weights if file.suffix == ".safetensors"}
     for inner in ("", _TEMPLATES):
@@ -68,20 +69,27 @@ def copy_beside(base: Path, made: Path, *, code: bool = False) -> None:
             else:
                 warning = f"{file} is a link to elsewhere than the weights, not copied"
                 print(f"  Warning: {warning}: copy the base by cp -rL.", file=sys.stderr)
-    from safetensors import safe_open
-
     sizes: Counter[str] = Counter()
-    for file in made.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  it is no mapping
-                piece = tensors.get_slice(name)
-                sizes[piece.get_dtype()] += math.prod(piece.get_shape())
+    for kind, shape in tensor_kinds(made):
+        sizes[kind] += math.prod(shape)
     dtype = _DTYPES.get(max(sizes, key=sizes.__getitem__))
     config = made / "config.json"
     if dtype is not None and config.is_file():
         text = config.read_bytes()
         if (changed := _DTYPE.sub(rb"\g<1>%s\g<2>" % dtype.encode(), text)) != text:
             config.write_bytes(changed)
+
+
+def tensor_kinds(folder: Path) -> list[tuple[str, list[int]]]:
+    """Returns the types, as safetensors names them, and shapes of a checkpoint's tensors."""
+    from safetensors import safe_open
+
+    kinds: list[tuple[str, list[int]]] = []
+    for file in folder.glob(WEIGHTS):
+        with safe_open(file, "pt") as tensors:
+            slices = [tensors.get_slice(name) for name in tensors.offset_keys()]
+            kinds += [(piece.get_dtype(), piece.get_shape()) for piece in slices]
+    return kinds
 
 
 def save_published(model: Any, folder: Path) -> None:

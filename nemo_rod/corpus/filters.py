@@ -4,11 +4,10 @@
 
 The left side is a field (dotted if nested: ``meta.language``; with a space or the like, in double
 quotes), the right side a JSON value; a bare word is a text, and a date or time one in ISO 8601. The
-operators are == != < <= > >=.
-Nothing is evaluated as code. A missing field is an error, and so is a comparison of different
-types: otherwise a misspelt name, or a value in another notation, would drop or keep a whole corpus
-unnoticed. Null equals only itself. Only `field != null` drops a record without the field, before
-the comparisons after it are made.
+operators are == != < <= > >=. Nothing is evaluated as code. A missing field is an error, and so is
+a comparison of different types: otherwise a misspelt name, or a value in another notation, would
+drop or keep a whole corpus unnoticed. Null equals only itself. Only `field != null` drops a record
+without the field, before the comparisons after it are made.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def materialise(
         write_json(out / _INPUTS, made_of)  # a file was removed: the folder is no longer whole
         (out / _MANIFEST).unlink()
     for number, (path, start, stop) in enumerate(zip(parts, starts, stops, strict=True)):
-        if not all(whole[: number + 1]):  # parts after a missing one are written again
+        if number >= [*whole, False].index(False):  # parts after a missing one are written again
             rows = (_rows(curriculum, store, i) for i in range(start, stop))
             _write(path, _without_tokens(rows, binary, 4 * start * of_a_step) if binary else rows)
         progress(stop)

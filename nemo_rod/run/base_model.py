@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.checkpoints.published import WEIGHTS
 from nemo_rod.config import Domain, Model
 from nemo_rod.corpus.adapters.hub_files import name_and_revision
 from nemo_rod.corpus.input_files import HEAD, refuse_placeholder
@@ -19,7 +20,6 @@ from nemo_rod.trust import explain_own_code
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
 # Published names of input embeddings; suffixes, since some models are nested in others.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte)\.weight$")
-_WEIGHTS = "[!.]*.safetensors"  # without those that macOS writes beside its files
 # after an interrupted copy, or a clone without Git LFS
 _FETCH = "fetch or copy the whole checkpoint again"
 
@@ -103,7 +103,7 @@ def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> 
 
     check_tokenizer(checkpoint, blocks, model, domain)
     eod, index = BlockStore(blocks).eod_id, checkpoint / "model.safetensors.index.json"
-    files, whole = {*checkpoint.glob(_WEIGHTS)}, checkpoint / "model.safetensors"
+    files, whole = {*checkpoint.glob(WEIGHTS)}, checkpoint / "model.safetensors"
     seen, zero = set[str](), ""
     if index.is_file() and whole not in files:
         with interpreting(index, cure=_FETCH):
@@ -163,7 +163,7 @@ def checkpoint_digest(folder: Path) -> str:
     """Returns the content digest of a Hugging Face checkpoint's weights, in hex."""
     from safetensors import safe_open
 
-    files = sorted(folder.glob(_WEIGHTS))
+    files = sorted(folder.glob(WEIGHTS))
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
     for file in files:

@@ -183,8 +183,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     """Loads a tokenizer of transformers whose ids are those of its own file.
 
     Returns:
-        The tokenizer; the file, if it says how text is cut; and the name of the class that its
-        configuration asks for, "" if that has the same ids.
+        The tokenizer; the file, if it says how text is cut; and a class that has other ids, or "".
 
     Raises:
         ValueError: it cannot be loaded, is a slow one, or it is not certain which ids are right.
@@ -203,12 +202,10 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
     for each in filter(None, (file, pieces, own(_CONFIG))):
         with each.open("rb") as head:
             refuse_placeholder(each, head.read(HEAD))
-    if pieces is not None:
-        processor = _sentencepiece(name, pieces)  # refuses more clearly than transformers
+    processor: Any = pieces and _sentencepiece(name, pieces)  # says more than transformers
     with_class: Any = None
-    place = {"tokenizer_file": str(file)} if file else {}  # a configuration may name another place
     try:
-        with_class = _from(name, AutoTokenizer, trust_remote_code=trust_remote_code, **place)
+        with_class = _from(name, AutoTokenizer, file, trust_remote_code=trust_remote_code)
     except ValueError as error:
         if file is None or isinstance(error, UntrustedCodeError):
             raise
@@ -233,7 +230,7 @@ def own_tokenizer(name: str, trust_remote_code: bool) -> tuple[Any, Path | None,
         if pieces is not None:
             _compare(name, with_class.backend_tokenizer, pieces, _made_texts(with_class))
         return with_class, pieces, ""
-    tokenizer = _from(name, PreTrainedTokenizerFast, **place)
+    tokenizer = _from(name, PreTrainedTokenizerFast, file)
     backend = tokenizer._tokenizer = _of_file(name, file, tokenizer.backend_tokenizer)
     if with_class is None:
         return tokenizer, file, ""
@@ -366,8 +363,10 @@ def _sentencepiece(name: str, file: Path) -> Any:
         ) from None
 
 
-def _from(name: str, kind: Any, **options: Any) -> Any:
-    """Loads a tokenizer as a class of transformers."""
+def _from(name: str, kind: Any, file: Path | None, **options: Any) -> Any:
+    """Loads a tokenizer as a class of transformers, from its own file if it has one."""
+    if file is not None:  # its configuration may name another place
+        options["tokenizer_file"] = str(file)
     repository, revision = name_and_revision(os.path.expanduser(name))
     try:
         with explain_own_code(f"tokenizer {name!r}"):

@@ -120,7 +120,6 @@ class RoDBatches:
         measures = held_out is not None and validation_every != 0
         policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
         pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))
-        seed: Any = getattr(pools, "seed", 0)
         is_foreign = isinstance(pools, Candidates) and not fitting.items() <= vars(pools).items()
         refuse_if(
             (own < 1 or batch_size % (own * replicas),
@@ -132,8 +131,6 @@ class RoDBatches:
              f"the pools are of other blocks or batches: expected Candidates with {fitting}."),
             (pools.size < batch_size, f"the pools have {pools.size} candidates, expected at least "
              f"the {batch_size} blocks of a batch."),
-            (not (hasattr(seed, "__index__") and 0 <= seed < MOST),
-             f"the pools have the seed {seed!r}, expected a whole number in [0, 2**48)."),
             (references and any(each.store != store.digest for each in references.manifests),
              f"the references are of other blocks than those in {store.root}: open them with "
              "References.open(folders, store)."),
@@ -153,20 +150,18 @@ class RoDBatches:
             batch_size=batch_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            seed=operator.index(seed),
+            seed=_seed_of(pools),
             steps=steps,
         )
-        self._losses = (
-            TrainingLosses(self.scorer, self._batches_per_step) if observes(policy) else None
-        )
+        watched = (self.scorer, self._batches_per_step)
+        self._losses = TrainingLosses(*watched) if observes(policy) else None
         self.held_out, self.validation_every = held_out, validation_every
         if held_out is not None:
             self._validator = TorchScorer(model, held_out, micro_batch_size=size, group=group)
         self.out = None if out is None else Path(out)
-        self.next_step = 0
+        self.next_step, self._is_open = 0, False
         self.choice: Choice | None = None
         self._record: JobRecord | None = None  # of the first rank
-        self._is_open = False
         self._updates: Updates | None = None  # of all iterators of a loop
         self._began: float | None = None  # when the step under way began; None between steps
 
@@ -350,6 +345,16 @@ class RoDBatches:
             scored_length=length,
         )
         return self._record.is_new
+
+
+def _seed_of(pools: Any) -> int:
+    """Returns the seed of pools, also of NumPy's types; refuses one that no record can have."""
+    seed = getattr(pools, "seed", 0)
+    if not (hasattr(seed, "__index__") and 0 <= seed < MOST):
+        raise ValueError(
+            f"the pools have the seed {seed!r}, expected a whole number in [0, 2**48)."
+        )
+    return operator.index(seed)
 
 
 class _FromTheStart(IterableDataset):

@@ -248,6 +248,8 @@ def _follow(process: Running, file: IO[bytes], log: Path, ending: Ending) -> Non
             is_whole = False
         with suppress(OSError):
             print(shown, end="", file=sys.stderr, flush=True)
+        if line.startswith(PREFIX):
+            continue
         if match := ERROR.search(line):
             ending.setdefault("error", f"{match[1]}: {match[2].strip()}")
         elif match := STOPPED.search(line):
