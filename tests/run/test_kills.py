@@ -56,6 +56,8 @@ def whole(layout, tmp_path_factory):
 def killed(layout, whole, cluster, tmp_path_factory):
     """The run whose stages were killed, and how often each of them was while it worked."""
     run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
+    temporary = Path(os.environ["TMPDIR"])
+    before = {*temporary.iterdir()}
     dice = random.Random(f"kills {layout}")
     for stage, (command, required) in STAGES.items():
         counts[stage] = 0
@@ -72,6 +74,8 @@ def killed(layout, whole, cluster, tmp_path_factory):
             cluster.wait(1800, number)
             log = run_dir / "logs" / "slurm" / f"{stage}.out"
             assert hits or is_done(run_dir, stage), f"it cannot resume: {log.read_text()[-2000:]}"
+    for folder in {*temporary.glob("tmp*")} - before:  # SIGKILL leaves them to the system
+        shutil.rmtree(folder)
     return run_dir, counts
 
 
