@@ -22,7 +22,6 @@ from slurm_cluster import Cluster, processes_of, wait_for
 
 pytestmark = pytest.mark.kills
 
-LAYOUTS = ("single", "dp2")
 # Every stage with its command, in order, and how often it is killed.
 STAGES = {
     "prepare": (["prepare"], 5), "base": (["pretrain"], 5),
@@ -31,12 +30,11 @@ STAGES = {
     "merge_0.6": (["merge", "arm=merge_0.6"], 5), "evaluate": (["evaluate"], 5),
     "report": (["report"], 5),
 }  # fmt: skip
-VICTIMS = ("command", "rank", "all")
 # Of what a run leaves, these have times of day, durations or paths in them.
 DIFFERS = ("metrics.jsonl", "arm.json", "job.json")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=("single", "dp2"))
 def layout(request):
     return request.param
 
@@ -56,8 +54,6 @@ def whole(layout, tmp_path_factory):
 def killed(layout, whole, cluster, tmp_path_factory):
     """The run whose stages were killed, and how often each of them was while it worked."""
     run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
-    temporary = Path(os.environ["TMPDIR"])
-    before = {*temporary.iterdir()}
     dice = random.Random(f"kills {layout}")
     for stage, (command, required) in STAGES.items():
         counts[stage] = 0
@@ -68,13 +64,13 @@ def killed(layout, whole, cluster, tmp_path_factory):
             number, hits = nemo_rod(*options, cluster=cluster).split()[0], 0
             if counts[stage] < required:
                 moment = dice.uniform(0.2, 1.1) * whole[1][stage]
-                hits = kill(number, moment, dice.choice(VICTIMS), cluster)
+                hits = kill(number, moment, dice.choice(("command", "rank", "all")), cluster)
                 counts[stage] += hits
                 print(f"{layout} {stage}: killed {counts[stage]} times", flush=True)
             cluster.wait(1800, number)
             log = run_dir / "logs" / "slurm" / f"{stage}.out"
             assert hits or is_done(run_dir, stage), f"it cannot resume: {log.read_text()[-2000:]}"
-    for folder in {*temporary.glob("tmp*")} - before:  # SIGKILL leaves them to the system
+    for folder in Path(os.environ["TMPDIR"]).glob("tmp*"):  # SIGKILL leaves them to the system
         shutil.rmtree(folder)
     return run_dir, counts
 
