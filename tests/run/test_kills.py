@@ -53,10 +53,10 @@ def whole(layout, tmp_path_factory):
 @pytest.fixture(scope="module")
 def killed(layout, whole, cluster, tmp_path_factory):
     """The run whose stages were killed, and how often each of them was while it worked."""
-    run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
+    run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), dict.fromkeys(STAGES, 0)
+    before = {*Path(os.environ["TMPDIR"]).iterdir()}
     dice = random.Random(f"kills {layout}")
     for stage, (command, required) in STAGES.items():
-        counts[stage] = 0
         while not is_done(run_dir, stage) or counts[stage] < required:
             if is_done(run_dir, stage):  # it ended before the kill
                 take_back(run_dir, stage)
@@ -70,7 +70,7 @@ def killed(layout, whole, cluster, tmp_path_factory):
             cluster.wait(1800, number)
             log = run_dir / "logs" / "slurm" / f"{stage}.out"
             assert hits or is_done(run_dir, stage), f"it cannot resume: {log.read_text()[-2000:]}"
-    for folder in Path(os.environ["TMPDIR"]).glob("tmp*"):  # SIGKILL leaves them to the system
+    for folder in {*Path(os.environ["TMPDIR"]).glob("tmp*")} - before:  # SIGKILL left them
         shutil.rmtree(folder)
     return run_dir, counts
 
