@@ -65,19 +65,20 @@ class Metrics:
 def metrics_of(rows: Any) -> Metrics:
     """Returns the numbers of rows of metrics, each with its `step`."""
     steps = array("q")
-    columns: dict[str, tuple[array[int], array[float]]] = {}
+    columns: dict[str, tuple[array[int], array[float]] | None] = {"step": None}  # None: left out
     for place, row in enumerate(rows):
         steps.append(row["step"])
         for key, value in row.items():
-            if (key.startswith("rod/") and key.count("/") > 1) or key == "step":
-                continue
-            if isinstance(value, int | float):
-                places, values = columns.setdefault(key, (array("q"), array("d")))
-                places.append(place)
-                values.append(value)
+            if key not in columns:
+                is_by_source = key.startswith("rod/") and key.count("/") > 1
+                columns[key] = None if is_by_source else (array("q"), array("d"))
+            column = columns[key]
+            if column is not None and isinstance(value, int | float):
+                column[0].append(place)
+                column[1].append(value)
     return Metrics(
         np.array(steps, np.int64),
-        {k: (np.array(places, np.int64), np.array(v)) for k, (places, v) in columns.items()},
+        {k: (np.array(c[0], np.int64), np.array(c[1])) for k, c in columns.items() if c and c[0]},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,11 @@ from nemo_rod.commands.run_stages import shows_dry_run
 from nemo_rod.commands.text import table
 from nemo_rod.config import Config, Optimisation, Parallel, section
 from nemo_rod.corpus.adapters.hub_files import is_commit
-from nemo_rod.files import interpreting, read_json, write_json
+from nemo_rod.files import each_line, interpreting, read_json, write_json
 from nemo_rod.installation import config_folder
 from nemo_rod.lab.controls import FOLDER, WHY
 from nemo_rod.lab.ignored_keys import ignored_keys, sentence
-from nemo_rod.lab.metrics import read_metrics
+from nemo_rod.lab.metrics import metrics_of
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import PlanResult, Setup, StageCost, Work, cost
 from nemo_rod.lab.plan.memory import MEASURED, Memory, check_layout, check_memory, memory_per_gpu
@@ -392,7 +393,7 @@ def _notes_on_cost(
 
 
 def _notes_on_time(stages: Stages, works: Sequence[tuple[Work, Setup]]) -> list[str]:
-    """Returns notes that compare the measured time of finished steps with the plan."""
+    """Returns notes that compare the measured time of the first 1,000 steps with the plan."""
     notes = []
     for work, setup in works:
         metrics = stages.results.arm(work.name) / "metrics.jsonl"
@@ -403,7 +404,8 @@ def _notes_on_time(stages: Stages, works: Sequence[tuple[Work, Setup]]) -> list[
         whole = dataclasses.replace(profile, launch_seconds=0.0)
         computing = cost(work, dataclasses.replace(setup, processor=whole))
         with interpreting(metrics):
-            seconds = read_metrics(metrics).values("timing/train/update")
+            rows = itertools.islice(each_line(metrics, "step"), 1_000)
+            seconds = metrics_of(rows).values("timing/train/update")
             if not len(seconds):
                 continue
             if (update := float(np.median(seconds))) <= 0:

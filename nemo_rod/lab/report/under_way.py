@@ -113,4 +113,5 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
 
 def has_begun(run_dir: Path) -> bool:
     """Returns whether a run's folder has any part, finished or not."""
-    return any(part.state != "to do" for part in parts_of(run_dir))
+    made = (run_dir / f"{name}{end}" for name in ("blocks", "base") for end in ("", ".partial"))
+    return any(map(Path.is_dir, [*made, *run_dir.glob("references/*"), *arm_folders(run_dir)]))
