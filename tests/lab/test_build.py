@@ -20,7 +20,7 @@ from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report import page as page_module
 from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.figures import over_steps, pictures_of, plane, sources
-from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number
+from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number, shortened
 from nemo_rod.lab.report.figures.labels import SIZES, label_layers
 from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
 from nemo_rod.lab.report.page import summarise
@@ -867,6 +867,28 @@ def test_the_replay_share_of_a_short_run_is_drawn(pair, steps, tmp_path):
     history = read_history(tmp_path / "curriculum.rod")
     run.arms["rod"] = replace(run.arms["rod"], history=history)
     assert over_steps.replay_share([(run, judged_results(run))]) is not None
+
+
+def test_sources_whose_names_begin_alike_have_bands_of_their_own(pair, tmp_path):
+    names = [f"a_crawl_of_the_web_part_of_{number}" for number in range(3)]
+    replay = [SourceRow(name, "replay", 10 * n, 10) for n, name in enumerate(names, 1)]
+    file = tmp_path / "curriculum.rod"
+    with create(file, [SourceRow("new", "adaptation", 0, 10), *replay], K, K) as curriculum:
+        ids = np.array([10, 20, 21, 30])
+        pool = Pool(0, ids, np.ones(K, bool))
+        curriculum.append(Choice(pool, np.zeros(K, "f4"), np.zeros(K, "f4"), np.arange(K), 0.0))
+    run = read_run(pair.folder)
+    run.arms["rod"] = replace(run.arms["rod"], history=read_history(file))
+    picture = over_steps.replay_share([(run, judged_results(run))])
+    assert picture is not None
+    shown = {row["source"]: row["share"] for row in rows_of(picture.figure) if "source" in row}
+    assert [name.endswith(f"_{n}") for n, name in enumerate(sorted(shown))] == [True] * 3
+    assert [shown[name] for name in sorted(shown)] == [25, 50, 25]
+    assert shortened(["x" * 40, "x" * 40, "y"]) == [
+        f"{'x' * 11}\N{HORIZONTAL ELLIPSIS}{'x' * 12}",
+        f"{'x' * 11}\N{HORIZONTAL ELLIPSIS}{'x' * 12}\N{PRIME}",
+        "y",
+    ]
 
 
 def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,9 +107,22 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def shorten(text: str) -> str:
-    """Returns a name cut to a label's length."""
-    return text if len(text) <= _NAMED else text[: _NAMED - 1] + "\N{HORIZONTAL ELLIPSIS}"
+def shortened(names: Sequence[str]) -> list[str]:
+    """Returns a label for every name, no two of them equal: rows of one label are drawn as one.
+
+    Of long names that begin alike, beginning and end are kept.
+    """
+    labels: list[str] = []
+    heads = Counter(name[: _NAMED - 1] for name in names)
+    for name in names:
+        label = name
+        if len(name) > _NAMED:
+            end = _NAMED // 2 if heads[name[: _NAMED - 1]] > 1 else 0
+            label = name[: _NAMED - 1 - end] + "\N{HORIZONTAL ELLIPSIS}" + name[len(name) - end :]
+        while label in labels:
+            label += "\N{PRIME}"
+        labels.append(label)
+    return labels
 
 
 def views_of(figure: Spec | Sequence[Spec]) -> list[Spec]:
