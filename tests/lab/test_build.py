@@ -118,6 +118,10 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
         "scored_tokens": steps * width * S if scores else 0,
         "compute": steps * (1 + 2 / 3) if scores else float(steps), "wall_seconds": 0.5 * steps,
     }  # fmt: skip
+    facts |= {
+        "balance": "expected" if is_rod else "corpus", "multiplier": width / K, "retention": 1.0,
+        **{f"num_{role}": sum(counts.values()) for role, counts in COUNTS.items()},
+    }  # fmt: skip
     if is_merge:
         facts |= {"kind": "merged", "of": "no_replay", "trained_tokens": 0, "compute": 0.0}
     edit(fake.file(arm, "arm.json"), **facts)
@@ -382,6 +386,25 @@ def test_a_specialist_that_was_not_evaluated_costs_what_it_cost(tmp_path: Path) 
     whole = results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"]
     run.file("no_replay").unlink()
     assert results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"] == whole > 0
+
+
+@pytest.mark.parametrize(
+    ("balance", "references", "blocks"),
+    [
+        ("expected", ["specialist"], 40 + 40),  # of 184 drawn: replay is a sample of that size
+        ("expected", ["base"], 40),
+        ("exact", ["specialist"], 40 + 80),
+        ("exact", ["base"], 80),
+    ],
+)
+def test_every_block_of_both_roles_has_its_reference_read_once(
+    tmp_path: Path, balance: str, references: list[str], blocks: int
+) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    edit(run.file("rod", "arm.json"), references=references, balance=balance)
+    specialist = STEPS if references == ["specialist"] else 0
+    in_all = results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"]
+    assert in_all == pytest.approx(STEPS * 5 / 3 + specialist + blocks / 3 / K)
 
 
 def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_path: Path) -> None:
@@ -857,6 +880,23 @@ def test_a_damaged_file_is_named_in_one_sentence(pair, name, damage, error):
         with pytest.raises(ValueError, match=rf"rod/arm\.json {error}"):
             Curriculum.open(pair.file("rod", "curriculum.rod"), read_only=True)
     file.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("multiplier", ..., "lacks the key 'multiplier'"),
+        ("multiplier", None, "has multiplier=None, which is no valid value"),
+        ("steps", None, "has steps=None, which is no valid value"),
+        ("num_replay", 10, "has {'num_replay': 10}, but the run's blocks and curriculum.rod have"),
+    ],
+)
+def test_what_a_trained_arm_draws_is_known_and_that_of_its_run(tmp_path, key, value, error):
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    facts = edit(file := run.file("rod", "arm.json"), **{key: value if value != ... else 0})
+    file.write_text(json.dumps({k: v for k, v in facts.items() if (k, value) != (key, ...)}))
+    with pytest.raises(ValueError, match=rf"rod/arm\.json {error}"):
+        read_run(run.folder)
 
 
 @pytest.mark.parametrize("steps", [1, 48])

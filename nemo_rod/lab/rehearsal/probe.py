@@ -20,14 +20,16 @@ from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
+from nemo_rod.lab.plan.work import corpus_blocks
 from nemo_rod.lab.rehearsal.derive import cap_sources, cut_short
 from nemo_rod.lab.rehearsal.preflight import with_sizes
 from nemo_rod.lab.rehearsal.section import Probe
 from nemo_rod.lab.report.run_files import Run, read_run
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.variants import arm_settings
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection.competition import FORWARD
+from nemo_rod.selection.policies import reference_roles
 
 FILE = "probe.json"
 OLD_TEXT = "replay_alone"  # the arm that trains on replay alone
@@ -85,9 +87,7 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
     plan = make_plan(with_sizes(config))
     speed = {name: _speed(config, folder, name, plan) for name in ("no_replay", "rod")}
     plain, rod = (speed[name]["seconds_per_step"] for name in ("no_replay", "rod"))
-    candidates = arm_settings(config, "rod").planned_arm.num_candidates
-    references = FORWARD * train.steps * candidates / train.batch_size  # plain steps
-    hours = (train.steps * (plain + rod) + references * plain) / 3600
+    hours = (train.steps * (plain + rod) + _reference_steps(config) * plain) / 3600
     processes, price = config.parallel.world_size, section(config, Probe).price
     deciles = arms["rod"]["share_by_decile"]
     return {
@@ -109,6 +109,18 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
             "cost": None if price is None else price * hours * processes,
         },
     }
+
+
+def _reference_steps(config: Config) -> float:
+    """Returns the cost of RoD's references in plain steps: of every block that it draws, once."""
+    stages = Stages(config)
+    try:
+        blocks = corpus_blocks(stages)
+    except ValueError:  # how large the text is, is not known
+        blocks = corpus_blocks(Stages(with_sizes(config)))
+    arm, train = stages.jobs.arm("rod", blocks), stages.jobs.settings("rod").train
+    drawn = arm.candidates.drawn(train.steps, reference_roles(arm.needs))
+    return float(FORWARD * drawn.sum() / train.batch_size)
 
 
 def knowledge(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.bounds import has_type
-from nemo_rod.files import interpreting, read_json
+from nemo_rod.files import expect_keys, interpreting, read_json
 from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.report.early_stops import Stops, stops_of
 from nemo_rod.lab.report.under_way import Part, arm_folders, is_evaluated, read_part
@@ -32,10 +32,12 @@ from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
 from nemo_rod.selection import arms
 from nemo_rod.selection.arm_names import ArmName, parse_arm
+from nemo_rod.selection.candidates import Candidates
 
 Losses = npt.NDArray[np.float64]
 
 FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # costs of a base not trained here
+POOLS = tuple(item.name for item in fields(Candidates))  # facts that every trained arm has
 _MOST_BLOCKS = 1 << 25  # held out
 # Types of facts, besides null.
 _TYPES: dict[str, Any] = {
@@ -196,6 +198,15 @@ def _read_arm(
                 f"{file} is missing, expected one in every trained arm: restore it from a copy, "
                 "or train the arm again"
             )
+    history = read_history(curriculum_file) if curriculum_file.is_file() else None
+    if history and facts.get("kind") == "trained":
+        found = {f"num_{role}": sum(block_counts[role].values()) for role in ROLES}
+        found["batch_size"] = history.batch_size
+        if wrong := {key: facts[key] for key, value in found.items() if facts[key] != value}:
+            raise ValueError(
+                f"{arm_file} has {wrong}, but the run's blocks and {curriculum_file.name} have "
+                f"{found}: restore the file from a copy, or train the arm again"
+            )
     part = part or read_part(folder, name.name)
     metrics = part.metrics
     if metrics_file.is_file() and facts.get("steps") not in (None, len(metrics)):
@@ -219,7 +230,7 @@ def _read_arm(
             "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
             "anneals_at": peak + 1 if 0 < peak < len(lr) - 1 else None,
         },
-        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        history=history,
         block_losses=_read_block_losses(folder, evaluation),
         early_stops=stops_of(metrics, part.start, block_counts),
     )
@@ -249,15 +260,19 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
 def facts_of(file: Path, others: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
     """Returns the content of an `arm.json`, and what others it lacks."""
     facts = {**others, **read_json(file, "kind", "steps")}
-    _check_facts(file, facts, cure="train the arm again")
+    needed = ("steps", *POOLS) if facts["kind"] == "trained" else ()
+    expect_keys(file, facts, needed)
+    _check_facts(file, facts, needed, cure="train the arm again")
     return facts
 
 
-def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
-    """Refuses facts of other types than `_TYPES` has, and infinite numbers."""
+def _check_facts(
+    file: Path, facts: Mapping[str, Any], needed: Sequence[str] = (), *, cure: str
+) -> None:
+    """Refuses facts of other types than `_TYPES` has, null if needed, and infinite numbers."""
     for key, kind in _TYPES.items():
         value = facts.get(key)
-        if not has_type(value, kind | None) or (
+        if not has_type(value, kind if key in needed else kind | None) or (
             isinstance(value, float) and not math.isfinite(value)
         ):
             raise ValueError(
