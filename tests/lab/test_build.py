@@ -731,6 +731,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     for arm in ("no_replay", "fixed_10", "rod"):
         write_stops(run, arm)
     second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
+    add_variants(second, {})
     other = write_run(tmp_path / "other", arms=few, seed=9)
     before = [sorted(shown.folder.rglob("*")) for shown in (second, other)]
     results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
@@ -817,6 +818,37 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
     assert results["notes"] == ["Run seed=9 has no evaluated arm yet and is left out."]
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
         build_report(run.folder, replicates=[tmp_path / "mistyped"])
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_only_the_seed_tells_seeds_apart(tmp_path: Path) -> None:
+    """A copy adds none, and an arm that was trained otherwise joins no mean."""
+    arms = ("base", "fixed_10", "fixed_32", "rod")
+    run = write_run(tmp_path / "run", arms=arms)
+    copy = write_run(run.folder / "old_seed_7", arms=arms)
+    others = [write_run(run.folder / f"seed_{n}", arms=arms, seed=n) for n in (8, 9, 10)]
+    train = {"lr": 1e-3, "steps": STEPS, "micro_batch_size": 4}
+    for each in (run, *others):
+        edit(each.file("rod", "arm.json"), train=train)
+        edit(
+            each.file("fixed_10", "arm.json"),
+            share=0.01 * each.folder.name.count("8"),
+            share_of="rod",
+        )
+    edit(others[0].file("rod", "arm.json"), train=train | {"micro_batch_size": 2})
+    edit(others[1].file("rod", "arm.json"), train=train | {"lr": 2e-3})
+    for arm in arms:
+        edit(others[2].file(arm), inputs={"blocks": "other"})
+        edit(run.file(arm), inputs={"blocks": "these"})
+    folders = [copy.folder, *(each.folder for each in others)]
+    results = build_report(run.folder, replicates=folders)
+    assert [{*each["arms"]} for each in results["replicates"]] == [{*arms}, {*arms} - {"rod"}]
+    assert results["notes"][0] == (
+        "Run old_seed_7 has the same seed, 7, as run: it adds no seed, and is left out."
+    )
+    (sentence,) = results["replicates"][1]["disagreements"]
+    assert "seed_9/arms/rod/arm.json has lr=0.002 but that of the first run 0.001" in sentence
+    assert ["seed_10/arms" in note for note in results["notes"][1:]] == [True] * len(arms)
 
 
 def states(folder: Path) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -47,8 +47,12 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("compute", "wall_seconds", "budget"), float),
     **{"references": list[str], "train": dict[str, Any]},
 }
-# Keys of `train` that follow from an arm's length.
+# Keys of `train` that follow from an arm's length, and those that the machine decides.
 _LENGTHS = ("steps", "warmup_steps", "decay_steps")
+_MACHINE = {"micro_batch_size", "recompute", "grad_reduce", "precision_aware_optimizer",
+            "optimizer_offload"}  # fmt: skip
+# Keys of a design that name, or follow from, the run that an arm is of.
+_OF_RUN = {"references", "reference", "curriculum", "budget"}
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,35 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[P
                 comparable[name] = arm
     name = run_dir.resolve().name
     return Run(run_dir, name, comparable, block_counts, left_out, disagreements, block_counts)
+
+
+def as_other_seed(run: Run, first: Run) -> Run:
+    """Returns a run of another seed without the arms that differ from the first's in more."""
+    kept, disagreements = {}, [*run.disagreements]
+    for name, arm in run.arms.items():
+        if (other := first.arms.get(name)) and (error := next(_differences(arm, other), None)):
+            disagreements.append(f"{run.folder}/arms/{name}/{error}; {name} is left out.")
+        else:
+            kept[name] = arm
+    return replace(run, arms=kept, disagreements=disagreements)
+
+
+def _differences(arm: Arm, other: Arm) -> Iterator[str]:
+    """Yields what tells an arm from the same one of another seed, besides the seed."""
+    yield from _disagreements(arm, other, None)
+    ours, theirs = (
+        {**each.facts, **each.design, **each.design["train"]} if each.design else {}
+        for each in (arm, other)
+    )
+    compared = {*arms.DESIGN, "steps", "batch_size", "block_size", *ours.get("train", {})}
+    compared -= {*_OF_RUN, *_MACHINE, "share" if ours.get("share_of") else "", *_LENGTHS[1:]}
+    compared -= {"steps"} if ours.get("convergence") else set()  # its end is open
+    for key in sorted(compared):
+        if ours.get(key) != theirs.get(key):
+            yield (
+                f"arm.json has {key}={ours.get(key)!r} but that of the first run "
+                f"{theirs.get(key)!r}; runs are seeds of each other if only their seeds differ"
+            )
 
 
 def _read_arm(
