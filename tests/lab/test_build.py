@@ -38,6 +38,7 @@ from nemo_rod.lab.report.table import (
     with_sign,
 )
 from nemo_rod.lab.report.under_way import parts_of
+from nemo_rod.lab.report.verdict import search
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -851,6 +852,24 @@ def test_only_the_seed_tells_seeds_apart(tmp_path: Path) -> None:
     assert ["seed_10/arms" in note for note in results["notes"][1:]] == [True] * len(arms)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_an_arm_that_diverged_is_left_out_of_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    whole = results_of(read_run(run.folder))["arms"]
+    for arm, kept in (("no_replay", ["base", "rod"]), ("rod", ["base"]), ("base", None)):
+        damage = with_loss("web", float("nan"))
+        run.file(arm).write_bytes(damage(run.file(arm).read_bytes()))
+        if kept is None:
+            with pytest.raises(ValueError, match=r"base/evaluation.json has the loss nan .*; base"):
+                read_run(run.folder)
+            continue
+        results = build_report(run.folder)
+        assert [*results["arms"]] == kept and results["arms"]["base"] == whole["base"]
+        reason = f"arms/{arm}/evaluation.json has the loss nan for replay source 'web': its model"
+        assert reason in results["disagreements"][-1]
+    assert search(results["arms"]).why == "RoD has no losses that can be compared"
+
+
 def states(folder: Path) -> list[tuple[str, str]]:
     return [(part.name, part.state) for part in parts_of(folder)]
 
@@ -886,7 +905,6 @@ TOO_FEW = r" holds \d+ steps, but .*arm\.json has steps=23: restore"
     [
         ("evaluation.json", lambda whole: whole[:-3], "not valid JSON"),
         ("evaluation.json", lambda whole: b'{"arm": "rod"}', "lacks the key 'loss'"),
-        ("evaluation.json", with_loss("web", float("nan")), "loss nan for replay source 'web'"),
         ("evaluation.json", with_loss("law", 1.0), "source 'law'"),
         ("curriculum.rod", lambda whole: whole[:2000], TOO_FEW),
         ("metrics.jsonl", lambda whole: b"", TOO_FEW),

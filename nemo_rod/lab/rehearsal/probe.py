@@ -79,9 +79,16 @@ def probe_config(config: Config) -> Config:
 
 
 def findings(config: Config, small: Config) -> dict[str, Any]:
-    """Returns the results of a finished probe, and the expected cost of the whole run."""
+    """Returns the results of a finished probe, and the expected cost of the whole run.
+
+    Raises:
+        ValueError: an arm has diverged.
+    """
     folder, train = Path(small.run_dir), config.train
-    arms = read_json(folder / "report" / "results.json", "arms")["arms"]
+    read = read_json(folder / "report" / "results.json", "arms", "disagreements")
+    arms = read["arms"]
+    if not {*ARMS} <= {*arms}:
+        raise ValueError(f"The probe has no findings: {' '.join(read['disagreements'])}")
     loss = {name: arms[name]["adapt_loss"] for name in ARMS}
     forgotten = {name: arms[name]["forgetting_by_source"] for name in ARMS[1:]}
     plan = make_plan(with_sizes(config))

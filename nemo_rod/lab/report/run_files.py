@@ -158,10 +158,13 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[P
         for arm in read:
             name = arm.name.name
             with_tasks = next((other for other in comparable.values() if other.tasks), None)
-            if error := next(_disagreements(arm, read[0], with_tasks), None):
+            first = next(iter(comparable.values()), arm)
+            if error := next(_disagreements(arm, first, with_tasks), None):
                 disagreements.append(f"{run_dir}/arms/{name}/{error}; {name} is left out.")
             else:
                 comparable[name] = arm
+    if not comparable:
+        raise ValueError(" ".join(disagreements))
     name = run_dir.resolve().name
     return Run(run_dir, name, comparable, block_counts, left_out, disagreements, block_counts)
 
@@ -209,12 +212,7 @@ def _read_arm(
         blocks = evaluation.get("inputs", {}).get("blocks")
         if not isinstance(blocks, str | None):
             raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
-    for role, source, loss in ((r, s, loss) for r in ROLES for s, loss in losses[r].items()):
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"{file} has loss {loss} for {role} source {source!r}, expected a finite number; "
-                "evaluate the arm again"
-            )
+    for role, source in ((r, s) for r in ROLES for s in losses[r]):
         if source not in block_counts[role]:
             raise ValueError(
                 f"{file} has {role} source {source!r}, but blocks/{role}/ has no manifest of it; "
@@ -282,10 +280,11 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
         losses: dict[str, dict[str, Losses]] = {}
         for (role, source), part in zip(counts, parts, strict=True):
             losses.setdefault(role, {})[source] = part
-            if not math.isclose(part.mean(), evaluation["loss"][role][source], rel_tol=1e-6):
+            told = evaluation["loss"][role][source]
+            if math.isfinite(told) and not math.isclose(part.mean(), told, rel_tol=1e-6):
                 raise ValueError(
                     f"the blocks of {source} have a mean loss of {part.mean():.6g}, and "
-                    f"evaluation.json has {evaluation['loss'][role][source]}"
+                    f"evaluation.json has {told}"
                 )
     return losses
 
@@ -316,6 +315,12 @@ def _check_facts(
 
 def _disagreements(arm: Arm, first: Arm, with_tasks: Arm | None) -> Iterator[str]:
     """Yields reasons why an arm's losses or accuracies cannot be compared with those of others."""
+    for role, source, loss in ((r, s, n) for r in ROLES for s, n in arm.loss[r].items()):
+        if not math.isfinite(loss):
+            yield (
+                f"evaluation.json has the loss {loss} for {role} source {source!r}: its model has "
+                f"diverged; train it again at a lower train.lr, with rebuild=[{arm.name.name}]"
+            )
     if arm.blocks and first.blocks and arm.blocks != first.blocks:
         yield (
             f"evaluation.json is of blocks {arm.blocks} but that of arm {first.name.name!r} of "

@@ -264,7 +264,8 @@ class ShareSearch(NamedTuple):
 
 def search(arms: Mapping[str, Results]) -> ShareSearch:
     """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
-    rod = arms["rod"]
+    if (rod := arms.get("rod")) is None:
+        return ShareSearch(None, None, "RoD has no losses that can be compared")
     level, share = rod["signed_forgetting"], rod["replay_share"]
     fixed = [arm for arm in fixed_arms(arms) if arm.is_as_long]
     if level is None or share is None or not fixed:
