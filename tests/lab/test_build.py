@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -878,6 +878,9 @@ def test_a_folder_that_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_32", "rod"))
     before = results_of(read_run(run.folder)), states(run.folder)
     (run.folder / "arms" / "rod.replaced-1").mkdir()
+    (run.folder / "arms" / ".ipynb_checkpoints").mkdir()
+    (run.folder / "arms" / ".DS_Store").write_text("")
+    (run.folder / "arms" / "notes.txt").write_text("")
     shutil.copytree(run.folder / "arms" / "rod", run.folder / "arms" / "rod.replaced-2")
     assert (results_of(read_run(run.folder)), states(run.folder)) == before
     for name in ("base", "fixed_32", "rod"):  # only folders moved aside are evaluated
@@ -996,5 +999,8 @@ def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[st
     assert zero < least / 1.15 < min(ticks) * 1.5
     assert "\N{ALMOST EQUAL TO}" in json.dumps(view, ensure_ascii=False)  # the break
     assert log_axis([0.1, 0.2], "")[1:] == (0.0, [])  # none without a zero
+    for low, narrow in product((0.12, 0.75, 1.0, 9.5), (1.0001, 1.1, 1.9, 7.0)):
+        ends = log_axis([low, low * narrow], "")[0]
+        assert len(ends["axis"]["values"]) >= 2, ends
     none = {name: arm | {"val_forgetting": 0.0} for name, arm in text["arms"].items()}
     assert points_of(none, names, "val_forgetting") == {}

@@ -10,6 +10,7 @@ from made_up_run import made_up_training, recipe
 
 from nemo_rod.commands import run_stages
 from nemo_rod.corpus import BlockStore
+from nemo_rod.files import read_lines
 from nemo_rod.lab.plan.work import corpus_blocks
 from nemo_rod.lab.rehearsal.probe import (
     ARMS,
@@ -55,6 +56,18 @@ def test_a_whole_run_reads_every_reference_once(tmp_path):
     blocks = corpus_blocks(Stages(config))
     found = _reference_steps(config)
     assert found == pytest.approx((blocks["num_adaptation"] + blocks["num_replay"]) / 3 / 8)
+
+
+def test_a_recipe_of_three_steps_is_probed_too(tmp_path, capsys):
+    config = recipe(tmp_path / "run", "train.steps=3", "checkpoint.every=1")
+    with made_up_training():
+        probe(config)
+    found = json.loads((tmp_path / "run_probe" / "probe.json").read_text())
+    metrics = read_lines(tmp_path / "run_probe" / "arms" / "rod" / "metrics.jsonl")
+    shares = [row["rod/replay_share"] for row in metrics]
+    assert found["replay_share"] == {"first": shares[0], "last": shares[2]}
+    assert found["speed"]["rod"]["seconds_per_step"] == 0.5
+    assert f"RoD chose: {shares[0]:.0%} in the first step," in capsys.readouterr().out
 
 
 def check(folder: Path, printed: str, *, steps: int, sources: int, references: float) -> None:

@@ -76,6 +76,11 @@ PLAIN: dict[str, Outcome] = {
             "better",
             "Take RoD: it is better than fixed like RoD.",
         ),
+        (
+            {"rod": (0.08, 2.0, 0.1), "fixed_like_rod": (0.0, 2.05, 0.3)},  # of batches of 6
+            "not_judged",
+            "Train fixed_8: in batches this small, whole blocks of replay bring fixed_like_rod no",
+        ),
         ({"no_replay": (0.0, 2.0, 0.0)}, "better", "Nothing was forgotten even without replay"),
     ],
 )

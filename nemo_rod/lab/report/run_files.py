@@ -123,7 +123,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[P
     Raises:
         ValueError: no arm has been evaluated, or a file is damaged.
     """
-    folders = sorted(folder for folder in arm_folders(run_dir) if folder.is_dir())
+    folders = sorted(arm_folders(run_dir))
     evaluated = [folder for folder in folders if is_evaluated(folder)]
     if not evaluated:
         raise ValueError(

@@ -82,7 +82,7 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         "difference": difference,
         "distance": best.share - share if best else None,
         "says": _says(difference) if difference else "not_judged",
-        "missing": "" if best else "fixed_like_rod",
+        "missing": "" if best else _missing(fixed, share),
         "frontier": frontier,
         "total_cost": cost,
         "alternatives": {name: _differences(arms, drawn, name) for name in _alternatives(arms)},
@@ -141,7 +141,12 @@ def advice(verdict: Results) -> str:
             f"Nothing was forgotten even without replay ({forgotten:.3f} nats): train longer, or "
             "replay what the base knows better; here replay is not needed."
         )
-    if verdict["missing"]:
+    if (missing := verdict["missing"]) and missing != "fixed_like_rod":
+        return (
+            f"Train {missing}: in batches this small, whole blocks of replay bring fixed_like_rod "
+            "no nearer to RoD's own share."
+        )
+    if missing:
         return (
             "Train fixed_like_rod, fixed replay at RoD's own share: until then nobody knows "
             "whether RoD is better than that."
@@ -258,6 +263,13 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
             is_as_long = same_budget(arm["trained_tokens"], arms["rod"]["trained_tokens"])
             found.append(FixedArm(name, share, forgetting, bool(is_as_long)))
     return sorted(found, key=lambda arm: arm.share)
+
+
+def _missing(fixed: Sequence[FixedArm], share: float) -> str:
+    """Returns the arm of fixed replay to train for RoD's share: one that is not there."""
+    if any(arm.name == "fixed_like_rod" and arm.is_as_long for arm in fixed):
+        return f"fixed_{max(1, round(100 * share))}"
+    return "fixed_like_rod"
 
 
 def _alternatives(arms: Mapping[str, Results]) -> list[str]:
