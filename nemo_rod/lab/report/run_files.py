@@ -30,6 +30,7 @@ from nemo_rod.lab.report.early_stops import Stops, stops_of
 from nemo_rod.lab.report.under_way import Part, arm_folders, is_evaluated, read_part
 from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
+from nemo_rod.run.model_jobs import MACHINE_KEYS
 from nemo_rod.selection import arms
 from nemo_rod.selection.arm_names import ArmName, parse_arm
 from nemo_rod.selection.candidates import Candidates
@@ -49,8 +50,7 @@ _TYPES: dict[str, Any] = {
 }
 # Keys of `train` that follow from an arm's length, and those that the machine decides.
 _LENGTHS = ("steps", "warmup_steps", "decay_steps")
-_MACHINE = {"micro_batch_size", "recompute", "grad_reduce", "precision_aware_optimizer",
-            "optimizer_offload"}  # fmt: skip
+_MACHINE = {"micro_batch_size", *MACHINE_KEYS}
 # Keys of a design that name, or follow from, the run that an arm is of.
 _OF_RUN = {"references", "reference", "curriculum", "budget"}
 
