@@ -52,7 +52,12 @@ class Settings:
     @property
     def floor(self) -> int:
         """Minimum number of held-out blocks of every source."""
-        return int(self.holdout_fraction > 0) if self.holdout_floor is None else self.holdout_floor
+        return least_held_out(self.holdout_fraction, self.holdout_floor)
+
+
+def least_held_out(fraction: float, floor: int | None) -> int:
+    """Returns the floor, or its default."""
+    return int(fraction > 0) if floor is None else floor
 
 
 def describe(spec: SourceSpec, settings: Settings, inputs: list[Input]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from nemo_rod.selection.held_out import Rule
 from nemo_rod.selection.policies import reference_roles
 
 AnyJob = TypeVar("AnyJob", bound=ModelJob)
-_MACHINE_KEYS = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
+MACHINE_KEYS = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 
 
 class ModelJobs:
@@ -195,7 +195,7 @@ def schedule_inputs(optimisation: Optimisation) -> dict[str, Any]:
     """
     values = dataclasses.asdict(optimisation)
     kept = {key: value for key, value in values.items() if value not in (None, {})}
-    return {key: value for key, value in kept.items() if key not in _MACHINE_KEYS}
+    return {key: value for key, value in kept.items() if key not in MACHINE_KEYS}
 
 
 def refuse_unfit(file: Path, settings: ArmSettings, store: str | None) -> None:

@@ -238,12 +238,14 @@ def test_the_page_of_a_job_of_several_segments_without_adaptation_held_out(tmp_p
 
 
 def test_the_report_of_a_job_writes_the_schedule_that_judges_it(tmp_path):
-    run(tmp_path, 0, 1)
-    results = build_job_report(tmp_path)
-    file = tmp_path / "report" / "tables" / "schedule_like_rod.csv"
-    assert results is not None and f"Schedule(file='{file}')" in " ".join(results["notes"])
+    folder = tmp_path / "today's"
+    folder.mkdir()
+    run(folder, 0, 1)
+    results = build_job_report(folder)
+    file = folder / "report" / "tables" / "schedule_like_rod.csv"
+    assert results is not None and f'Schedule(file="{file}")' in " ".join(results["notes"])
     random = Schedule(file=str(file))
-    for step, record in enumerate(Curriculum.open(tmp_path / "curriculum.rod", read_only=True)):
+    for step, record in enumerate(Curriculum.open(folder / "curriculum.rod", read_only=True)):
         pool = Pool(step, record.block_ids, HEADER.is_replay(record.block_ids))
         chosen = record.block_ids[random.select(pool, None, HEADER.num_chosen)]
         assert HEADER.is_replay(chosen).sum() == HEADER.is_replay(record.trained_on).sum()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report import page as page_module
 from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.figures import over_steps, pictures_of, plane, sources
-from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number
+from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number, shortened
 from nemo_rod.lab.report.figures.labels import SIZES, label_layers
 from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
 from nemo_rod.lab.report.page import summarise
@@ -38,6 +38,7 @@ from nemo_rod.lab.report.table import (
     with_sign,
 )
 from nemo_rod.lab.report.under_way import parts_of
+from nemo_rod.lab.report.verdict import search
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
 from nemo_rod.selection.arm_names import parse_arm
 
@@ -117,6 +118,10 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
         "block_size": S, "trained_tokens": steps * K * S,
         "scored_tokens": steps * width * S if scores else 0,
         "compute": steps * (1 + 2 / 3) if scores else float(steps), "wall_seconds": 0.5 * steps,
+    }  # fmt: skip
+    facts |= {
+        "balance": "expected" if is_rod else "corpus", "multiplier": width / K, "retention": 1.0,
+        **{f"num_{role}": sum(counts.values()) for role, counts in COUNTS.items()},
     }  # fmt: skip
     if is_merge:
         facts |= {"kind": "merged", "of": "no_replay", "trained_tokens": 0, "compute": 0.0}
@@ -382,6 +387,25 @@ def test_a_specialist_that_was_not_evaluated_costs_what_it_cost(tmp_path: Path) 
     whole = results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"]
     run.file("no_replay").unlink()
     assert results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"] == whole > 0
+
+
+@pytest.mark.parametrize(
+    ("balance", "references", "blocks"),
+    [
+        ("expected", ["specialist"], 40 + 40),  # of 184 drawn: replay is a sample of that size
+        ("expected", ["base"], 40),
+        ("exact", ["specialist"], 40 + 80),
+        ("exact", ["base"], 80),
+    ],
+)
+def test_every_block_of_both_roles_has_its_reference_read_once(
+    tmp_path: Path, balance: str, references: list[str], blocks: int
+) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    edit(run.file("rod", "arm.json"), references=references, balance=balance)
+    specialist = STEPS if references == ["specialist"] else 0
+    in_all = results_of(read_run(run.folder))["arms"]["rod"]["compute_in_all"]
+    assert in_all == pytest.approx(STEPS * 5 / 3 + specialist + blocks / 3 / K)
 
 
 def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_path: Path) -> None:
@@ -708,6 +732,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     for arm in ("no_replay", "fixed_10", "rod"):
         write_stops(run, arm)
     second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
+    add_variants(second, {})
     other = write_run(tmp_path / "other", arms=few, seed=9)
     before = [sorted(shown.folder.rglob("*")) for shown in (second, other)]
     results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
@@ -796,6 +821,55 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
         build_report(run.folder, replicates=[tmp_path / "mistyped"])
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_only_the_seed_tells_seeds_apart(tmp_path: Path) -> None:
+    """A copy adds none, and an arm that was trained otherwise joins no mean."""
+    arms = ("base", "fixed_10", "fixed_32", "rod")
+    run = write_run(tmp_path / "run", arms=arms)
+    copy = write_run(run.folder / "old_seed_7", arms=arms)
+    others = [write_run(run.folder / f"seed_{n}", arms=arms, seed=n) for n in (8, 9, 10)]
+    train = {"lr": 1e-3, "steps": STEPS, "micro_batch_size": 4}
+    for each in (run, *others):
+        edit(each.file("rod", "arm.json"), train=train)
+        edit(
+            each.file("fixed_10", "arm.json"),
+            share=0.01 * each.folder.name.count("8"),
+            share_of="rod",
+        )
+    edit(others[0].file("rod", "arm.json"), train=train | {"micro_batch_size": 2})
+    edit(others[1].file("rod", "arm.json"), train=train | {"lr": 2e-3})
+    for arm in arms:
+        edit(others[2].file(arm), inputs={"blocks": "other"})
+        edit(run.file(arm), inputs={"blocks": "these"})
+    folders = [copy.folder, *(each.folder for each in others)]
+    results = build_report(run.folder, replicates=folders)
+    assert [{*each["arms"]} for each in results["replicates"]] == [{*arms}, {*arms} - {"rod"}]
+    assert results["notes"][0] == (
+        "Run old_seed_7 has the same seed, 7, as run: it adds no seed, and is left out."
+    )
+    (sentence,) = results["replicates"][1]["disagreements"]
+    assert "seed_9/arms/rod/arm.json has lr=0.002 but that of the first run 0.001" in sentence
+    assert ["seed_10/arms" in note for note in results["notes"][1:]] == [True] * len(arms)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_arm_that_diverged_is_left_out_of_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    whole = results_of(read_run(run.folder))["arms"]
+    for arm, kept in (("no_replay", ["base", "rod"]), ("rod", ["base"]), ("base", None)):
+        damage = with_loss("web", float("nan"))
+        run.file(arm).write_bytes(damage(run.file(arm).read_bytes()))
+        if kept is None:
+            with pytest.raises(ValueError, match=r"base/evaluation.json has the loss nan .*; base"):
+                read_run(run.folder)
+            continue
+        results = build_report(run.folder)
+        assert [*results["arms"]] == kept and results["arms"]["base"] == whole["base"]
+        reason = f"arms/{arm}/evaluation.json has the loss nan for replay source 'web': its model"
+        assert reason in results["disagreements"][-1]
+    assert search(results["arms"]).why == "RoD has no losses that can be compared"
+
+
 def states(folder: Path) -> list[tuple[str, str]]:
     return [(part.name, part.state) for part in parts_of(folder)]
 
@@ -804,6 +878,9 @@ def test_a_folder_that_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_32", "rod"))
     before = results_of(read_run(run.folder)), states(run.folder)
     (run.folder / "arms" / "rod.replaced-1").mkdir()
+    (run.folder / "arms" / ".ipynb_checkpoints").mkdir()
+    (run.folder / "arms" / ".DS_Store").write_text("")
+    (run.folder / "arms" / "notes.txt").write_text("")
     shutil.copytree(run.folder / "arms" / "rod", run.folder / "arms" / "rod.replaced-2")
     assert (results_of(read_run(run.folder)), states(run.folder)) == before
     for name in ("base", "fixed_32", "rod"):  # only folders moved aside are evaluated
@@ -831,7 +908,6 @@ TOO_FEW = r" holds \d+ steps, but .*arm\.json has steps=23: restore"
     [
         ("evaluation.json", lambda whole: whole[:-3], "not valid JSON"),
         ("evaluation.json", lambda whole: b'{"arm": "rod"}', "lacks the key 'loss'"),
-        ("evaluation.json", with_loss("web", float("nan")), "loss nan for replay source 'web'"),
         ("evaluation.json", with_loss("law", 1.0), "source 'law'"),
         ("curriculum.rod", lambda whole: whole[:2000], TOO_FEW),
         ("metrics.jsonl", lambda whole: b"", TOO_FEW),
@@ -859,6 +935,23 @@ def test_a_damaged_file_is_named_in_one_sentence(pair, name, damage, error):
     file.write_bytes(whole)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("multiplier", ..., "lacks the key 'multiplier'"),
+        ("multiplier", None, "has multiplier=None, which is no valid value"),
+        ("steps", None, "has steps=None, which is no valid value"),
+        ("num_replay", 10, "has {'num_replay': 10}, but the run's blocks and curriculum.rod have"),
+    ],
+)
+def test_what_a_trained_arm_draws_is_known_and_that_of_its_run(tmp_path, key, value, error):
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    facts = edit(file := run.file("rod", "arm.json"), **{key: value if value != ... else 0})
+    file.write_text(json.dumps({k: v for k, v in facts.items() if (k, value) != (key, ...)}))
+    with pytest.raises(ValueError, match=rf"rod/arm\.json {error}"):
+        read_run(run.folder)
+
+
 @pytest.mark.parametrize("steps", [1, 48])
 def test_the_replay_share_of_a_short_run_is_drawn(pair, steps, tmp_path):
     """Also where no step of the curve is near the centre of a decile."""
@@ -867,6 +960,28 @@ def test_the_replay_share_of_a_short_run_is_drawn(pair, steps, tmp_path):
     history = read_history(tmp_path / "curriculum.rod")
     run.arms["rod"] = replace(run.arms["rod"], history=history)
     assert over_steps.replay_share([(run, judged_results(run))]) is not None
+
+
+def test_sources_whose_names_begin_alike_have_bands_of_their_own(pair, tmp_path):
+    names = [f"a_crawl_of_the_web_part_of_{number}" for number in range(3)]
+    replay = [SourceRow(name, "replay", 10 * n, 10) for n, name in enumerate(names, 1)]
+    file = tmp_path / "curriculum.rod"
+    with create(file, [SourceRow("new", "adaptation", 0, 10), *replay], K, K) as curriculum:
+        ids = np.array([10, 20, 21, 30])
+        pool = Pool(0, ids, np.ones(K, bool))
+        curriculum.append(Choice(pool, np.zeros(K, "f4"), np.zeros(K, "f4"), np.arange(K), 0.0))
+    run = read_run(pair.folder)
+    run.arms["rod"] = replace(run.arms["rod"], history=read_history(file))
+    picture = over_steps.replay_share([(run, judged_results(run))])
+    assert picture is not None
+    shown = {row["source"]: row["share"] for row in rows_of(picture.figure) if "source" in row}
+    assert [name.endswith(f"_{n}") for n, name in enumerate(sorted(shown))] == [True] * 3
+    assert [shown[name] for name in sorted(shown)] == [25, 50, 25]
+    assert shortened(["x" * 40, "x" * 40, "y"]) == [
+        f"{'x' * 11}\N{HORIZONTAL ELLIPSIS}{'x' * 12}",
+        f"{'x' * 11}\N{HORIZONTAL ELLIPSIS}{'x' * 12}\N{PRIME}",
+        "y",
+    ]
 
 
 def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[str, Any]) -> None:
@@ -884,5 +999,8 @@ def test_an_arm_that_forgot_nothing_is_at_zero_of_a_broken_axis(results: dict[st
     assert zero < least / 1.15 < min(ticks) * 1.5
     assert "\N{ALMOST EQUAL TO}" in json.dumps(view, ensure_ascii=False)  # the break
     assert log_axis([0.1, 0.2], "")[1:] == (0.0, [])  # none without a zero
+    for low, narrow in product((0.12, 0.75, 1.0, 9.5), (1.0001, 1.1, 1.9, 7.0)):
+        ends = log_axis([low, low * narrow], "")[0]
+        assert len(ends["axis"]["values"]) >= 2, ends
     none = {name: arm | {"val_forgetting": 0.0} for name, arm in text["arms"].items()}
     assert points_of(none, names, "val_forgetting") == {}

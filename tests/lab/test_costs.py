@@ -6,6 +6,8 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Domain, Parallel
+from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.corpus.prepare import prepare
 from nemo_rod.lab.plan.built_shapes import read_shape
 from nemo_rod.lab.plan.costs import Setup, Work, cost
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
@@ -76,6 +78,36 @@ def test_files_of_plain_text_bound_their_source(tmp_path, name, keys, blocks):
         return
     counts = corpus_blocks(Stages(config))
     assert counts["num_adaptation"] + counts["held_adaptation"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("keys", "held"),
+    [
+        ({}, [1, 1, 10]), ({"holdout_floor": 20}, [8, 1, 20]), ({"holdout_fraction": 0.0}, [0] * 3),
+        ({"holdout_fraction": 0.5}, [20, 3, 500]),
+    ],
+)  # fmt: skip
+def test_a_source_holds_out_as_many_blocks_as_it_will(tmp_path, keys, held):
+    """Where the floor decides, `prepare` holds out exactly these."""
+    sources = {}
+    for name, blocks in zip("abc", (40, 6, 1000), strict=True):
+        role = "adaptation" if name == "a" else "replay"
+        file = tmp_path / f"{name}.txt"
+        lines = [f"{name} {number:0125d}" for number in range(blocks)]
+        file.write_text("\n".join(line[-127:] for line in lines) + "\n")
+        sources[name] = {"role": role, "kind": "text", "files": [str(file)]}
+    domain = Domain(tokenizer="byte", block_size=128, sources=sources, **keys)
+    config = replace(composed("recipe=toy"), domain=domain, run_dir=str(tmp_path / "run"))
+    planned = corpus_blocks(Stages(config))
+    assert [planned["held_adaptation"], planned["held_replay"]] == [held[0], held[1] + held[2]]
+    if floor := keys.get("holdout_floor"):
+        tokenizer = load_tokenizer("byte")
+        prepare(
+            root := tmp_path / "blocks", domain.specs, tokenizer=tokenizer, block_size=128,
+            holdout_floor=floor, holdout_fraction=0.01,
+        )  # fmt: skip
+        store = BlockStore(root, split="holdout")
+        assert [source.count for source in store.sources] == held
 
 
 def test_stages_of_a_pipeline_wait():

@@ -10,8 +10,18 @@ from made_up_run import made_up_training, recipe
 
 from nemo_rod.commands import run_stages
 from nemo_rod.corpus import BlockStore
-from nemo_rod.lab.rehearsal.probe import ARMS, OLD_TEXT, knowledge, probe, probe_config
+from nemo_rod.files import read_lines
+from nemo_rod.lab.plan.work import corpus_blocks
+from nemo_rod.lab.rehearsal.probe import (
+    ARMS,
+    OLD_TEXT,
+    _reference_steps,
+    knowledge,
+    probe,
+    probe_config,
+)
 from nemo_rod.lab.report.run_files import read_run
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum
 
 SMALL = (
@@ -37,10 +47,30 @@ def test_what_a_probe_says_is_what_its_arms_measured(tmp_path, capsys):
     config = recipe(tmp_path / "run", "probe.price=2", "train.steps=40", "probe.steps=10")
     with made_up_training():
         probe(config)
-    check(tmp_path / "run_probe", capsys.readouterr().out, steps=40, sources=2)
+    check(tmp_path / "run_probe", capsys.readouterr().out, steps=40, sources=2, references=80)
 
 
-def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
+def test_a_whole_run_reads_every_reference_once(tmp_path):
+    """However often its blocks are drawn: the made-up text has few."""
+    config = recipe(tmp_path / "run", "train.steps=4000", "selection.balance=exact")
+    blocks = corpus_blocks(Stages(config))
+    found = _reference_steps(config)
+    assert found == pytest.approx((blocks["num_adaptation"] + blocks["num_replay"]) / 3 / 8)
+
+
+def test_a_recipe_of_three_steps_is_probed_too(tmp_path, capsys):
+    config = recipe(tmp_path / "run", "train.steps=3", "checkpoint.every=1")
+    with made_up_training():
+        probe(config)
+    found = json.loads((tmp_path / "run_probe" / "probe.json").read_text())
+    metrics = read_lines(tmp_path / "run_probe" / "arms" / "rod" / "metrics.jsonl")
+    shares = [row["rod/replay_share"] for row in metrics]
+    assert found["replay_share"] == {"first": shares[0], "last": shares[2]}
+    assert found["speed"]["rod"]["seconds_per_step"] == 0.5
+    assert f"RoD chose: {shares[0]:.0%} in the first step," in capsys.readouterr().out
+
+
+def check(folder: Path, printed: str, *, steps: int, sources: int, references: float) -> None:
     findings: dict[str, Any] = json.loads((folder / "probe.json").read_text())
     base = json.loads((folder / "arms" / "base" / "evaluation.json").read_text())["loss"]["replay"]
     for name in ARMS[1:]:
@@ -58,7 +88,7 @@ def check(folder: Path, printed: str, *, steps: int, sources: int) -> None:
     speed, whole = (plain["seconds_per_step"], rod["seconds_per_step"]), findings["whole_run"]
     assert plain["tokens_per_second"] == pytest.approx(8 * 16 / speed[0])
     assert rod["mfu"] == pytest.approx(rod["tflops_per_process"] / findings["peak_tflops"])
-    hours = (steps * sum(speed) + 2 * steps / 3 * speed[0]) / 3600
+    hours = (steps * sum(speed) + references / 3 * speed[0]) / 3600
     processes = whole["process_hours"] / whole["hours"]
     assert whole["hours"] == pytest.approx(hours)
     assert whole["cost"] == pytest.approx(2 * hours * processes)

@@ -1,6 +1,8 @@
 """`nemo-rod status --serve` is local, rebuilds after progress, and survives a damaged file."""
 
 import json
+import socket
+import struct
 import threading
 import time
 import urllib.request
@@ -30,6 +32,20 @@ def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path):
             assert answer.headers["Cache-Control"] == "no-store"
             assert answer.read().decode() == (path or "index.html")
     server.shutdown()
+
+
+def test_a_browser_that_leaves_is_no_error(tmp_path, capfd):
+    (tmp_path / "index.html").write_bytes(b"x" * 10_000_000)
+    server = serve(tmp_path, port=0, every=9)
+    for ask in (b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n", b"GET / HT"):
+        left = socket.create_connection(("127.0.0.1", server.server_address[1]))
+        left.sendall(ask)
+        time.sleep(0.2)
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        left.close()  # with a reset
+    time.sleep(0.3)
+    server.shutdown()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_that_is_taken_is_named(tmp_path, monkeypatch):

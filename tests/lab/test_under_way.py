@@ -110,6 +110,27 @@ def test_curves_begin_before_the_first_step(begun):
     assert curves_of([part for part in parts if part.label == "base"]) == {}
 
 
+def test_a_mean_over_sources_is_of_all_of_them_and_a_metric_has_its_own_chart():
+    """Where a source diverges, the mean of the others would look like an improvement."""
+    names = [f"validation/replay/{source}/loss" for source in "ab"]
+    rows = [{"step": step, "rod/rho_replay": 1.0, "rho/replay": 7.0} for step in range(4)]
+    rows = [row | dict(zip(names, (2.0, 8.0), strict=True)) for row in rows]
+    rows[1][names[1]] = float("nan")
+    del rows[2][names[1]]
+    rows = [row | {"my/a.b": 1.0, "my/a_b": 2.0} for row in rows]
+    charts = curves_of([Part("rod", "RoD", metrics=metrics_of(rows), start={names[0]: 2.0})])
+
+    def values(name: str) -> list[tuple[int, float]]:
+        figure = charts[name].figure
+        assert isinstance(figure, dict)
+        return [(row["steps done"], row["value"]) for row in figure["data"]["values"]]
+
+    assert values("curve-held_out_replay") == [(1, 5), (4, 5)]
+    titled = {picture.title: values(name)[0][1] for name, picture in charts.items()}
+    assert titled["Mean score, replay"] == 1 and titled["rho/replay"] == 7
+    assert (titled["my/a.b"], titled["my/a_b"]) == (1, 2)
+
+
 def test_curves_are_bounded_and_have_the_colours_of_the_frontier(tmp_path):
     """The base is apart; Vega draws all of it."""
     import vl_convert

@@ -10,7 +10,7 @@ import pytest
 from places import ROOT
 
 from nemo_rod.lab.report.run_files import Arm, Run
-from nemo_rod.lab.report.verdict import across_seeds, advice, search, sentences, verdict_of
+from nemo_rod.lab.report.verdict import _t90, across_seeds, advice, search, sentences, verdict_of
 from nemo_rod.selection.arm_names import parse_arm
 
 BLOCKS, SD = 200, 0.3
@@ -75,6 +75,11 @@ PLAIN: dict[str, Outcome] = {
             {"rod": (0.08, 2.0, 0.1), "fixed_like_rod": (0.08, 2.05, 0.3)},
             "better",
             "Take RoD: it is better than fixed like RoD.",
+        ),
+        (
+            {"rod": (0.08, 2.0, 0.1), "fixed_like_rod": (0.0, 2.05, 0.3)},  # of batches of 6
+            "not_judged",
+            "Train fixed_8: in batches this small, whole blocks of replay bring fixed_like_rod no",
         ),
         ({"no_replay": (0.0, 2.0, 0.0)}, "better", "Nothing was forgotten even without replay"),
     ],
@@ -222,6 +227,52 @@ def test_over_seeds_the_interval_is_students():
     expected = {"value": 0.02, "low": 0.02 - half, "high": 0.02 + half}
     assert merged["difference"]["adaptation"] == pytest.approx(expected)
     assert "Take RoD" in advice(merged)
+
+
+def test_every_comparison_is_over_the_seeds_or_says_that_it_is_not():
+    near = PLAIN | {"fixed_22": (0.22, 2.11, 0.04), "fixed_20_total": (0.2, 1.7, 0.1),
+                    "fixed_20_merge_0.8": (0.2, 2.15, 0.08)}  # fmt: skip
+    verdicts = []
+    for seed in range(3):
+        run, results = made_up(near, seed=seed)
+        results["arms"]["fixed_20_total"] |= {"compute_in_all": 3.3, "trained_tokens": 3300}
+        results["arms"]["fixed_20_total"]["design"]["of"] = "fixed_20"
+        results["arms"]["fixed_20_merge_0.8"]["design"] = None
+        stops = [{"step": s, "adapt_loss": a, "signed_forgetting": f} for s, a, f in
+                 ((10.0, 2.4, 0.0), (20.0 + 6 * seed, 2.2 - 0.1 * seed, 0.5))]  # fmt: skip
+        rod = [{"step": 40.0, "adapt_loss": 2.0, "signed_forgetting": 0.25}]
+        verdicts.append(
+            verdict_of(run, {**results, "early_stops": {"no_replay": stops, "rod": rod}})
+        )
+    one, merged = (across_seeds(some) for some in (verdicts[:1], verdicts))
+    assert one is not None and merged is not None and one["first_alone"] == []
+
+    def flat(verdict: Any) -> list[dict[str, float]]:
+        of = verdict["frontier"], verdict["total_cost"]["difference"], verdict["alternatives"]
+        differences = [of[0]["difference"], *of[1].values(), *of[2]["fixed_20_merge_0.8"].values()]
+        return [*differences, verdict["early_stops"]["no_replay"]]
+
+    for place, mean in enumerate(flat(merged)):
+        each = [flat(verdict)[place]["value"] for verdict in verdicts]
+        half = 2.920 * np.std(each, ddof=1) / np.sqrt(3)
+        assert (mean["value"], mean["high"]) == pytest.approx((np.mean(each), np.mean(each) + half))
+    assert merged["early_stops"]["no_replay"]["step"] == pytest.approx(18)
+    assert "first seed alone" not in " ".join(sentences(merged)) and merged["first_alone"] == []
+    verdicts[2]["frontier"] |= {"between": ["no_replay", "fixed_20"]}
+    verdicts[2]["total_cost"] |= {"against": None, "difference": None}
+    verdicts[2]["early_stops"] = verdicts[2]["alternatives"] = {}
+    merged = across_seeds(verdicts)
+    assert merged is not None and flat(merged) == flat(one)
+    assert [" (of the first seed alone): " in line for line in sentences(merged)] == [
+        False, True, True, True, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "freedom, t", [(1, 6.314), (9, 1.833), (10, 1.812), (11, 1.796), (29, 1.699)]
+)
+def test_students_t(freedom, t):
+    assert _t90(freedom) == pytest.approx(t, abs=6e-4)
 
 
 def test_fixed_replay_that_repeats_few_blocks_is_named():

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from nemo_rod import parts
-from nemo_rod.config import Config, section
+from nemo_rod.config import Config, Domain, section
+from nemo_rod.corpus.build_source import least_held_out
 from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.corpus.resplit import LARGEST_SHARE
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.controls import FOLDER
 from nemo_rod.lab.merge import merge_stages
@@ -51,11 +53,12 @@ def corpus_blocks(stages: Stages) -> dict[str, Any]:
     stated = {role: getattr(section(config, Plan), f"{role}_tokens") for role in ROLES}
     counts = {}
     for role, tokens in stated.items():
+        sizes = [1.0 for spec in domain.specs if spec.role == role]  # alike, unless known
         if tokens is None and role == "replay" and domain.replay_ratio is not None:
             blocks = counts["num_adaptation"] + counts["held_adaptation"]
             tokens = domain.replay_ratio * blocks * domain.block_size
         elif tokens is None:
-            tokens = 0.0
+            sizes = []
             for spec in domain.specs:
                 if spec.role != role:
                     continue
@@ -67,9 +70,11 @@ def corpus_blocks(stages: Stages) -> dict[str, Any]:
                         f"The plan does not know how large source {spec.name} is: set plan."
                         f"{role}_tokens to the tokens of that role, or max_tokens of the source."
                     )
-                tokens += min(caps)
+                sizes.append(min(caps))
+            tokens = sum(sizes)
         blocks = int(tokens // domain.block_size) or int(tokens > 0)  # `prepare` refuses a part
-        counts[f"held_{role}"] = round(blocks * domain.holdout_fraction)
+        of_source = [blocks * size / max(sum(sizes), 1e-9) for size in sizes]
+        counts[f"held_{role}"] = round(sum(_held_out(domain, size) for size in of_source))
         counts[f"num_{role}"] = blocks - counts[f"held_{role}"]
     are_stated = all(tokens is not None for tokens in stated.values())
     return {**counts, "source": "stated by plan" if are_stated else "at most, by caps and files"}
@@ -145,6 +150,14 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         )
     models = 1 + sum(name != "base" for name in config.arms)
     return [*works, Work(name="evaluate", read=held * models)]
+
+
+def _held_out(domain: Domain, blocks: float) -> float:
+    """Returns how many of a source's blocks are held out; see `corpus.resplit`."""
+    floor = least_held_out(domain.holdout_fraction, domain.holdout_floor)
+    return max(
+        blocks * domain.holdout_fraction, min(floor, blocks - 1, max(1, blocks // LARGEST_SHARE))
+    )
 
 
 def _text_bytes(spec: SourceSpec) -> float:

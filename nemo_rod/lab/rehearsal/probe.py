@@ -17,17 +17,20 @@ from nemo_rod.commands.run_stages import run, shows_dry_run
 from nemo_rod.commands.text import say, table
 from nemo_rod.config import Config, section
 from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.lab.history import NUM_DECILES
 from nemo_rod.lab.metrics import read_metrics
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import wall
+from nemo_rod.lab.plan.work import corpus_blocks
 from nemo_rod.lab.rehearsal.derive import cap_sources, cut_short
 from nemo_rod.lab.rehearsal.preflight import with_sizes
 from nemo_rod.lab.rehearsal.section import Probe
 from nemo_rod.lab.report.run_files import Run, read_run
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.variants import arm_settings
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection.competition import FORWARD
+from nemo_rod.selection.policies import reference_roles
 
 FILE = "probe.json"
 OLD_TEXT = "replay_alone"  # the arm that trains on replay alone
@@ -77,27 +80,35 @@ def probe_config(config: Config) -> Config:
 
 
 def findings(config: Config, small: Config) -> dict[str, Any]:
-    """Returns the results of a finished probe, and the expected cost of the whole run."""
+    """Returns the results of a finished probe, and the expected cost of the whole run.
+
+    Raises:
+        ValueError: an arm has diverged.
+    """
     folder, train = Path(small.run_dir), config.train
-    arms = read_json(folder / "report" / "results.json", "arms")["arms"]
+    read = read_json(folder / "report" / "results.json", "arms", "disagreements")
+    arms = read["arms"]
+    if not {*ARMS} <= {*arms}:
+        raise ValueError(f"The probe has no findings: {' '.join(read['disagreements'])}")
     loss = {name: arms[name]["adapt_loss"] for name in ARMS}
     forgotten = {name: arms[name]["forgetting_by_source"] for name in ARMS[1:]}
     plan = make_plan(with_sizes(config))
     speed = {name: _speed(config, folder, name, plan) for name in ("no_replay", "rod")}
     plain, rod = (speed[name]["seconds_per_step"] for name in ("no_replay", "rod"))
-    candidates = arm_settings(config, "rod").planned_arm.num_candidates
-    references = FORWARD * train.steps * candidates / train.batch_size  # plain steps
-    hours = (train.steps * (plain + rod) + references * plain) / 3600
+    hours = (train.steps * (plain + rod) + _reference_steps(config) * plain) / 3600
     processes, price = config.parallel.world_size, section(config, Probe).price
-    deciles = arms["rod"]["share_by_decile"]
+    run = read_run(folder)
+    history = run.arms["rod"].history
+    assert history is not None
+    shares = np.array_split(history.share_T, min(NUM_DECILES, len(history.share_T)))
     return {
         "recipe": config.recipe,
         "steps": small.train.steps,
         "adapt_loss": loss,
         "forgetting_by_source": forgotten,
         "val_forgetting": {name: arms[name]["val_forgetting"] for name in ARMS[1:]},
-        "known": knowledge(read_run(folder), loss["base"] - loss["no_replay"], forgotten[OLD_TEXT]),
-        "replay_share": {"first": deciles[0], "last": deciles[-1]},
+        "known": knowledge(run, loss["base"] - loss["no_replay"], forgotten[OLD_TEXT]),
+        "replay_share": {"first": float(shares[0].mean()), "last": float(shares[-1].mean())},
         "speed": speed,
         "processor": plan.assumptions["name"],
         "peak_tflops": plan.assumptions["peak_tflops"],
@@ -109,6 +120,18 @@ def findings(config: Config, small: Config) -> dict[str, Any]:
             "cost": None if price is None else price * hours * processes,
         },
     }
+
+
+def _reference_steps(config: Config) -> float:
+    """Returns the cost of RoD's references in plain steps: of every block that it draws, once."""
+    stages = Stages(config)
+    try:
+        blocks = corpus_blocks(stages)
+    except ValueError:  # how large the text is, is not known
+        blocks = corpus_blocks(Stages(with_sizes(config)))
+    arm, train = stages.jobs.arm("rod", blocks), stages.jobs.settings("rod").train
+    drawn = arm.candidates.drawn(train.steps, reference_roles(arm.needs))
+    return float(FORWARD * drawn.sum() / train.batch_size)
 
 
 def knowledge(probe: Run, gained: float, forgotten: dict[str, float]) -> dict[str, dict[str, Any]]:
@@ -148,8 +171,9 @@ def _speed(config: Config, folder: Path, name: str, plan: Any) -> dict[str, Any]
     """Returns medians over the steps of an arm, beside the figures of the plan."""
     metrics = read_metrics(folder / "arms" / name / "metrics.jsonl")
     names = ("timing/train/total", "throughput/model_tflops_per_gpu")
-    seconds, tflops = (float(np.median(metrics.values(key, _WARM_UP))) for key in names)
-    peaks = metrics.values("memory/peak_gib", _WARM_UP).tolist()
+    since = min(_WARM_UP, len(metrics) - 1)
+    seconds, tflops = (float(np.median(metrics.values(key, since))) for key in names)
+    peaks = metrics.values("memory/peak_gib", since).tolist()
     planned = next((stage for stage in plan.stages if stage.name == name), None)
     return {
         "seconds_per_step": seconds,
@@ -189,6 +213,7 @@ def text(results: dict[str, Any]) -> str:
         for name, arm in results["speed"].items()
     ]
     timed = ("arm", ">s a step", ">planned", ">tokens/s", ">TFLOP/s", ">MFU", ">peak GiB")
+    part = "tenth of the steps" if results["steps"] >= NUM_DECILES else "step"
     cost = "" if whole["cost"] is None else f", which cost {whole['cost']:,.0f}"
     return f"""
 {results["recipe"]}, {results["steps"]} steps of {whole["steps"]}. Held-out loss on the new \
@@ -199,8 +224,8 @@ Loss on the replay sources after that, against the base, and what training on re
 of new text gain: only that can be forgotten, and is worth replaying.
 {table(header, rows)}
 {advice}
-Share of replay that RoD chose: {share["first"]:.0%} in the first tenth of the steps, \
-{share["last"]:.0%} in the last.
+Share of replay that RoD chose: {share["first"]:.0%} in the first {part}, {share["last"]:.0%} in \
+the last.
 
 On {results["processor"]} with a peak of {results["peak_tflops"]:,g} TFLOP/s; planned memory: \
 {results["planned_gib"]:.1f} GiB a process.

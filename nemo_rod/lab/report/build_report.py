@@ -21,7 +21,7 @@ from nemo_rod.lab.report.figures.training import curves_of
 from nemo_rod.lab.report.page import render, render_page
 from nemo_rod.lab.report.provenance import provenance_of
 from nemo_rod.lab.report.results import RunResults, results_of
-from nemo_rod.lab.report.run_files import Run, read_run
+from nemo_rod.lab.report.run_files import Run, as_other_seed, read_run
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import Part, arm_folders, has_begun, is_evaluated, parts_of
 from nemo_rod.lab.report.verdict import across_seeds, verdict_of
@@ -109,8 +109,16 @@ def build_report(
     for folder in [*folders.values()][1:]:  # each once, under whatever path, and not the run itself
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             notes.append(f"Run {folder.name} has no evaluated arm yet and is left out.")
+            continue
+        other = as_other_seed(read_run(folder, shared_dir=run_dir), run)
+        known = {each.seed: each.folder.name for each in runs}
+        if other.seed is not None and other.seed in known:
+            same = f"the same seed, {other.seed}, as {known[other.seed]}"
+            notes.append(f"Run {folder.name} has {same}: it adds no seed, and is left out.")
+        elif other.arms:
+            runs.append(other)
         else:
-            runs.append(read_run(folder, shared_dir=run_dir))
+            notes += other.disagreements
     others = [(other, judged_results(other)) for other in map(read_run, map(Path, settings))]
     results = results_of_all(runs, notes) | {"settings": [judged for _, judged in others]}
     try:

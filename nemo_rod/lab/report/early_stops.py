@@ -29,7 +29,8 @@ def stops_of(
     """
     keys = {role: metrics.held_out(role) for role in ROLES}
     every = [key for by_source in keys.values() for key in by_source.values()]
-    if not all(keys.values()) or not {*every} <= {*start}:
+    is_finite = all(math.isfinite(start.get(key, math.nan)) for key in every)
+    if not all(keys.values()) or not is_finite:
         return []
     columns = {key: dict(zip(*metrics.finite(key), strict=True)) for key in every}
     rows = sorted(set.intersection(*({*column} for column in columns.values())))

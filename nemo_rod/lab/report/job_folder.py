@@ -98,8 +98,8 @@ def build_job_report(folder: Path) -> dict[str, Any] | None:
         files.write(_SCHEDULE, "\n".join(lines) + "\n")
         notes.append(
             "To know whether RoD helped, run the job again with the same pools, blocks at random: "
-            f"policy=Schedule(file='{files.out / _SCHEDULE}') has RoD's share of replay by step, "
-            f"policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
+            f"policy=Schedule(file={str(files.out / _SCHEDULE)!r}) has RoD's share of replay by "
+            f"step, policy=Schedule(replay={share_T.mean():.4f}) its mean share; nothing is scored."
         )
     losses = {
         "base": _losses(metrics_of([{**part.start, "step": -1}])),

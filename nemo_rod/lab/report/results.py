@@ -32,10 +32,10 @@ from typing import Any
 
 from nemo_rod.lab.report.chord import Chord, chord_at, chord_through, linear_fit, outlier, pearson
 from nemo_rod.lab.report.intervals import draws_of, intervals_of
-from nemo_rod.lab.report.run_files import Arm, Run, facts_of
+from nemo_rod.lab.report.run_files import POOLS, Arm, Run, facts_of
 from nemo_rod.roles import ROLES
 from nemo_rod.run.variants import SPECIALIST
-from nemo_rod.selection.arms import SWEPT
+from nemo_rod.selection.candidates import Candidates
 from nemo_rod.selection.competition import FORWARD
 from nemo_rod.selection.forgetting import forgetting_by_source
 
@@ -205,17 +205,16 @@ def _in_all(name: str, run: Run, specialist: float | None) -> float | None:
     """Returns the cost of an arm with all that it needs, in plain steps; None if unknown.
 
     Another run's specialist counts as much as this run's. References are of the blocks that the arm
-    draws, each once.
+    draws, each once, as the plan and the stage of the references count them.
     """
     facts = run.arms[name].facts
-    total, batch_size = facts.get("compute"), facts.get("batch_size")
+    total = facts.get("compute")
     if total is None or name == "base":
         return None
-    if (references := facts.get("references")) and batch_size:
+    if references := facts.get("references"):
         roles = ("replay",) if references == ["base"] else ROLES
-        num_blocks = sum(sum(run.block_counts[role].values()) for role in roles)
-        drawn = facts["steps"] * batch_size * (facts.get(SWEPT["pool_size"]) or 1.0)
-        total += FORWARD * min(num_blocks, drawn * len(roles) / len(ROLES)) / batch_size
+        pools = Candidates(**{key: facts[key] for key in POOLS})
+        total += FORWARD * pools.drawn(facts["steps"], roles).sum() / pools.batch_size
         total += (math.nan if specialist is None else specialist) if roles == ROLES else 0.0
     for other in (facts.get("share_of"), facts.get("follow")):
         if other in run.arms and (needed := _in_all(str(other), run, specialist)) is not None:

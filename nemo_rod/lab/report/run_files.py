@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -24,18 +24,21 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.bounds import has_type
-from nemo_rod.files import interpreting, read_json
+from nemo_rod.files import expect_keys, interpreting, read_json
 from nemo_rod.lab.history import History, read_history
 from nemo_rod.lab.report.early_stops import Stops, stops_of
 from nemo_rod.lab.report.under_way import Part, arm_folders, is_evaluated, read_part
 from nemo_rod.roles import ROLES
 from nemo_rod.run.held_out_losses import BLOCK_LOSSES
+from nemo_rod.run.model_jobs import MACHINE_KEYS
 from nemo_rod.selection import arms
 from nemo_rod.selection.arm_names import ArmName, parse_arm
+from nemo_rod.selection.candidates import Candidates
 
 Losses = npt.NDArray[np.float64]
 
 FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # costs of a base not trained here
+POOLS = tuple(item.name for item in fields(Candidates))  # facts that every trained arm has
 _MOST_BLOCKS = 1 << 25  # held out
 # Types of facts, besides null.
 _TYPES: dict[str, Any] = {
@@ -45,8 +48,11 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("compute", "wall_seconds", "budget"), float),
     **{"references": list[str], "train": dict[str, Any]},
 }
-# Keys of `train` that follow from an arm's length.
+# Keys of `train` that follow from an arm's length, and those that the machine decides.
 _LENGTHS = ("steps", "warmup_steps", "decay_steps")
+_MACHINE = {"micro_batch_size", *MACHINE_KEYS}
+# Keys of a design that name, or follow from, the run that an arm is of.
+_OF_RUN = {"references", "reference", "curriculum", "budget"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[P
     Raises:
         ValueError: no arm has been evaluated, or a file is damaged.
     """
-    folders = sorted(folder for folder in arm_folders(run_dir) if folder.is_dir())
+    folders = sorted(arm_folders(run_dir))
     evaluated = [folder for folder in folders if is_evaluated(folder)]
     if not evaluated:
         raise ValueError(
@@ -152,12 +158,44 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None, parts: Sequence[P
         for arm in read:
             name = arm.name.name
             with_tasks = next((other for other in comparable.values() if other.tasks), None)
-            if error := next(_disagreements(arm, read[0], with_tasks), None):
+            first = next(iter(comparable.values()), arm)
+            if error := next(_disagreements(arm, first, with_tasks), None):
                 disagreements.append(f"{run_dir}/arms/{name}/{error}; {name} is left out.")
             else:
                 comparable[name] = arm
+    if not comparable:
+        raise ValueError(" ".join(disagreements))
     name = run_dir.resolve().name
     return Run(run_dir, name, comparable, block_counts, left_out, disagreements, block_counts)
+
+
+def as_other_seed(run: Run, first: Run) -> Run:
+    """Returns a run of another seed without the arms that differ from the first's in more."""
+    kept, disagreements = {}, [*run.disagreements]
+    for name, arm in run.arms.items():
+        if (other := first.arms.get(name)) and (error := next(_differences(arm, other), None)):
+            disagreements.append(f"{run.folder}/arms/{name}/{error}; {name} is left out.")
+        else:
+            kept[name] = arm
+    return replace(run, arms=kept, disagreements=disagreements)
+
+
+def _differences(arm: Arm, other: Arm) -> Iterator[str]:
+    """Yields what tells an arm from the same one of another seed, besides the seed."""
+    yield from _disagreements(arm, other, None)
+    ours, theirs = (
+        {**each.facts, **each.design, **each.design["train"]} if each.design else {}
+        for each in (arm, other)
+    )
+    compared = {*arms.DESIGN, "steps", "batch_size", "block_size", *ours.get("train", {})}
+    compared -= {*_OF_RUN, *_MACHINE, "share" if ours.get("share_of") else "", *_LENGTHS[1:]}
+    compared -= {"steps"} if ours.get("convergence") else set()  # its end is open
+    for key in sorted(compared):
+        if ours.get(key) != theirs.get(key):
+            yield (
+                f"arm.json has {key}={ours.get(key)!r} but that of the first run "
+                f"{theirs.get(key)!r}; runs are seeds of each other if only their seeds differ"
+            )
 
 
 def _read_arm(
@@ -174,12 +212,7 @@ def _read_arm(
         blocks = evaluation.get("inputs", {}).get("blocks")
         if not isinstance(blocks, str | None):
             raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
-    for role, source, loss in ((r, s, loss) for r in ROLES for s, loss in losses[r].items()):
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"{file} has loss {loss} for {role} source {source!r}, expected a finite number; "
-                "evaluate the arm again"
-            )
+    for role, source in ((r, s) for r in ROLES for s in losses[r]):
         if source not in block_counts[role]:
             raise ValueError(
                 f"{file} has {role} source {source!r}, but blocks/{role}/ has no manifest of it; "
@@ -195,6 +228,15 @@ def _read_arm(
             raise ValueError(
                 f"{file} is missing, expected one in every trained arm: restore it from a copy, "
                 "or train the arm again"
+            )
+    history = read_history(curriculum_file) if curriculum_file.is_file() else None
+    if history and facts.get("kind") == "trained":
+        found = {f"num_{role}": sum(block_counts[role].values()) for role in ROLES}
+        found["batch_size"] = history.batch_size
+        if wrong := {key: facts[key] for key, value in found.items() if facts[key] != value}:
+            raise ValueError(
+                f"{arm_file} has {wrong}, but the run's blocks and {curriculum_file.name} have "
+                f"{found}: restore the file from a copy, or train the arm again"
             )
     part = part or read_part(folder, name.name)
     metrics = part.metrics
@@ -219,7 +261,7 @@ def _read_arm(
             "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
             "anneals_at": peak + 1 if 0 < peak < len(lr) - 1 else None,
         },
-        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        history=history,
         block_losses=_read_block_losses(folder, evaluation),
         early_stops=stops_of(metrics, part.start, block_counts),
     )
@@ -238,10 +280,11 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
         losses: dict[str, dict[str, Losses]] = {}
         for (role, source), part in zip(counts, parts, strict=True):
             losses.setdefault(role, {})[source] = part
-            if not math.isclose(part.mean(), evaluation["loss"][role][source], rel_tol=1e-6):
+            told = evaluation["loss"][role][source]
+            if math.isfinite(told) and not math.isclose(part.mean(), told, rel_tol=1e-6):
                 raise ValueError(
                     f"the blocks of {source} have a mean loss of {part.mean():.6g}, and "
-                    f"evaluation.json has {evaluation['loss'][role][source]}"
+                    f"evaluation.json has {told}"
                 )
     return losses
 
@@ -249,15 +292,19 @@ def _read_block_losses(folder: Path, evaluation: Mapping[str, Any]) -> dict[str,
 def facts_of(file: Path, others: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
     """Returns the content of an `arm.json`, and what others it lacks."""
     facts = {**others, **read_json(file, "kind", "steps")}
-    _check_facts(file, facts, cure="train the arm again")
+    needed = ("steps", *POOLS) if facts["kind"] == "trained" else ()
+    expect_keys(file, facts, needed)
+    _check_facts(file, facts, needed, cure="train the arm again")
     return facts
 
 
-def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
-    """Refuses facts of other types than `_TYPES` has, and infinite numbers."""
+def _check_facts(
+    file: Path, facts: Mapping[str, Any], needed: Sequence[str] = (), *, cure: str
+) -> None:
+    """Refuses facts of other types than `_TYPES` has, null if needed, and infinite numbers."""
     for key, kind in _TYPES.items():
         value = facts.get(key)
-        if not has_type(value, kind | None) or (
+        if not has_type(value, kind if key in needed else kind | None) or (
             isinstance(value, float) and not math.isfinite(value)
         ):
             raise ValueError(
@@ -268,6 +315,12 @@ def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
 
 def _disagreements(arm: Arm, first: Arm, with_tasks: Arm | None) -> Iterator[str]:
     """Yields reasons why an arm's losses or accuracies cannot be compared with those of others."""
+    for role, source, loss in ((r, s, n) for r in ROLES for s, n in arm.loss[r].items()):
+        if not math.isfinite(loss):
+            yield (
+                f"evaluation.json has the loss {loss} for {role} source {source!r}: its model has "
+                f"diverged; train it again at a lower train.lr, with rebuild=[{arm.name.name}]"
+            )
     if arm.blocks and first.blocks and arm.blocks != first.blocks:
         yield (
             f"evaluation.json is of blocks {arm.blocks} but that of arm {first.name.name!r} of "

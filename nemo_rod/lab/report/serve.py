@@ -102,6 +102,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.folder, self.every = folder, every
         super().__init__(*arguments)
 
+    def handle(self) -> None:
+        """Answers, unless the browser has gone: a page that reloads itself is often left."""
+        with suppress(ConnectionError):
+            super().handle()
+
     def do_GET(self) -> None:
         """Answers with a file."""
         name = unquote(urlsplit(self.path).path).lstrip("/") or "index.html"

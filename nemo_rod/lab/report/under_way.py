@@ -67,8 +67,12 @@ def read_part(folder: Path, name: str, label: str = "", state: str = "done") -> 
 
 
 def arm_folders(run_dir: Path) -> list[Path]:
-    """Returns the folders of a run's arms, without those that `rebuild` has moved aside."""
-    return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
+    """Returns the folders of a run's arms, without those that `rebuild` has moved aside.
+
+    What a file manager or an editor leaves there is none.
+    """
+    found = (path for path in run_dir.glob("arms/*") if path.is_dir())
+    return [path for path in found if path.name[0] != "." and ".replaced-" not in path.name]
 
 
 def is_evaluated(arm_dir: Path) -> bool:

@@ -15,6 +15,7 @@ Shape suffixes: B = draws of held-out blocks, A = arms.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import statistics
@@ -42,7 +43,7 @@ _TOLD = {
     "trade": "a trade",
     "not_judged": "no difference that these blocks can show",
 }
-# of Student's t, two-sided 90 %, by degrees of freedom; 1.645 beyond
+# of Student's t, two-sided 90 %, by degrees of freedom; `_t90` has more
 _T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 
@@ -81,7 +82,7 @@ def verdict_of(run: Run, results: Results) -> dict[str, Any] | None:
         "difference": difference,
         "distance": best.share - share if best else None,
         "says": _says(difference) if difference else "not_judged",
-        "missing": "" if best else "fixed_like_rod",
+        "missing": "" if best else _missing(fixed, share),
         "frontier": frontier,
         "total_cost": cost,
         "alternatives": {name: _differences(arms, drawn, name) for name in _alternatives(arms)},
@@ -100,19 +101,36 @@ def across_seeds(verdicts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | 
     if first is None:
         return None
     others = [v for v in verdicts[1:] if v is not None and v["against"] == first["against"]]
-    merged = dict(first)
-    if first["difference"] and others:
-        merged["difference"] = _over_seeds([v["difference"] for v in (first, *others)])
+    merged, alone = copy.deepcopy(first), list[tuple[str, str]]()
+    for place, own in _compared(merged).items() if others else ():
+        known = [compared[place] for v in others if place in (compared := _compared(v))]
+        if len(known) < len(others):
+            alone.append(place)
+            continue
+        for key, difference in _over_seeds([own, *known]).items():
+            own[key].update(difference)
+    if merged["difference"]:
         merged["says"] = _says(merged["difference"])
-        for name in first["alternatives"]:
-            known = [v["alternatives"].get(name) for v in (first, *others)]
-            if None not in known:
-                merged["alternatives"] = {**merged["alternatives"], name: _over_seeds(known)}
+    merged["first_alone"] = [list(place) for place in alone]  # kind and arms
     merged["shown"] = {
         key: None if d["low"] is None else (d["high"] - d["low"]) / 2
         for key, d in (merged["difference"] or {}).items()
     }
     return merged | {"advice": advice(merged), "seeds": 1 + len(others)}
+
+
+def _compared(verdict: Results) -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns the known differences of a verdict, by kind and by the arms that they are with."""
+    frontier, cost = verdict["frontier"], verdict["total_cost"]
+    compared = {
+        ("difference", str(verdict["against"])): verdict["difference"],
+        ("frontier", " ".join(frontier["between"])): frontier["difference"]
+        and {"": frontier["difference"]},
+        ("total_cost", str(cost["against"])): cost["difference"],
+        **{("alternatives", name): value for name, value in verdict["alternatives"].items()},
+        **{("early_stops", name): {"": stop} for name, stop in verdict["early_stops"].items()},
+    }
+    return {place: value for place, value in compared.items() if value}
 
 
 def advice(verdict: Results) -> str:
@@ -123,7 +141,12 @@ def advice(verdict: Results) -> str:
             f"Nothing was forgotten even without replay ({forgotten:.3f} nats): train longer, or "
             "replay what the base knows better; here replay is not needed."
         )
-    if verdict["missing"]:
+    if (missing := verdict["missing"]) and missing != "fixed_like_rod":
+        return (
+            f"Train {missing}: in batches this small, whole blocks of replay bring fixed_like_rod "
+            "no nearer to RoD's own share."
+        )
+    if missing:
         return (
             "Train fixed_like_rod, fixed replay at RoD's own share: until then nobody knows "
             "whether RoD is better than that."
@@ -148,7 +171,11 @@ def advice(verdict: Results) -> str:
 
 def sentences(verdict: Results) -> list[str]:
     """Returns the verdict in words, in its order."""
-    text = []
+    text, alone = [], {tuple(place) for place in verdict["first_alone"]}
+
+    def mark(kind: str, *names: str) -> str:
+        return " (of the first seed alone)" if (kind, " ".join(names)) in alone else ""
+
     if (difference := verdict["difference"]) is not None:
         label, distance = parse_arm(verdict["against"]).label, verdict["distance"]
         says = _TOLD[verdict["says"]]
@@ -161,6 +188,7 @@ def sentences(verdict: Results) -> list[str]:
     frontier = verdict["frontier"]
     if frontier["difference"] is not None:
         names = " and ".join(parse_arm(name).label for name in frontier["between"])
+        names += mark("frontier", *frontier["between"])
         text.append(
             f"At RoD's own forgetting, between {names}: it learned "
             f"{_nats(frontier['difference'], 'more', 'less')} than fixed replay."
@@ -173,8 +201,8 @@ def sentences(verdict: Results) -> list[str]:
     else:
         times = f"{cost['ratio']:.2f} times the" if abs(cost["ratio"] - 1) > 0.05 else "equal"
         text.append(
-            f"At {times} cost in all, against {parse_arm(cost['against']).label}: "
-            f"{_both(cost['difference'])}"
+            f"At {times} cost in all, against {parse_arm(cost['against']).label}"
+            f"{mark('total_cost', cost['against'])}: {_both(cost['difference'])}"
         )
     if repeated := verdict["repeated"]:
         labels = " and ".join(parse_arm(name).label for name in repeated)
@@ -185,12 +213,14 @@ def sentences(verdict: Results) -> list[str]:
         )
     for name, difference in verdict["alternatives"].items():
         text.append(
-            f"Against {parse_arm(name).label}: {_TOLD[_says(difference)]}. {_both(difference)}"
+            f"Against {parse_arm(name).label}{mark('alternatives', name)}: "
+            f"{_TOLD[_says(difference)]}. {_both(difference)}"
         )
     for name, stop in verdict["early_stops"].items():
         text.append(
             f"Against {parse_arm(name).label} stopped early, where it had forgotten as much (step "
-            f"{stop['step']:.0f} of {stop['steps']:.0f}, its rate not yet lowered): RoD learned "
+            f"{stop['step']:.0f} of {stop['steps']:.0f}, its rate not yet lowered)"
+            f"{mark('early_stops', name)}: RoD learned "
             f"{_nats(stop, 'more', 'less')}, on the first held-out blocks."
         )
     if None not in (shown := [*verdict["shown"].values()]) and shown:
@@ -235,6 +265,13 @@ def fixed_arms(arms: Mapping[str, Results]) -> list[FixedArm]:
     return sorted(found, key=lambda arm: arm.share)
 
 
+def _missing(fixed: Sequence[FixedArm], share: float) -> str:
+    """Returns the arm of fixed replay to train for RoD's share: one that is not there."""
+    if any(arm.name == "fixed_like_rod" and arm.is_as_long for arm in fixed):
+        return f"fixed_{max(1, round(100 * share))}"
+    return "fixed_like_rod"
+
+
 def _alternatives(arms: Mapping[str, Results]) -> list[str]:
     """Returns the arms without RoD's choice that are trained otherwise, or merged with the base."""
     like_rod = (arms["rod"]["design"] or {}).get("train")
@@ -264,7 +301,8 @@ class ShareSearch(NamedTuple):
 
 def search(arms: Mapping[str, Results]) -> ShareSearch:
     """Looks for two near fixed shares, of RoD's steps, that enclose its forgetting."""
-    rod = arms["rod"]
+    if (rod := arms.get("rod")) is None:
+        return ShareSearch(None, None, "RoD has no losses that can be compared")
     level, share = rod["signed_forgetting"], rod["replay_share"]
     fixed = [arm for arm in fixed_arms(arms) if arm.is_as_long]
     if level is None or share is None or not fixed:
@@ -373,12 +411,22 @@ def _interval(drawn: Draws, measure: Callable[[Callable[[str, str], Losses]], An
 def _over_seeds(differences: Sequence[Results]) -> dict[str, Any]:
     """Returns the mean of every difference over two or more seeds, with its interval."""
     n, merged = len(differences), {}
-    for key in differences[0]:
-        values = [difference[key]["value"] for difference in differences]
-        mean, spread = statistics.fmean(values), statistics.stdev(values)
-        half = (_T90[n - 2] if n - 2 < len(_T90) else 1.645) * spread / math.sqrt(n)
-        merged[key] = {"value": mean, "low": mean - half, "high": mean + half}
+    for key, first in differences[0].items():
+        means = {
+            part: statistics.fmean(difference[key][part] for difference in differences)
+            for part in first.keys() - {"low", "high"}  # an early stop has a step, too
+        }
+        spread = statistics.stdev(difference[key]["value"] for difference in differences)
+        half = _t90(n - 1) * spread / math.sqrt(n)
+        merged[key] = means | {"low": means["value"] - half, "high": means["value"] + half}
     return merged
+
+
+def _t90(freedom: int) -> float:
+    """Returns Student's t, two-sided 90 %; beyond the table by its expansion, to 0.0001."""
+    if freedom <= len(_T90):
+        return _T90[freedom - 1]
+    return 1.64485 + 1.52378 / freedom + 1.42024 / freedom**2 + 0.983 / freedom**3
 
 
 def _says(difference: Results) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ STAR = (
 )
 CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _NAMED = 24  # characters of a label
+# First digits of the ticks of a logarithmic axis, by the least ratio of its ends.
+_DIGITS: dict[float, tuple[float, ...]] = {
+    8: (1, 2, 5),
+    2: (1, 1.5, 2, 3, 4, 5, 7),
+    0: (1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 2.8, 3.2, 3.6, 4, 4.5, 5, 5.6, 6.3, 7, 8, 9),
+}
 
 
 def number(field: str, title: str | None = None, **more: Any) -> Spec:
@@ -76,7 +83,7 @@ def log_axis(values: Sequence[float], title: str) -> tuple[Spec, float, list[Spe
     """
     above = [value for value in values if value > 0]
     low, high = min(above), max(above)
-    digits = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 7)
+    digits = next(digits for least, digits in _DIGITS.items() if high / low >= least)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     ticks = [float(f"{digit}e{power}") for power in powers for digit in digits]
     pad = max(1.15, (high / low) ** 0.12)
@@ -106,9 +113,22 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def shorten(text: str) -> str:
-    """Returns a name cut to a label's length."""
-    return text if len(text) <= _NAMED else text[: _NAMED - 1] + "\N{HORIZONTAL ELLIPSIS}"
+def shortened(names: Sequence[str]) -> list[str]:
+    """Returns a label for every name, no two of them equal: rows of one label are drawn as one.
+
+    Of long names that begin alike, beginning and end are kept.
+    """
+    labels: list[str] = []
+    heads = Counter(name[: _NAMED - 1] for name in names)
+    for name in names:
+        label = name
+        if len(name) > _NAMED:
+            end = _NAMED // 2 if heads[name[: _NAMED - 1]] > 1 else 0
+            label = name[: _NAMED - 1 - end] + "\N{HORIZONTAL ELLIPSIS}" + name[len(name) - end :]
+        while label in labels:
+            label += "\N{PRIME}"
+        labels.append(label)
+    return labels
 
 
 def views_of(figure: Spec | Sequence[Spec]) -> list[Spec]:

@@ -21,7 +21,7 @@ from nemo_rod.lab.report.figures.drawing import (
     line_at,
     number,
     short,
-    shorten,
+    shortened,
     view,
 )
 from nemo_rod.lab.report.figures.picture import Picture
@@ -236,12 +236,11 @@ def _replay_bands(history: History) -> tuple[Floats, dict[str, str], Floats]:
     rest = by_size[len(own) :]
     order = sorted(own, key=lambda name: place[name])
     fixed = paper()["categories"]
-    colours = {
-        shorten(name): light(category_role(name) if name in fixed else f"source-{place_of}")
-        for place_of, name in ((order.index(name), name) for name in own)
-    }
-    columns = [bands[name] for name in own]
+    roles = [category_role(n) if n in fixed else f"source-{order.index(n)}" for n in own]
+    columns, names = [bands[name] for name in own], [*own]
     if rest:
-        colours[f"{len(rest)} others"] = light("source-rest")
+        names.append(f"{len(rest)} others")
+        roles.append("source-rest")
         columns.append(np.sum([bands[name] for name in rest], axis=0))
+    colours = dict(zip(shortened(names), map(light, roles), strict=True))
     return step_B, colours, np.array(columns).T

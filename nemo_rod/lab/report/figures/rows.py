@@ -13,7 +13,7 @@ from nemo_rod.lab.report.figures.drawing import (
     layer,
     line_at,
     number,
-    shorten,
+    shortened,
     view,
 )
 from nemo_rod.lab.report.figures.picture import Picture
@@ -28,9 +28,12 @@ _OVER_SEEDS = {
 }
 
 
-def _arms(names: Sequence[str]) -> Spec:
-    """Returns the encoding of rows of arms, by the labels of these."""
-    labels = [shorten(parse_arm(name).label) for name in names]
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    return dict(zip(names, shortened([parse_arm(name).label for name in names]), strict=True))
+
+
+def _arms(labels: Sequence[str]) -> Spec:
+    """Returns the encoding of rows of arms, by their labels."""
     axis = {"labelLimit": 220, "labelColor": light("ink"), "labelFontSize": 12, "grid": False}
     return {"field": "arm", "type": "nominal", "title": None, "sort": labels, "axis": axis}
 
@@ -45,21 +48,23 @@ def capabilities(shown: Sequence[RunResults]) -> Picture | None:
         return None
     theirs = paper()["fig:qwen_task_forgetting"].get(recipe, {})
     rows: Rows = []
+    labels = _labels(names)
     for name in names:
         for group, change in arms[name]["capability_change"].items():
-            row = {"arm": shorten(parse_arm(name).label), "capability": group}
+            row = {"arm": labels[name], "capability": group}
             value = theirs.get(name, {}).get(group)
             rows.append(row | {"change": 100 * change, "paper": value and 100 * value})
     change = number("change", "change of accuracy against the base model (points)",
                     scale={"zero": True, "nice": True})  # fmt: skip
-    colours = {shorten(parse_arm(name).label): arm_colour(name, arms) for name in names}
+    colours = {labels[name]: arm_colour(name, arms) for name in names}
+    y = _arms([*colours])
     cross = {"type": "point", "shape": CROSS, "color": light("ink"), "size": 50, "opacity": 1}
     bars = {
         "layer": [
             line_at(0, "x"),
-            layer({"type": "bar", "height": 13}, x=change, y=_arms(names),
+            layer({"type": "bar", "height": 13}, x=change, y=y,
                   color=by_name("arm", colours) | {"legend": None}),
-            layer(cross, x=change | {"field": "paper"}, y=_arms(names)),
+            layer(cross, x=change | {"field": "paper"}, y=y),
         ],
         "height": {"step": 18},
     }  # fmt: skip
@@ -77,12 +82,13 @@ def seeds(shown: Sequence[RunResults]) -> Picture | None:
     names += [n for n in results["arms"] if n != "base" and n not in names]
     if len(runs) < 2 or not names:
         return None
-    colours = {shorten(parse_arm(name).label): arm_colour(name, results["arms"]) for name in names}
-    color, y = by_name("arm", colours) | {"legend": None}, _arms(names)
+    labels = _labels(names)
+    colours = {labels[name]: arm_colour(name, results["arms"]) for name in names}
+    color, y = by_name("arm", colours) | {"legend": None}, _arms([*colours])
     views = []
     for measure, title in _OVER_SEEDS.items():
         rows: Rows = [
-            {"arm": shorten(parse_arm(name).label), "value": value}
+            {"arm": labels[name], "value": value}
             for name in names
             for run in runs
             if (value := run["arms"].get(name, {}).get(measure)) is not None

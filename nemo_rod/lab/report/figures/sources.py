@@ -16,7 +16,7 @@ from nemo_rod.lab.report.figures.drawing import (
     layer,
     line_at,
     number,
-    shorten,
+    shortened,
     view,
 )
 from nemo_rod.lab.report.figures.labels import label_layers
@@ -91,10 +91,11 @@ def _profile(
                 fits.append({"x": end, "y": intercept + slope * end, "arm": label,
                              "dash": [4, 3] if suffix else [1, 0], "fit": f"{label}{suffix}",
                              "wide": (3.0 if is_rod else 1.4) - 0.6 * bool(suffix)})  # fmt: skip
+    labels = dict(zip(vulnerability, shortened([*vulnerability]), strict=True))
     # a source is named at its highest point, the most vulnerable ones first
     for source in sorted(vulnerability, key=lambda n: -vulnerability[n])[:_MOST_NAMED]:
         mine = [point for point in points if point["source"] == source]
-        max(mine, key=lambda point: point["y"])["text"] = shorten(source)
+        max(mine, key=lambda point: point["y"])["text"] = labels[source]
     color = by_name("arm", colours, columns=1)
     diagonal = [{"x": end, "y": end} for end in (max(low, 0.0), ends[1])]
     look = {"strokeDash": as_is("dash"), "strokeWidth": as_is("wide")}
@@ -157,12 +158,13 @@ def _ratios(
     by_need = sorted(names, key=lambda name: by_source[name])
     spoken = {*by_need[: _MOST_NAMED // 2], *by_need[-_MOST_NAMED // 2 :]}
     points: Rows = []
+    labels = dict(zip(names, shortened(names), strict=True))
     for name in names:
         category = category_of(name)
         points.append(
             {"x": by_source[name], "y": ratio[name], "source": name,
              "category": category or "replay source", "bold": False,
-             "text": shorten(name) if name in spoken else ""}
+             "text": labels[name] if name in spoken else ""}
         )  # fmt: skip
     categories = sorted({point["category"] for point in points})
     colours = {

@@ -45,14 +45,15 @@ def curves_of(parts: Sequence[Part], names: Sequence[str] = ()) -> dict[str, Pic
         ("share", "Share of replay",
          _lines(_metric(arms, "rod/replay_share", 100.0), looks, "replay share (%)")),
         *((f"held_out_{role}", f"Held-out {role} loss, sources alike",
-           _lines(_alike(_held_out(arms, role)), looks, f"{role} {_LOSS}", smooth=False))
+           _lines(_alike(arms, role), looks, f"{role} {_LOSS}", smooth=False))
           for role in ROLES),
         ("sources", "Held-out loss by source", _by_source(arms, looks)),
         *((f"rho_{role}", f"Mean score, {role}",
            _lines(_metric(arms, f"rod/rho_{role}"), looks, "score (nats per token)"))
           for role in ROLES),
-        *((re.sub(r"\W", "_", key), key, _lines(_metric(arms, key), looks, key))
-          for key in columns if "/" in key and key.partition("/")[0] not in _OURS),
+        *((re.sub(r"\W", "_", key) + f"-{place}", key, _lines(_metric(arms, key), looks, key))
+          for place, key in enumerate(columns)
+          if "/" in key and key.partition("/")[0] not in _OURS),
         ("base", "The base: training loss",
          _lines(_metric(base, "train/loss"), looks, "training " + _LOSS)),
     ]  # fmt: skip
@@ -87,7 +88,7 @@ def _metric(parts: Sequence[Part], key: str, times: float = 1.0) -> Rows:
     return rows
 
 
-def _held_out(parts: Sequence[Part], role: str, most: int = _MAX_POINTS) -> Rows:
+def _held_out(parts: Sequence[Part], role: str, most: int) -> Rows:
     """Returns held-out losses by source, from before the first step on."""
     rows = []
     for part in parts:
@@ -104,12 +105,19 @@ def _held_out(parts: Sequence[Part], role: str, most: int = _MAX_POINTS) -> Rows
     return [row for row in rows if row["value"] is not None]
 
 
-def _alike(rows: Rows) -> Rows:
-    """Returns the means over sources of held-out losses by source."""
-    values: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
-        values.setdefault((row["arm"], row[STEPS]), []).append(row["value"])
-    return [{"arm": a, STEPS: step, "value": short(fmean(v))} for (a, step), v in values.items()]
+def _alike(parts: Sequence[Part], role: str) -> Rows:
+    """Returns the means over a role's sources of held-out losses, at steps where all are finite."""
+    rows: Rows = []
+    for part in parts:
+        values: dict[int, list[float]] = {}
+        for row in _held_out([part], role, len(part.metrics)):
+            values.setdefault(row[STEPS], []).append(row["value"])
+        num_sources = len(part.metrics.held_out(role))
+        means = [(step, fmean(v)) for step, v in values.items() if len(v) == num_sources]
+        for place in np.linspace(0, len(means) - 1, min(len(means), _MAX_POINTS + 1)).round():
+            step, mean = means[int(place)]
+            rows.append({"arm": part.label, STEPS: step, "value": short(mean)})
+    return rows
 
 
 def _lines(
