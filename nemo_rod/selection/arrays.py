@@ -15,15 +15,9 @@ Bytes = npt.NDArray[np.uint8]  # hashes of blocks [C, 16], or records [N, B]
 Records = npt.NDArray[np.void]
 
 
-def freeze(record: Any, *names: str) -> None:
-    """Replaces arrays of a frozen dataclass by views that cannot be written to."""
-    for name in names:
-        if (array := getattr(record, name)) is not None:
-            object.__setattr__(record, name, read_only(array))
-
-
-def read_only(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Returns a view of an array that cannot be written to, as parts of others are given."""
-    view = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
+def read_only(array: Any) -> Any:
+    """Returns a view of an array that cannot be written to; None of None."""
+    if array is not None:
+        array = np.asarray(array).view()
+        array.flags.writeable = False
+    return array

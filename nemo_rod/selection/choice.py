@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Ids, Nats, freeze, read_only
+from nemo_rod.selection.arrays import Ids, Nats, read_only
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
 
@@ -42,7 +41,8 @@ class Choice:
     metrics: dict[str, float | None] = field(default_factory=dict)  # the policy's own
 
     def __post_init__(self) -> None:
-        freeze(self, "loss", "score", "chosen", "reference")
+        for name in ("loss", "score", "chosen", "reference"):
+            object.__setattr__(self, name, read_only(getattr(self, name)))
 
     @property
     def block_ids(self) -> Ids:
@@ -75,8 +75,8 @@ def choose(
         score: turns losses into scores.
 
     Raises:
-        ValueError: a score is not finite and not excluded, too few candidates remain, or a part
-            returns something else than it is to.
+        ValueError: a score is not finite and not excluded, too few candidates remain, or the policy
+            or the score returns something else.
     """
     start, score_C, num_bad = time.perf_counter(), None, 0
     part: Any = getattr(policy, "estimate", None) if loss_C is None else score
@@ -85,8 +85,9 @@ def choose(
         if loss_C is not None:
             compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
             given = read_only(loss_C), read_only(compared_C)
-        score_C = _of_candidates(part, pool, *given)
-        is_padding_C = np.zeros(len(score_C), bool) if loss_C is None else np.isneginf(loss_C)
+        size = len(pool.block_ids)
+        score_C = _answer(part, "biuf", size, f"{size} numbers", pool, *given).astype(np.float32)
+        is_padding_C = np.zeros(size, dtype=bool) if loss_C is None else np.isneginf(loss_C)
         score_C[is_padding_C] = -np.inf
         bad_C = ~np.isfinite(score_C) & ~is_padding_C
         if num_bad := int(bad_C.sum()):  # a NaN would sort to an arbitrary place
@@ -119,73 +120,48 @@ def _select(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[I
 
     Tau, the paper's price of a training slot, is the least weighted score chosen, or else NaN.
     """
-
-    def fits(chosen: npt.NDArray[Any]) -> bool:
-        is_batch = chosen.shape == (k,) and chosen.dtype.kind in "iu"
-        ascends = is_batch and (np.diff(chosen.astype(np.int64), prepend=-1) > 0).all()
-        return bool(ascends and chosen[-1] < len(pool.block_ids))
-
-    given = None if score_C is None else read_only(score_C)
-    expected = f"{k} ascending positions below {len(pool.block_ids)}"
-    answer = _checked(policy.select, pool.step, fits, expected, pool, given, k)
-    chosen: Ids = answer.astype(np.int64)
+    given, size = read_only(score_C), len(pool.block_ids)
+    expected = f"{k} ascending positions below {size}"
+    chosen: Ids = _answer(policy.select, "iu", k, expected, pool, pool, given, k).astype(np.int64)
+    if (np.diff(chosen, prepend=-1) <= 0).any() or chosen[-1] >= size:
+        raise _mistake(policy.select, chosen, expected, pool)
     if score_C is None:
         return chosen, math.nan
-    own = getattr(policy, "weigh", None)
-    weighed_C = score_C if own is None else _of_candidates(own, pool, pool, given, dtype=np.float64)
-    lost_K = ~np.isfinite(score_C[chosen]) | ~np.isfinite(weighed_C[chosen])
-    if lost_K.any():
-        raise ValueError(
-            f"step {pool.step}: {type(policy).__name__} chose candidate "
-            f"{chosen[np.argmax(lost_K)]}, whose score is not finite: padding and excluded "
-            "candidates must not be chosen; correct the policy."
-        )
+    weighed_C: Any = score_C
+    if hasattr(policy, "weigh"):
+        weighed_C = _answer(policy.weigh, "biuf", size, f"{size} numbers", pool, pool, given)
+    if not np.isfinite(score_C + weighed_C)[chosen].all():
+        raise _mistake(policy.select, chosen, "no padding and none that was excluded", pool)
     return chosen, float(np.min(weighed_C[chosen]))
-
-
-def _of_candidates(
-    part: Any, pool: Pool, *given: Any, dtype: type = np.float32
-) -> npt.NDArray[Any]:
-    """Returns what a part computes of every candidate, a new array [C]."""
-
-    def fits(value: npt.NDArray[Any]) -> bool:
-        return value.shape == pool.block_ids.shape and value.dtype.kind in "biuf"
-
-    expected = f"{len(pool.block_ids)} numbers, one for every candidate"
-    return _checked(part, pool.step, fits, expected, *given).astype(dtype)
 
 
 def policy_metrics(policy: Policy, choice: Choice) -> dict[str, float | None]:
     """Returns the metrics that a policy has of a choice, by names that begin with rod/."""
-
-    def fits(found: npt.NDArray[Any]) -> bool:
-        values = found.item().items()  # an AttributeError, or a TypeError, of another answer
-        numbers = [np.asarray(0.0 if value is None else value) for _, value in values]
-        are_plain = all(each.ndim == 0 and each.dtype.kind in "biuf" for each in numbers)
-        return are_plain and all(name.startswith("rod/") for name, _ in values)
-
     if not hasattr(policy, "metrics"):
         return {}
-    expected = "numbers by names that begin with rod/"
-    found = _checked(policy.metrics, choice.pool.step, fits, expected, choice).item()
-    return {name: None if value is None else float(value) for name, value in found.items()}
-
-
-def _checked(
-    part: Any, step: int, fits: Callable[[npt.NDArray[Any]], bool], expected: str, *given: Any
-) -> npt.NDArray[Any]:
-    """Returns the answer of a part, which may be a stranger's, as a new array, if it fits."""
-    answer = ask(part, step, *given)
+    found = ask(policy.metrics, choice.pool.step, choice)
     try:
-        array: npt.NDArray[Any] = np.array(answer)
-        is_right = fits(array)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # ragged, or a GPU's
+        values = {name: None if v is None else float(0.0 + v) for name, v in found.items()}
+        is_right = all(name.startswith("rod/") for name in values)
+    except (AttributeError, TypeError):
         is_right = False
     if not is_right:
-        raise ValueError(
-            f"step {step}: {_name(part)} returned {' '.join(repr(answer).split())[:100]}, expected "
-            f"{expected}: correct it."
-        )
+        expected = "numbers by names that begin with rod/"
+        raise _mistake(policy.metrics, found, expected, choice.pool)
+    return values
+
+
+def _answer(
+    part: Any, kinds: str, size: int, expected: str, pool: Pool, *given: Any
+) -> npt.NDArray[Any]:
+    """Returns the answer of a part, which may be a stranger's, as a new array of this size."""
+    answer = ask(part, pool.step, *given)
+    try:
+        array: npt.NDArray[Any] = np.array(answer)
+    except (RuntimeError, TypeError, ValueError):  # ragged, or a tensor of a GPU
+        array = np.empty(())
+    if array.shape != (size,) or array.dtype.kind not in kinds:
+        raise _mistake(part, answer, expected, pool)
     return array
 
 
@@ -198,6 +174,12 @@ def ask(part: Any, step: int, *given: Any) -> Any:
             reason = f"{_name(part)} writes into an array that it is given ({error})"
             raise ValueError(f"step {step}: {reason}: let it write into a copy.") from error
         raise
+
+
+def _mistake(part: Any, answer: Any, expected: str, pool: Pool) -> ValueError:
+    shown = " ".join(repr(answer).split())[:100]
+    problem = f"{_name(part)} returned {shown}, expected {expected}"
+    return ValueError(f"step {pool.step}: {problem}: correct it.")
 
 
 def _name(part: Any) -> str:

@@ -218,9 +218,8 @@ def needs_of(policy: Policy, score: Score) -> frozenset[str]:
     is_known = isinstance(of_score, frozenset | set) and LOSSES <= of_score <= SCORES
     if not (callable(score) and is_known):
         raise ValueError(
-            f"{getattr(score, '__name__', repr(score))} is no score: expected a function (loss_C, "
-            "reference_C) -> score_C, if it ignores the references with the attribute needs="
-            f"frozenset({{'losses'}}), found needs={of_score!r}."
+            f"{score!r} is no score: expected a function (loss_C, reference_C) -> score_C, without "
+            f"`needs` or with frozenset({{'losses'}}), found needs={of_score!r}."
         )
     return needs - (SCORES - of_score) if "losses" in needs else needs
 

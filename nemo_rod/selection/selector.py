@@ -118,8 +118,7 @@ class Selector:
         The call is collective if the scorer's is.
 
         Raises:
-            ValueError: a score is not finite, and such candidates are not excluded, or a part
-                returns something else than it is to.
+            ValueError: see `choose`; or what is asked for the first time answers otherwise again.
         """
         start = time.perf_counter()
         drawn = self._ahead.get(step)
@@ -134,8 +133,8 @@ class Selector:
         choice = choose(pool, self.policy, *given)
         if not self._has_chosen:  # once, as it may be a stranger's
             again, self._has_chosen = choose(pool, self.policy, *given), True
-            pairs = (choice.chosen, again.chosen), (choice.score, again.score)
-            if not all(np.array_equal(*pair) for pair in pairs):
+            same = np.array_equal(choice.score, again.score)  # type: ignore[arg-type]
+            if not (same and np.array_equal(choice.chosen, again.chosen)):
                 raise ValueError(
                     f"step {step}: {type(self.policy).__name__} or its score answers otherwise "
                     "when asked again, so that no run could resume: change nothing in it, and draw "
@@ -190,17 +189,14 @@ class Selector:
         find: Callable[[], list[tuple[Path, int]]],
         shared: Callable[[Callable[[], Any]], Any],
     ) -> int:
-        """Brings the policy to its state before a step, on every rank.
+        """Brings the policy to its state before a step; returns the first step that it is told of.
 
         Args:
-            step: the step that is next.
+            step: the step that is next, and the result if there is no record.
             find: returns the curricula of the steps before it, in their order, each with the step
-                at which it ends to count; metrics are beside them.
+                before which it counts; metrics are beside them.
             shared: calls a function on the rank that can read the files, and returns its result on
                 all. Collective.
-
-        Returns:
-            The first step that the policy has been told of; `step` if there is none.
         """
         if not keeps_state(self.policy):
             return 0
