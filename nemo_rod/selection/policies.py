@@ -218,8 +218,9 @@ def needs_of(policy: Policy, score: Score) -> frozenset[str]:
     is_known = isinstance(of_score, frozenset | set) and LOSSES <= of_score <= SCORES
     if not (callable(score) and is_known):
         raise ValueError(
-            f"{score!r} is no score: expected a function (loss_C, reference_C) -> score_C, without "
-            f"`needs` or with frozenset({{'losses'}}), found needs={of_score!r}."
+            f"{getattr(score, '__name__', score)} is no score: expected a function (loss_C, "
+            "reference_C) -> score_C, without `needs` or with frozenset({'losses'}), found needs="
+            f"{of_score!r}."
         )
     return needs - (SCORES - of_score) if "losses" in needs else needs
 
@@ -264,7 +265,7 @@ def check_policy(policy: Any) -> Policy:
     if not (isinstance(needs, frozenset | set) and needs <= _KNOWN) or needs >= LOSSES | OF_REPLAY:
         raise ValueError(
             f"{name} has needs={needs!r}, expected a frozenset of {', '.join(sorted(_KNOWN))}; "
-            "scores of 'losses' are of both roles, which have 'references' alone."
+            "'replay_references' are too few for the scores of 'losses'."
         )
     needed = {"select", "measured"} if "held_out" in needs else {"select"}
     for method in ("select", "estimate", "weigh", "observe", "measured", "metrics"):

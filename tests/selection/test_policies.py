@@ -148,7 +148,7 @@ def fixed(*_: Any) -> None:
         (part(needs="absent"), "Mine has needs=None, expected a frozenset of held_out, losses"),
         (part(needs=["losses"]), r"Mine has needs=\['losses'\], expected a frozenset"),
         (part(needs={"losse"}), "Mine has needs={'losse'}, expected a frozenset"),
-        (part(needs={"losses", "replay_references"}), "which have 'references' alone"),
+        (part(needs={"losses", "replay_references"}), "too few for the scores of 'losses'"),
         (part(observe=None, state={}), "Mine is no policy: expected a method observe"),
         (part(metrics={}), "Mine is no policy: expected a method metrics"),
         (part(needs={"held_out"}, state={}), "Mine is no policy: expected a method measured"),
