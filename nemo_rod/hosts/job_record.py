@@ -208,6 +208,8 @@ def segments(folder: Path | None, store: str, step: int) -> list[tuple[Path, int
     former = [path for path in former if not (folder / f"metrics.jsonl{path.suffix}").exists()]
     former.sort(key=lambda path: -int(path.suffix[1:]))
     for path in (folder / "curriculum.rod", *former):
+        if end == 0:
+            break
         with Curriculum.open(path, read_only=True) as curriculum:
             header = curriculum.header
             first, stop = header.first_step, header.first_step + len(curriculum)
