@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
+from nemo_rod import parts
+from nemo_rod.files import digest
 from nemo_rod.hosts.job_record import refuse_nameless
 from nemo_rod.selection import Candidates, OnNonfinite, Policy, TakeAll
 from nemo_rod.selection.arms import registered_policy
@@ -30,8 +34,10 @@ def refuse_if(*checks: tuple[object, str]) -> None:
 
 def job_policy(
     policy: Policy | str | None, on_nonfinite: str, validation_every: int | None, *, measures: bool
-) -> Policy:
-    """Returns the policy of a job: one that is given, registered or in FILE.py:NAME, or `Joint()`.
+) -> tuple[Policy, list[str]]:
+    """Returns the policy of a job, and the digests of the files that it is made of.
+
+    It is one that is given, registered or in FILE.py:NAME, or else `Joint()`.
 
     Args:
         policy: the policy.
@@ -44,6 +50,7 @@ def job_policy(
         ValueError: it is no policy or could not be recognised later, or an option is not valid.
     """
     policy = Joint() if policy is None else policy
+    file = parts.file_of(policy) if isinstance(policy, str) else None
     policy = check_policy(registered_policy(policy, None) if isinstance(policy, str) else policy)
     refuse_nameless(policy, "policy")
     is_count = type(validation_every) is int and validation_every >= 0
@@ -57,7 +64,9 @@ def job_policy(
          f"{type(policy).__name__} follows held-out losses: give the job held-out data, and a "
          "validation_every of at least 1."),
     )  # fmt: skip
-    return policy
+    values = getattr(policy, "__dict__", {}).values()  # as the file of a `Schedule`
+    files = [file, *(value for value in values if isinstance(value, str) and os.path.isfile(value))]
+    return policy, [digest(Path(each).read_bytes()) for each in files if each is not None]
 
 
 def multiplier_of(policy: Policy) -> float:

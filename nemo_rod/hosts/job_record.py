@@ -195,6 +195,29 @@ class JobRecord:
         return self._journal.append(step, choice, metrics)
 
 
+def segments(folder: Path | None, store: str, step: int) -> list[tuple[Path, int]]:
+    """Returns the curricula of a job that lead to a step without a gap, each with its end.
+
+    Those with another store than that of this digest say nothing of the blocks that there are now,
+    and those with metrics beside them are of another run.
+    """
+    found, end = list[tuple[Path, int]](), step
+    if folder is None:
+        return found
+    former = [path for path in folder.glob("curriculum.rod.*") if path.suffix[1:].isdecimal()]
+    former = [path for path in former if not (folder / f"metrics.jsonl{path.suffix}").exists()]
+    former.sort(key=lambda path: -int(path.suffix[1:]))
+    for path in (folder / "curriculum.rod", *former):
+        if end == 0:
+            break
+        with Curriculum.open(path, read_only=True) as curriculum:
+            header = curriculum.header
+            first, stop = header.first_step, header.first_step + len(curriculum)
+        if header.store == store and first < end <= stop:
+            found, end = [(path, end), *found], first
+    return found
+
+
 def _move_aside(files: list[Path], reason: str) -> None:
     """Renames files durably, by the first number that is free for all of them, and prints them."""
     present = [file for file in files if file.exists()]

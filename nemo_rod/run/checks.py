@@ -35,7 +35,7 @@ from nemo_rod.run.variants import (
     arm_settings,
     trained_arms,
 )
-from nemo_rod.selection.policies import check_policy, reference_roles, waits_for_update
+from nemo_rod.selection.policies import reference_roles, waits_for_update
 from nemo_rod.trust import REFERENCE, refuse_secrets
 
 _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
@@ -198,7 +198,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
-    policy, needs = check_policy(arm.planned_arm.policy()), arm.planned_arm.needs
+    policy, needs = arm.planned_arm.policy(), arm.planned_arm.needs
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."

@@ -31,7 +31,7 @@ import numpy as np
 
 from nemo_rod.bounds import check_bounds, key
 from nemo_rod.roles import ROLES, SourceRow
-from nemo_rod.selection.arrays import Ids, Mask
+from nemo_rod.selection.arrays import Ids, Mask, read_only
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.permutation import derive_key, permute
 
@@ -62,6 +62,8 @@ class Pool:
             object.__setattr__(self, "source_C", np.asarray(self.is_replay_C, dtype=np.int64))
             roles = [SourceRow(role, role, 0, 0) for role in ROLES]
             object.__setattr__(self, "sources", roles)
+        for name in ("block_ids", "is_replay_C", "source_C"):
+            object.__setattr__(self, name, read_only(getattr(self, name)))
 
     def of(self, store: Blocks, seed: int, steps: int = 0) -> Pool:
         """Returns the pool with the sources of its blocks in a store, and facts about its run."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Ids, Nats
+from nemo_rod.selection.arrays import Ids, Nats, read_only
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.policies import Policy, Score, reducible_loss, weigh
+from nemo_rod.selection.policies import Policy, Score, reducible_loss
 
 OnNonfinite = Literal["refuse", "exclude"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The blocks chosen at a step, with the reasons."""
+    """The blocks chosen at a step, with the reasons. The arrays cannot be written to."""
 
     pool: Pool
     # Nats per token, float32 `[C]`; None without a scoring pass. Once the policy has observed the
@@ -38,6 +39,10 @@ class Choice:
     reference: Nats | None = None  # float32 `[C]`; None if the policy needs none
     is_pending: bool = False  # whether its losses are still to come, from the update
     metrics: dict[str, float | None] = field(default_factory=dict)  # the policy's own
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "score", "chosen", "reference"):
+            object.__setattr__(self, name, read_only(getattr(self, name)))
 
     @property
     def block_ids(self) -> Ids:
@@ -70,56 +75,112 @@ def choose(
         score: turns losses into scores.
 
     Raises:
-        ValueError: a score is not finite and not excluded, or too few candidates remain.
+        ValueError: a score is not finite and not excluded, too few candidates remain, or the policy
+            or the score returns something else.
     """
-    start = time.perf_counter()
-    if loss_C is None:
-        estimate = getattr(policy, "estimate", None)
-        estimate_C = None if estimate is None else estimate(pool)
-        chosen, tau = _select(policy, estimate_C, pool, batch_size)
-        seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
-        is_estimated = estimate is not None
-        return Choice(
-            pool, None, estimate_C, chosen, tau, seconds, is_estimated, reference=reference_C
-        )
-    compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
-    score_C = np.array(score(loss_C, compared_C), dtype=np.float32)  # perhaps loss_C itself
-    score_C[np.isneginf(loss_C)] = -np.inf
-    bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
-    if bad_C.any():  # a NaN would sort to an arbitrary place
-        problem = (
-            f"step {pool.step}: {bad_C.sum()} of {len(bad_C)} scores are not finite, the first "
-            f"that of block {pool.block_ids[np.argmax(bad_C)]}"
-        )
-        if on_nonfinite == "refuse":
-            raise ValueError(
-                f"{problem}: the model diverged or a loss overflowed; look at train/loss and "
-                "resume from an earlier checkpoint, or continue without such blocks by "
-                "on_nonfinite=exclude (in a recipe, selection.on_nonfinite)."
+    start, score_C, num_bad = time.perf_counter(), None, 0
+    part: Any = getattr(policy, "estimate", None) if loss_C is None else score
+    if part is not None:
+        given: Any = (pool,)
+        if loss_C is not None:
+            compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
+            given = read_only(loss_C), read_only(compared_C)
+        size = len(pool.block_ids)
+        score_C = _answer(part, "biuf", size, f"{size} numbers", pool, *given).astype(np.float32)
+        is_padding_C = np.zeros(size, dtype=bool) if loss_C is None else np.isneginf(loss_C)
+        score_C[is_padding_C] = -np.inf
+        bad_C = ~np.isfinite(score_C) & ~is_padding_C
+        if num_bad := int(bad_C.sum()):  # a NaN would sort to an arbitrary place
+            cause = "the model diverged" if loss_C is not None else f"{_name(part)} is at fault"
+            problem = (
+                f"step {pool.step}: {num_bad} of {len(bad_C)} scores are not finite, the first "
+                f"that of block {pool.block_ids[np.argmax(bad_C)]}"
             )
-        if np.isfinite(score_C).sum() < batch_size:
-            raise ValueError(
-                f"{problem}, and too few are left for a batch of {batch_size}: the model diverged; "
-                "resume from an earlier checkpoint with a lower train.lr."
-            )
-        score_C[bad_C] = -np.inf
+            if on_nonfinite == "refuse":
+                raise ValueError(
+                    f"{problem}: {cause} or a loss overflowed; look at train/loss and resume from "
+                    "an earlier checkpoint, or continue without such blocks by "
+                    "on_nonfinite=exclude (in a recipe, selection.on_nonfinite)."
+                )
+            if np.isfinite(score_C).sum() < batch_size:
+                raise ValueError(
+                    f"{problem}, and too few are left for a batch of {batch_size}: {cause}; resume "
+                    "from an earlier checkpoint with a lower train.lr."
+                )
+            score_C[bad_C] = -np.inf
     chosen, tau = _select(policy, score_C, pool, batch_size)
-    seconds, num_bad = {"selection": time.perf_counter() - start}, int(bad_C.sum())
-    return Choice(pool, loss_C, score_C, chosen, tau, seconds, False, num_bad, reference_C)
+    seconds = {} if loss_C is not None else {"scoring": 0.0}
+    seconds["selection"] = time.perf_counter() - start
+    is_estimated = loss_C is None and score_C is not None
+    return Choice(pool, loss_C, score_C, chosen, tau, seconds, is_estimated, num_bad, reference_C)
 
 
 def _select(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> tuple[Ids, float]:
-    """Returns the choice of a policy, which may be a stranger's, checked; and tau in nats.
+    """Returns the choice of a policy; and tau in nats.
 
     Tau, the paper's price of a training slot, is the least weighted score chosen, or else NaN.
     """
-    chosen: Ids = np.asarray(policy.select(pool, score_C, k))
-    ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())
-    if not (len(chosen) == k and ascends and chosen[-1] < len(pool.block_ids)):
-        raise ValueError(
-            f"step {pool.step}: {type(policy).__name__}.select returned {chosen}, expected {k} "
-            f"ascending positions below {len(pool.block_ids)}: correct the policy."
-        )
+    given, size = read_only(score_C), len(pool.block_ids)
+    expected = f"{k} ascending positions below {size}"
+    chosen: Ids = _answer(policy.select, "iu", k, expected, pool, pool, given, k).astype(np.int64)
+    if (np.diff(chosen, prepend=-1) <= 0).any() or chosen[-1] >= size:
+        raise _mistake(policy.select, chosen, expected, pool)
     if score_C is None:
         return chosen, math.nan
-    return chosen, float(np.min(weigh(policy, pool, score_C)[chosen]))
+    weighed_C: Any = score_C
+    if hasattr(policy, "weigh"):
+        weighed_C = _answer(policy.weigh, "biuf", size, f"{size} numbers", pool, pool, given)
+    if not np.isfinite(score_C + weighed_C)[chosen].all():
+        raise _mistake(policy.select, chosen, "no padding and none that was excluded", pool)
+    return chosen, float(np.min(weighed_C[chosen]))
+
+
+def policy_metrics(policy: Policy, choice: Choice) -> dict[str, float | None]:
+    """Returns the metrics that a policy has of a choice, by names that begin with rod/."""
+    if not hasattr(policy, "metrics"):
+        return {}
+    found = ask(policy.metrics, choice.pool.step, choice)
+    try:
+        values = {name: None if v is None else float(0.0 + v) for name, v in found.items()}
+        is_right = all(name.startswith("rod/") for name in values)
+    except (AttributeError, TypeError):
+        is_right = False
+    if not is_right:
+        expected = "numbers by names that begin with rod/"
+        raise _mistake(policy.metrics, found, expected, choice.pool)
+    return values
+
+
+def _answer(
+    part: Any, kinds: str, size: int, expected: str, pool: Pool, *given: Any
+) -> npt.NDArray[Any]:
+    """Returns the answer of a part, which may be a stranger's, as a new array of this size."""
+    answer = ask(part, pool.step, *given)
+    try:
+        array: npt.NDArray[Any] = np.array(answer)
+    except (RuntimeError, TypeError, ValueError):  # ragged, or a tensor of a GPU
+        array = np.empty(())
+    if array.shape != (size,) or array.dtype.kind not in kinds:
+        raise _mistake(part, answer, expected, pool)
+    return array
+
+
+def ask(part: Any, step: int, *given: Any) -> Any:
+    """Returns the answer of a part; says so if it writes into the arrays that it is given."""
+    try:
+        return part(*given)
+    except ValueError as error:
+        if "read-only" in str(error):
+            reason = f"{_name(part)} writes into an array that it is given ({error})"
+            raise ValueError(f"step {step}: {reason}: let it write into a copy.") from error
+        raise
+
+
+def _mistake(part: Any, answer: Any, expected: str, pool: Pool) -> ValueError:
+    shown = " ".join(repr(answer).split())[:100]
+    problem = f"{_name(part)} returned {shown}, expected {expected}"
+    return ValueError(f"step {pool.step}: {problem}: correct it.")
+
+
+def _name(part: Any) -> str:
+    return str(getattr(part, "__qualname__", type(part).__name__))

@@ -79,11 +79,15 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         loss_K, source_K = choice.loss[choice.chosen].astype(np.float64), source_C[choice.chosen]
         for row, name in enumerate(names):
             metrics[f"rod/loss/{name}"] = _mean(loss_K[source_K == row])
-    metrics |= choice.metrics
     metrics |= {f"rod/candidates/{name}": n for name, n in zip(names, drawn, strict=True)}
     metrics |= {f"rod/chosen/{name}": n for name, n in zip(names, chosen, strict=True)}
     share = {name: n / len(choice.chosen) for name, n in zip(names, chosen, strict=True)}
-    return metrics | {f"rod/share/{name}": value for name, value in share.items()}
+    metrics |= {f"rod/share/{name}": value for name, value in share.items()}
+    if taken := choice.metrics.keys() & {*metrics, "rod/overhead"}:  # see `journal.step_row`
+        raise ValueError(
+            f"The policy's metrics include {min(taken)!r}, which every run has: correct the policy."
+        )
+    return metrics | choice.metrics
 
 
 def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:

@@ -52,8 +52,10 @@ class Policy(Protocol):
         measured(step, metrics)       called after the `observe` of a step after which held-out
                                       losses were measured, with its metrics, if it needs "held_out"
         state: dict[str, ndarray]     the values that these two change, and nothing else does
-        metrics(choice)               values that are logged with the step, before `observe`
+        metrics(choice)               values that are logged with the step, before `observe`, by
+                                      names that begin with rod/
 
+    Arrays that it is given cannot be written to. A run works on a copy with a state of its own.
     A resumed run repeats both from its record, once, and gives the resulting state to all ranks:
     the state needs no file, and survives a kill at any step and a change of the layout.
     """
@@ -207,10 +209,20 @@ class TakeAll(Policy):
 
 
 def needs_of(policy: Policy, score: Score) -> frozenset[str]:
-    """Returns what a policy and the score that it chooses by need together."""
-    if "losses" not in policy.needs:
-        return policy.needs
-    return policy.needs - (SCORES - getattr(score, "needs", SCORES))
+    """Returns what a policy and the score that it chooses by need together.
+
+    Raises:
+        ValueError: one of them is none; see `check_policy`.
+    """
+    needs, of_score = check_policy(policy).needs, getattr(score, "needs", SCORES)
+    is_known = isinstance(of_score, frozenset | set) and LOSSES <= of_score <= SCORES
+    if not (callable(score) and is_known):
+        raise ValueError(
+            f"{getattr(score, '__name__', score)} is no score: expected a function (loss_C, "
+            "reference_C) -> score_C, without `needs` or with frozenset({'losses'}), found needs="
+            f"{of_score!r}."
+        )
+    return needs - (SCORES - of_score) if "losses" in needs else needs
 
 
 def reference_roles(needs: frozenset[str]) -> tuple[str, ...]:
@@ -230,15 +242,14 @@ def observes(policy: Policy) -> bool:
     return hasattr(policy, "observe")
 
 
+def keeps_state(policy: Policy) -> bool:
+    """Returns whether a policy's choices depend on what it was told of earlier steps."""
+    return observes(policy) or "held_out" in policy.needs
+
+
 def waits_for_update(policy: Policy) -> bool:
     """Returns whether a policy observes losses that only an update can tell."""
     return observes(policy) and "losses" not in policy.needs
-
-
-def weigh(policy: Policy, pool: Pool, score_C: Floats) -> Floats:
-    """Returns the scores [C] as a policy compares them."""
-    own = getattr(policy, "weigh", None)
-    return score_C if own is None else own(pool, score_C)
 
 
 def check_policy(policy: Any) -> Policy:
@@ -247,14 +258,28 @@ def check_policy(policy: Any) -> Policy:
     Raises:
         ValueError: it lacks a member, or has other needs than the known ones.
     """
-    name, needs = type(policy).__name__, getattr(policy, "needs", None)
-    if not callable(getattr(policy, "select", None)):
-        raise ValueError(f"{name} is no policy: expected a method select(pool, score_C, k).")
-    if not isinstance(needs, frozenset | set) or not needs <= _KNOWN:
+    name = type(policy).__name__
+    needs: Any = getattr(policy, "needs", None)
+    if isinstance(policy, type):
+        raise ValueError(f"{policy.__name__} is a class: give a policy, {policy.__name__}().")
+    if not (isinstance(needs, frozenset | set) and needs <= _KNOWN) or needs >= LOSSES | OF_REPLAY:
         raise ValueError(
-            f"{name} has needs={needs!r}, expected a frozenset of {', '.join(sorted(_KNOWN))}."
+            f"{name} has needs={needs!r}, expected a frozenset of {', '.join(sorted(_KNOWN))}; "
+            "'replay_references' are too few for the scores of 'losses'."
         )
+    needed = {"select", "measured"} if "held_out" in needs else {"select"}
+    for method in ("select", "estimate", "weigh", "observe", "measured", "metrics"):
+        if not callable(getattr(policy, method, None if method in needed else NOTHING.union)):
+            raise ValueError(f"{name} is no policy: expected a method {method}, as in `Policy`.")
     checked: Policy = policy
+    if keeps_state(checked):
+        try:
+            policy.state = policy.state
+        except AttributeError:  # also of a frozen dataclass
+            raise ValueError(
+                f"{name} learns during training, but has no `state` that can be replaced: expected "
+                "a dictionary of arrays, which a resumed run restores."
+            ) from None
     return checked
 
 

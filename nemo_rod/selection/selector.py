@@ -9,6 +9,7 @@ Shapes: C candidates, K chosen blocks (global).
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +24,12 @@ from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose
+from nemo_rod.selection.choice import Choice, OnNonfinite, ask, choose, policy_metrics
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.policies import (
     Policy,
     Score,
-    check_policy,
+    keeps_state,
     needs_of,
     observes,
     reducible_loss,
@@ -51,8 +52,10 @@ class BlockScorer(Protocol):
 class Selector:
     """Chooses the blocks that each step trains on.
 
+    A policy that learns is copied, so that it begins with the state of the one that is given.
+
     Raises:
-        ValueError: the policy is none, or needs references and there are none.
+        ValueError: the policy or the score is none, or needs references and there are none.
     """
 
     pools: Pools
@@ -60,19 +63,24 @@ class Selector:
     store: Blocks  # the candidates' store, which knows their sources
     batch_size: int  # blocks trained on in one step (K)
     references: References | None = None
+    # scored tokens of a candidate, from its start; by default those of the references, or else all
+    length: int | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
     score: Score = reducible_loss
     seed: int = 0  # policies that draw at random use it
     steps: int = 0  # steps of the whole run, for policies that look ahead; 0: unknown
 
     def __post_init__(self) -> None:
-        check_policy(self.policy)
         self._compared = reference_roles(needs_of(self.policy, self.score))
         if self._compared and self.references is None:
             raise ValueError(
                 f"{type(self.policy).__name__} compares losses of {' and '.join(self._compared)} "
                 "with reference losses: give them."
             )
+        if self.references and self.length is None:
+            self.length = self.references.length
+        self._given, self._has_chosen = self.policy, False
+        self._begin()
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._ahead: dict[int, Future[tuple[Pool, Nats | None]]] = {}  # the step that is next
 
@@ -97,16 +105,12 @@ class Selector:
             store=store,
             batch_size=arm.batch_size,
             references=references,
+            length=arm.scored_length(store.block_size),
             on_nonfinite=on_nonfinite,
             score=arm.score(),
             seed=arm.seed,
             steps=steps,
         )
-
-    @property
-    def length(self) -> int | None:
-        """Scored tokens of a candidate: those of its reference loss; None for all."""
-        return self.references.length if self.references and self.policy.needs else None
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update.
@@ -114,25 +118,34 @@ class Selector:
         The call is collective if the scorer's is.
 
         Raises:
-            ValueError: a score is not finite, and such candidates are not excluded.
+            ValueError: see `choose`; or what is asked for the first time answers otherwise again.
         """
         start = time.perf_counter()
         drawn = self._ahead.get(step)
         pool, reference_C = self._draw(step) if drawn is None else drawn.result()
         self._ahead = {step + 1: self._thread.submit(self._draw, step + 1)}  # may never run
+        loss_C, seconds = None, dict[str, float]()
         if "losses" in self.policy.needs:
             looked_up = time.perf_counter()
             loss_C = scorer.losses(pool.block_ids)
-            scored = time.perf_counter()
-            given = (loss_C, reference_C, self.on_nonfinite, self.score)
-            choice = choose(pool, self.policy, self.batch_size, *given)
-            seconds = {"lookup": looked_up - start, "scoring": scored - looked_up}
-            choice = replace(choice, seconds=seconds | choice.seconds)
-        else:
-            choice = choose(pool, self.policy, self.batch_size, reference_C=reference_C)
-            choice = replace(choice, is_pending=observes(self.policy))
-        metrics = getattr(self.policy, "metrics", None)
-        return choice if metrics is None else replace(choice, metrics=metrics(choice))
+            seconds = {"lookup": looked_up - start, "scoring": time.perf_counter() - looked_up}
+        given = (self.batch_size, loss_C, reference_C, self.on_nonfinite, self.score)
+        choice = choose(pool, self.policy, *given)
+        if not self._has_chosen:  # once, as it may be a stranger's
+            again, self._has_chosen = choose(pool, self.policy, *given), True
+            same = np.array_equal(choice.score, again.score)  # type: ignore[arg-type]
+            if not (same and np.array_equal(choice.chosen, again.chosen)):
+                raise ValueError(
+                    f"step {step}: {type(self.policy).__name__} or its score answers otherwise "
+                    "when asked again, so that no run could resume: change nothing in it, and draw "
+                    "at random by np.random.default_rng((pool.seed, pool.step))."
+                )
+        return replace(
+            choice,
+            seconds=seconds | choice.seconds,
+            is_pending=loss_C is None and observes(self.policy),
+            metrics=policy_metrics(self.policy, choice),
+        )
 
     def learn(self, choice: Choice, loss_K: Nats | None = None) -> Choice:
         """Hands the losses of a step that has been trained on to its policy, if that observes them.
@@ -152,7 +165,8 @@ class Selector:
             choice = replace(choice, loss=loss_C, is_pending=False)
         if observes(self.policy):
             assert choice.loss is not None
-            self.policy.observe(choice, choice.loss[choice.chosen])  # type: ignore[attr-defined]
+            observe = self.policy.observe  # type: ignore[attr-defined]
+            ask(observe, choice.pool.step, choice, choice.loss[choice.chosen])
         return choice
 
     def tell_policy(self, row: dict[str, Any], shared: Callable[[Callable[[], Any]], Any]) -> None:
@@ -169,25 +183,37 @@ class Selector:
         if any(name.startswith("validation/") for name in row):
             self.policy.measured(row["step"], row)  # type: ignore[attr-defined]
 
-    def resume(self, file: Path, shared: Callable[[Callable[[], Any]], Any]) -> None:
-        """Brings the policy to its state after the recorded steps, on every rank.
+    def resume(
+        self,
+        step: int,
+        find: Callable[[], list[tuple[Path, int]]],
+        shared: Callable[[Callable[[], Any]], Any],
+    ) -> int:
+        """Brings the policy to its state before a step; returns the first step that it is told of.
 
         Args:
-            file: the curriculum, if it has begun; metrics are beside it.
-            shared: calls a function on the rank that can read the file, and returns its result on
+            step: the step that is next, and the result if there is no record.
+            find: returns the curricula of the steps before it, in their order, each with the step
+                before which it counts; metrics are beside them.
+            shared: calls a function on the rank that can read the files, and returns its result on
                 all. Collective.
         """
+        if not keeps_state(self.policy):
+            return 0
+        self._begin()
         policy: Any = self.policy
-        if not (observes(policy) or "held_out" in policy.needs):
-            return
 
         def read_record() -> Any:
-            metrics = file.with_name("metrics.jsonl")
-            hears = "held_out" in policy.needs and metrics.exists()
-            rows = {row["step"]: row for row in read_lines(metrics, "step")} if hears else {}
-            if file.exists():
+            first = step
+            for file, end in find():
+                metrics = file.with_name("metrics.jsonl")
+                hears = "held_out" in policy.needs and metrics.exists()
+                rows = {row["step"]: row for row in read_lines(metrics, "step")} if hears else {}
                 with Curriculum.open(file, read_only=True) as curriculum:
                     for record in curriculum:
+                        if record.step >= end:
+                            break
+                        first = min(first, record.step)
                         is_replay_C = curriculum.header.is_replay(record.block_ids)
                         pool = self._of_run(Pool(record.step, record.block_ids, is_replay_C))
                         has_scores = not np.isnan(record.threshold)
@@ -199,9 +225,17 @@ class Selector:
                         )
                         self.learn(choice)
                         self._hear(rows.get(record.step, {}))
-            return policy.state
+            return first, policy.state
 
-        policy.state = shared(read_record)
+        first, policy.state = shared(read_record)
+        return int(first)
+
+    def _begin(self) -> None:
+        """Gives the policy the state of the one that was given."""
+        if keeps_state(self._given):
+            policy: Any = copy.copy(self._given)
+            policy.state = copy.deepcopy(policy.state)
+            self.policy = policy
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if the policy needs any."""

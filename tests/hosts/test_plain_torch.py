@@ -37,6 +37,7 @@ from nemo_rod.selection import (
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.selection.policies import SCORES
 from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.selection.schedule import Schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER = WORKERS / "plain_torch_worker.py"
@@ -499,14 +500,16 @@ class Raw(torch.optim.Optimizer):
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
-def taken_from(scored: Any, steps: int = 4, seed: int = 42, **options: Any) -> RoDBatches:
+def taken_from(
+    scored: Any, steps: int = 4, seed: int = 42, multiplier: int = 1, **options: Any
+) -> RoDBatches:
     """Batches of 4 micro-batches a step, which need no scores."""
     counts = {"num_adaptation": 32, "num_replay": 32, "batch_size": 8}
-    pools = Candidates(**counts, multiplier=1, seed=seed)
+    pools = Candidates(**counts, multiplier=multiplier, seed=seed)
     store: Any = RandomBlocks()
     return RoDBatches(
-        scored, store, None, steps=steps, batch_size=8, micro_batch_size=2, policy=TakeAll(),
-        pools=pools, **options,
+        scored, store, None, steps=steps, batch_size=8, micro_batch_size=2, pools=pools,
+        **{"policy": TakeAll(), **options},
     )  # fmt: skip
 
 
@@ -608,6 +611,74 @@ def test_a_model_that_is_not_trained_may_be_read_through_once(tmp_path, capsys):
     assert not [*batches, *batches]
     said = capsys.readouterr().err
     assert re.fullmatch(r"nemo-rod: all 4 steps .* done, .* to 4 \(Trainer's max_steps\).*\n", said)
+
+
+def learning(stop: int = 0, start: int = 0, **options: Any) -> RoDBatches:
+    """Trains with a policy that learns, from a checkpoint on, to a step or to the end."""
+    scored = model("llama")
+    batches = taken_from(scored, **{"policy": "odm", **options})
+    batches.load_state_dict({"step": start})
+    return go_on(batches, stop)
+
+
+def go_on(batches: RoDBatches, stop: int = 0) -> RoDBatches:
+    scored = batches.scorer.model
+    optimizer = ADAMW(scored.parameters())
+    for number, batch in enumerate(batches, start=1):
+        scored(**batch).loss.backward()
+        if number % 4 == 0:
+            optimizer.step()
+            if batches.next_step == stop:
+                break
+    batches.end_step()
+    return batches
+
+
+def updates(batches: RoDBatches) -> int:
+    return int(batches.selector.policy.state["updates"])  # type: ignore[attr-defined]
+
+
+def test_a_policy_that_learns_resumes_with_all_that_it_learned(tmp_path):
+    """In a new process, in the same loop that goes back, and with other batches."""
+    assert updates(learning(3, out=tmp_path)) == 3
+    batches = learning(3, 2, out=tmp_path)
+    assert updates(batches) == 3
+    batches.load_state_dict({"step": 1})
+    assert updates(go_on(batches)) == 4
+    assert updates(learning(0, 3, out=tmp_path, multiplier=2)) == 4
+    assert updates(learning(0, 3, out=tmp_path, multiplier=3)) == 4
+    assert [*tmp_path.glob("curriculum.rod.2")]
+
+
+def test_a_policy_that_learns_needs_the_record_of_the_steps_before(tmp_path):
+    batches = learning(2)
+    assert updates(go_on(batches)) == 4  # the same loop
+    learning(2, out=tmp_path / "a")
+    for out in (None, tmp_path / "b"):
+        with pytest.raises(ValueError, match=r"ODM learns from every step, .* step 2 are not reco"):
+            learning(0, 2, out=out)
+    batches.load_state_dict({"step": 1})
+    for _ in range(2):  # asked again
+        with pytest.raises(ValueError, match="step 1 are not recorded in out=None"):
+            next(iter(batches))
+    batches.load_state_dict({"step": 0})
+    assert updates(go_on(batches)) == 4
+    learning(0, 2, policy=TakeAll())
+
+
+@pytest.mark.parametrize("kind", ["file", "schedule"])
+def test_a_policy_whose_file_was_edited_is_refused(kind, tmp_path):
+    file = tmp_path / ("mine.py" if kind == "file" else "plan.csv")
+    content = {
+        "file": "from nemo_rod.selection import TakeAll as Mine  # {}\n",
+        "schedule": "step,replay\n0,0.{}\n",
+    }[kind]
+    make = {"file": lambda: f"{file}:Mine", "schedule": lambda: Schedule(file=str(file))}[kind]
+    for start, text in ((0, 5), (1, 5), (2, 6)):
+        file.write_text(content.format(text))
+        changed = pytest.raises(ValueError, match=r"was recorded with config .*\(this run: ")
+        with changed if text == 6 else nullcontext():
+            learning(start + 1, start, out=tmp_path / "rod", policy=make())
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])

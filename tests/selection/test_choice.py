@@ -1,5 +1,6 @@
 """One step's choice: what it remembers, scores that are no numbers, and its metrics."""
 
+import json
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,25 +14,127 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_rod.selection import Joint, Pool, TakeAll, choose, selection_metrics
+from nemo_rod.selection.choice import policy_metrics
 from nemo_rod.selection.competition import QUANTILES
+from nemo_rod.selection.policies import SCORES, reducible_loss
 
 IS_REPLAY = np.array([False, True, False, True, False, True])
 POOL = Pool(step=3, block_ids=np.array([10, 20, 11, 21, 12, 22]), is_replay_C=IS_REPLAY)
 REFERENCE = np.full(6, 1.0, dtype=np.float32)
 
 
-@pytest.mark.parametrize("chosen", [[0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]]], ids=str)
+LOSS = np.array([1.5, math.nan, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
+NUMBERS = "expected 6 numbers: correct it"
+
+
+def policy_of(**members: Any) -> Any:
+    return SimpleNamespace(**{"needs": frozenset(), "select": lambda *_: [0, 1], **members})
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *([0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]], [[0], [1, 2]], {0, 1}, None, "01", 7),
+        *([0.0, 1.0], [True, True], np.array([0, 1], object), np.uint64([0, 2**63]), iter([0, 1])),
+    ],
+    ids=str,
+)
 def test_a_choice_that_is_none_is_refused(chosen):
-    policy: Any = SimpleNamespace(needs=frozenset(), select=lambda *_: chosen)
-    with pytest.raises(ValueError, match=r"(?s)step 3: SimpleNamespace.select .*expected 2 "):
-        choose(POOL, policy, 2)
+    with pytest.raises(ValueError, match=r"step 3: .*<lambda> returned .*expected 2 ascending pos"):
+        choose(POOL, policy_of(select=lambda *_: chosen), 2)
+
+
+def test_what_a_policy_chooses_is_a_copy_of_its_own_kind():
+    buffer = np.array([0, 3], dtype=np.uint8)
+    choice = choose(POOL, policy_of(select=lambda *_: buffer), 2)
+    buffer[:] = 1, 2
+    assert choice.chosen.dtype == np.int64 and choice.chosen.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_padding_and_excluded_candidates_cannot_be_chosen(lost):
+    policy = policy_of(needs=SCORES, select=lambda *_: sorted([0, lost]))
+    sentence = f"<lambda> returned .*{lost}.*, expected no padding and none that was excluded"
+    with pytest.raises(ValueError, match=sentence):
+        choose(POOL, policy, 2, LOSS, REFERENCE, "exclude")
+
+
+@pytest.mark.parametrize("values", [None, 1.0, np.ones((6, 1)), np.ones(5), ["a"] * 6, [[1], []]])
+@pytest.mark.parametrize("by", ["score", "estimate", "weigh"])
+def test_numbers_that_are_not_of_every_candidate_are_refused(values, by):
+    part = lambda *_: values  # noqa: E731
+    scored = (2, np.ones(6, dtype=np.float32), REFERENCE, "refuse")
+    with pytest.raises(ValueError, match=f"step 3: .*<lambda> returned .*{NUMBERS}"):
+        if by == "score":
+            choose(POOL, Joint(), *scored, part)
+        elif by == "weigh":
+            choose(POOL, policy_of(weigh=part), *scored)
+        else:
+            choose(POOL, policy_of(estimate=part), 2)
+
+
+def test_estimates_are_recorded_as_scores_are():
+    choice = choose(POOL, policy_of(estimate=lambda _: [1, 2.0, 3, 4, 5, 6]), 2)
+    assert choice.score is not None and choice.score.dtype == np.float32 and choice.is_estimated
+    with pytest.raises(ValueError, match=r"1 of 6 scores .* block 11: .*<lambda> is at fault"):
+        choose(POOL, policy_of(estimate=lambda _: [1, 2, math.nan, 4, 5, 6]), 2)
+
+
+def written(array: np.ndarray) -> list[int]:
+    array[0] = 0
+    return [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "score"),
+    [
+        (policy_of(select=lambda pool, *_: written(pool.block_ids)), reducible_loss),
+        (policy_of(select=lambda pool, *_: written(pool.is_replay_C)), reducible_loss),
+        (policy_of(select=lambda pool, *_: written(pool.source_C)), reducible_loss),
+        (policy_of(select=lambda _, score, k: written(score)), reducible_loss),
+        (policy_of(weigh=lambda _, score: written(score)), reducible_loss),
+        (policy_of(), lambda loss, _: written(loss)),
+        (policy_of(), lambda _, reference: written(reference)),
+    ],
+)
+def test_nothing_that_is_recorded_can_be_written_to(policy, score):
+    with pytest.raises(ValueError, match=r"step 3: .*<lambda> writes into an array that it is giv"):
+        choose(POOL, policy, 2, np.ones(6, dtype=np.float32), REFERENCE, score=score)
+    choice = choose(POOL, Joint(), 2, np.ones(6, dtype=np.float32), REFERENCE)
+    for array in (choice.loss, choice.score, choice.reference, choice.chosen):
+        assert array is not None and not array.flags.writeable
+    assert POOL.block_ids.tolist() == [10, 20, 11, 21, 12, 22]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [None, [], {"mine/x": 1.0}, {"rod/x": "1"}, {"rod/x": [1.0]}, {"rod/x": object()}, {3: 1.0}],
+    ids=str,
+)
+def test_metrics_of_a_policy_that_are_no_numbers_are_refused(metrics):
+    choice = choose(POOL, policy_of(), 2)
+    sentence = "step 3: .*<lambda> returned .*expected numbers by names that begin with rod/"
+    with pytest.raises(ValueError, match=sentence):
+        policy_metrics(policy_of(metrics=lambda _: metrics), choice)
+
+
+def test_metrics_of_a_policy_are_plain_numbers_beside_those_of_every_run():
+    choice = choose(POOL, policy_of(), 2)
+    found = {"rod/a": np.float32(0.5), "rod/b": np.int64(3), "rod/c": None, "rod/d": np.array(2)}
+    values = policy_metrics(policy_of(metrics=lambda _: found), choice)
+    assert json.dumps(values) == '{"rod/a": 0.5, "rod/b": 3.0, "rod/c": null, "rod/d": 2.0}'
+    logged = selection_metrics(replace(choice, metrics=values), POOL.source_C, ["new", "old"])
+    assert logged.items() >= values.items()
+    for name in ("rod/replay_share", "rod/share/old", "rod/overhead"):
+        with pytest.raises(ValueError, match=f"metrics include '{name}', which every run has"):
+            mine = replace(choice, metrics={name: 0.1})
+            selection_metrics(mine, POOL.source_C, ["new", "old"])
 
 
 def test_a_score_may_be_the_loss_itself():
-    loss = np.array([1.5, math.nan, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
-    before = loss.copy()
-    choice = choose(POOL, Joint(), 3, loss, REFERENCE, "exclude", lambda loss, _: loss)
-    assert np.array_equal(loss, before, equal_nan=True)
+    before = LOSS.copy()
+    choice = choose(POOL, Joint(), 3, LOSS, REFERENCE, "exclude", lambda loss, _: loss)
+    assert np.array_equal(LOSS, before, equal_nan=True)
     assert choice.score is not None and np.isneginf(choice.score[[1, 4]]).all()
 
 

@@ -482,7 +482,13 @@ def test_an_export_that_fails_leaves_no_file(path, monkeypatch):
 
 def test_export_of_padding_and_of_nothing(path):
     choice = replace(step_of(0), chosen=np.arange(K))
-    choice.pool.block_ids[-1], choice.loss[-1], choice.score[-1] = PADDING_ID, 1.0, -np.inf
+    ids, loss, score = (
+        np.append(values[:-1], last).astype(values.dtype)
+        for values, last in (
+            *((choice.pool.block_ids, PADDING_ID), (choice.loss, 1.0), (choice.score, -np.inf)),
+        )
+    )
+    choice = replace(choice, pool=replace(choice.pool, block_ids=ids), loss=loss, score=score)
     with Curriculum.create(path, HEADER) as curriculum:
         assert exported(curriculum)["step"] == []
         curriculum.append(choice)
@@ -499,7 +505,8 @@ def test_verify(tmp_path, path):
         with refused(r"step 0: block \d+ is not in the store of 50 blocks"):
             verify(curriculum, Store(count=50))
     choice = replace(step_of(0), chosen=np.arange(K))
-    choice.pool.block_ids[0] = PADDING_ID
+    ids = np.append(PADDING_ID, choice.pool.block_ids[1:])
+    choice = replace(choice, pool=replace(choice.pool, block_ids=ids))
     with Curriculum.create(tmp_path / "padding.rod", HEADER) as curriculum:
         curriculum.append(choice)
         with refused("expected 5 and no padding"):

@@ -21,8 +21,8 @@ from nemo_rod.selection.policies import (
     TakeAll,
     apportion,
     first_of_groups,
+    needs_of,
     reducible_loss,
-    weigh,
 )
 from nemo_rod.selection.schedule import Schedule
 
@@ -90,7 +90,7 @@ def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
     assert chosen.dtype == np.int64
     assert chosen.tolist() == sorted(expected[0] + expected[1])
     assert is_replay_C[chosen].sum() == num_replay
-    assert np.array_equal(weigh(policy, pool_of(is_replay_C), score_C), score_C)
+    assert not hasattr(policy, "weigh")  # compares the scores as they are
 
 
 def test_take_all():
@@ -123,6 +123,55 @@ def test_who_needs_scores():
     is_replay_C = np.array([True, True, False, False, True, False, False, False])
     assert random.select(pool_of(is_replay_C), None, 4).tolist() == [0, 2, 3, 5]
     assert random.select(pool_of(is_replay_C), np.full(8, np.nan), 4).tolist() == [0, 2, 3, 5]
+
+
+def part(**members: Any) -> Any:
+    """A policy with these members."""
+    own = {"needs": frozenset(), "select": lambda *_: [0], **members}
+    return type("Mine", (), {name: value for name, value in own.items() if value != "absent"})()
+
+
+def observe(*_: Any) -> None:
+    """What a policy that learns has."""
+
+
+def fixed(*_: Any) -> None:
+    raise AttributeError
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (Joint, "Joint is a class: give a policy, Joint()"),
+        (part(select="absent"), "Mine is no policy: expected a method select"),
+        (part(select=None), "Mine is no policy: expected a method select"),
+        (part(needs="absent"), "Mine has needs=None, expected a frozenset of held_out, losses"),
+        (part(needs=["losses"]), r"Mine has needs=\['losses'\], expected a frozenset"),
+        (part(needs={"losse"}), "Mine has needs={'losse'}, expected a frozenset"),
+        (part(needs={"losses", "replay_references"}), "too few for the scores of 'losses'"),
+        (part(observe=None, state={}), "Mine is no policy: expected a method observe"),
+        (part(metrics={}), "Mine is no policy: expected a method metrics"),
+        (part(needs={"held_out"}, state={}), "Mine is no policy: expected a method measured"),
+        (part(needs={"held_out"}, measured=observe), "has no `state` that can be replaced"),
+        (part(observe=observe), "has no `state` that can be replaced"),
+        (part(observe=observe, state=property(observe)), "has no `state` that can be replaced"),
+        (part(observe=observe, state={}, __setattr__=fixed), "has no `state` that can be replac"),
+    ],
+)
+def test_what_is_no_policy_is_refused(policy, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        needs_of(policy, reducible_loss)
+
+
+@pytest.mark.parametrize("needs", [["losses"], {"references"}, frozenset(), None, "losses"])
+def test_a_score_is_of_losses(needs):
+    own: Any = lambda loss, _: loss  # noqa: E731
+    own.needs = needs
+    for score in (own, 3):
+        with pytest.raises(ValueError, match=r"is no score: expected a function .*found needs="):
+            needs_of(Joint(), score)
+    own.needs = frozenset({"losses"})
+    assert needs_of(Joint(), own) == {"losses"} and needs_of(TakeAll(), own) == frozenset()
 
 
 @given(st.lists(st.floats(0, 20, width=32), min_size=1, max_size=10))

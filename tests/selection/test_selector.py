@@ -1,11 +1,15 @@
 """The selector: what it chooses, and the next step is prepared while this one trains."""
 
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from nemo_rod.alternatives.odm import ODM
 from nemo_rod.selection import Candidates, Joint, Selector, SourceRow
+from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.policies import LOSSES
 
 POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
 
@@ -102,3 +106,52 @@ def test_the_step_after_is_prepared_while_the_caller_goes_on():
     assert began.wait(60)  # while step 0 goes on
     may_go_on.set()
     assert one.choose(1, Scorer()).pool.step == 1
+
+
+def drawing(rng: np.random.Generator) -> Any:
+    """What chooses at random by a generator of its own."""
+    return type("Mine", (), {"needs": frozenset(), "select": lambda *_: np.sort(
+        rng.permutation(8)[:4])})()  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["policy", "score", "estimate"])
+def test_what_answers_otherwise_when_asked_again_is_refused(by):
+    rng = np.random.default_rng(0)
+    options: dict[str, Any] = {"policy": drawing(rng)}
+    if by == "score":
+        options = {"policy": Joint(), "score": lambda loss, _: loss + rng.random(len(loss))}
+    if by == "estimate":
+        own = {"needs": frozenset(), "estimate": lambda _, pool: rng.random(8)}
+        options = {"policy": type("Mine", (Joint,), own)()}
+    references: Any = WatchedReferences()
+    store: Any = Store()
+    one = Selector(pools=POOLS, store=store, batch_size=4, references=references, **options)
+    with pytest.raises(ValueError, match=r"step 0: (Mine|Joint) or its score answers otherwise"):
+        one.choose(0, Scorer())
+
+
+def test_a_policy_that_is_given_twice_begins_twice():
+    pools = Candidates(num_adaptation=40, num_replay=60, batch_size=4, multiplier=1)
+    given, store = ODM(), cast(Any, Store())
+    for _ in range(2):
+        one = Selector(pools=pools, policy=given, store=store, batch_size=4)
+        for step in range(2):
+            one.learn(one.choose(step, Scorer()), np.ones(4, dtype=np.float32))
+        assert one.policy.state["updates"] == 2  # type: ignore[attr-defined]
+    assert given.state["updates"] == 0
+
+
+def test_an_arm_scores_its_prefix_with_references_or_without():
+    sizes = {"num_adaptation": 40, "num_replay": 60, "batch_size": 4, "seed": 0}
+    options = {"balance": "exact", "kappa": 1.0, "policy_name": f"{__file__}:ByLoss"}
+    store: Any = type("Blocks", (Store,), {"block_size": 64})()
+    for prefix, length in (("1", 64), ("1/4", 16)):
+        arm = make_arm("rod", **sizes, **options, prefix=prefix)
+        assert arm.scored_blocks * 64 == arm.num_candidates * length
+        assert Selector.for_arm(arm, store).length == length
+
+
+class ByLoss(Joint):
+    """Compares nothing with references."""
+
+    needs = LOSSES

@@ -9,6 +9,7 @@ import operator
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
-from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless
+from nemo_rod.hosts.job_record import JobRecord, job_header, refuse_nameless, segments
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
-from nemo_rod.selection import Candidates, Choice, OnNonfinite, Policy, References, Selector
+from nemo_rod.selection import (
+    Candidates,
+    Choice,
+    OnNonfinite,
+    Policy,
+    References,
+    Selector,
+    TakeAll,
+)
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.curriculum.header import MOST
 from nemo_rod.selection.dealing import deal
@@ -118,7 +127,7 @@ class RoDBatches:
         counts = {"num_adaptation": store.num_adaptation, "num_replay": store.num_replay}
         fitting: dict[str, Any] = {**counts, "batch_size": batch_size}
         measures = held_out is not None and validation_every != 0
-        policy = job_policy(policy, on_nonfinite, validation_every, measures=measures)
+        policy, files = job_policy(policy, on_nonfinite, validation_every, measures=measures)
         pools = pools or Candidates(**fitting, multiplier=multiplier_of(policy))
         is_foreign = isinstance(pools, Candidates) and not fitting.items() <= vars(pools).items()
         refuse_if(
@@ -142,6 +151,9 @@ class RoDBatches:
              "BlockStore(..., split='holdout')."),
         )  # fmt: skip
         refuse_nameless(pools, "pools")
+        # the header has the sizes, which may change in between
+        drawn = (pools.balance, pools.retention) if isinstance(pools, Candidates) else pools
+        self._decided_by = (policy, drawn, self.scorer.length, *files)
         self._batches_per_step = batch_size // (own * replicas)
         self.selector = Selector(
             pools=pools,
@@ -159,7 +171,7 @@ class RoDBatches:
         if held_out is not None:
             self._validator = TorchScorer(model, held_out, micro_batch_size=size, group=group)
         self.out = None if out is None else Path(out)
-        self.next_step, self._is_open = 0, False
+        self.next_step, self._learned, self._is_open = 0, 0, False  # learned: steps
         self.choice: Choice | None = None
         self._record: JobRecord | None = None  # of the first rank
         self._updates: Updates | None = None  # of all iterators of a loop
@@ -241,7 +253,8 @@ class RoDBatches:
                 "batches, labels included: train on every batch that the iterator yields."
             )
         choice = self.choice = self.selector.learn(choice, loss_K)
-        done, losses, row = choice.pool.step + 1, dict[str, float](), dict[str, Any]()
+        done = self._learned = choice.pool.step + 1
+        losses, row = dict[str, float](), dict[str, Any]()
         if measures and is_due(done, every=self.validation_every, steps=self.steps):
             losses = self._held_out_losses()
         if self._record is not None:
@@ -313,8 +326,16 @@ class RoDBatches:
             losses = self._held_out_losses() if is_new else {}
             if losses and self._record is not None:
                 self._record.begin(losses)
-            if self.out is not None:
-                selector.resume(self.out / "curriculum.rod", scorer.from_first)
+            goes_on = self.out is None and self._learned == step
+            find = partial(segments, self.out, self.store.digest, step)
+            known = 0 if goes_on else selector.resume(step, find, scorer.from_first)
+            if known and not isinstance(selector.policy, TakeAll):  # which learns nothing
+                self._is_open = False
+                raise ValueError(
+                    f"{type(selector.policy).__name__} learns from every step, but those before "
+                    f"step {known} are not recorded in out={self.out}: continue with the folder "
+                    "that has their record, or begin at step 0."
+                )
             self._began = time.perf_counter()
         choice = selector.choose(step, scorer)
         if self.references is not None and choice.loss is not None:
@@ -327,22 +348,14 @@ class RoDBatches:
 
     def _open(self, step: int) -> bool:
         """Opens the record of the first rank; returns whether no earlier step is recorded."""
-        selector, length = self.selector, self.scorer.length
-        pools: Any = selector.pools
-        # the header has the sizes, which may change in between
-        drawn = (pools.balance, pools.retention) if isinstance(pools, Candidates) else pools
+        seed, decided_by = self.selector.seed, self._decided_by
         self._record = JobRecord(
             self.out,
-            job_header(
-                selector,
-                self.store,
-                decided_by=(selector.policy, drawn, length),
-                seed=selector.seed,
-            ),
+            job_header(self.selector, self.store, decided_by=decided_by, seed=seed),
             step=step,
             steps=self.steps,
             held_out=self.held_out.digest if self.held_out else "",
-            scored_length=length,
+            scored_length=self.scorer.length,
         )
         return self._record.is_new
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from megatron.core.utils import get_model_config
 
 from nemo_rod.hosts.job_policy import job_policy, multiplier_of, refuse_if
-from nemo_rod.hosts.job_record import JobRecord, job_header
+from nemo_rod.hosts.job_record import JobRecord, job_header, segments
 from nemo_rod.hosts.save_helpers import end_with_rank
 from nemo_rod.hosts.swap_in.job_data import (
     HeldOut,
@@ -303,9 +303,10 @@ class SelectingJob(Job):
         validation_every: int | None = None,
         **data: Any,
     ) -> None:
-        self.policy = job_policy(
+        self.policy, files = job_policy(
             policy, on_nonfinite, validation_every, measures=validation_every != 0
         )
+        self._decided_by = (self.policy, *files) if files else self.policy
         super().__init__(**{"multiplier": multiplier_of(self.policy)} | data)
         self.references, self.validation_every = references, validation_every
         self.on_nonfinite: OnNonfinite = on_nonfinite
@@ -450,7 +451,7 @@ class SelectingJob(Job):
 
         def open_record() -> bool:
             seed, steps = self._facts.seed, self._facts.steps
-            header = job_header(selector, self.data, decided_by=self.policy, seed=seed)
+            header = job_header(selector, self.data, decided_by=self._decided_by, seed=seed)
             content = self.held_out.content() if self.held_out else ""
             self._record = JobRecord(
                 self.out, header, step=step, steps=steps, held_out=content, former=self._former()
@@ -462,8 +463,15 @@ class SelectingJob(Job):
             return self._record.is_new
 
         is_new, self._is_open = from_recorder(open_record), True
-        if self.out is not None:
-            selector.resume(self.out / "curriculum.rod", from_recorder)
+        find = partial(segments, self.out, self.data.digest, step)
+        known = selector.resume(step, find, from_recorder)
+        if known and not isinstance(self.policy, TakeAll) and is_recorder():
+            print(
+                f"nemo-rod: {type(self.policy).__name__} knows nothing of the steps before "
+                f"{known}, which {self.out} does not record with the same data.",
+                file=sys.stderr,
+                flush=True,
+            )
         if losses := self._held_out_losses() if is_new else {}:
             if self._record is not None:
                 self._record.begin(losses)

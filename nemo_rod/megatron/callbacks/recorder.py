@@ -41,11 +41,12 @@ class Recorder(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Opens the files at the step training starts from and drops later entries."""
+        step = context.state.train_state.step
         if is_recorder():
-            step = context.state.train_state.step
             self.journal = Journal(self.folder, self.header, step=step)
             self.progress.start(step)
-        self.selector.selector.resume(self.folder / "curriculum.rod", from_recorder)
+        file = self.folder / "curriculum.rod"
+        self.selector.selector.resume(step, lambda: [(file, step)], from_recorder)
 
     def on_choice(self, choice: Choice) -> None:
         """Records the choice before the update, which overlaps with the write."""
