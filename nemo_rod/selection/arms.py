@@ -240,11 +240,14 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
         )
     try:
         policy: Policy = make(**weights, **(options or {}))
-    except TypeError as error:
+    except ValueError:
+        raise
+    except parts.FAILURES as error:
         raise ValueError(
-            f"selection.policy={name} does not take selection.policy_options={options} ({error}): "
-            "correct the options."
-        ) from None
+            f"selection.policy={name} does not take selection.policy_options={options} "
+            f"({type(error).__name__}: {error}): correct the options, or name a class "
+            "or a function that makes the policy."
+        ) from error
     return policy
 
 
