@@ -134,7 +134,7 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     try:
         part = getattr(_module(file), name.rpartition(":")[2]) if file else others[name].load()
     except FAILURES as error:
-        kind_of = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        kind_of = f"{type(error).__name__}: " if file or not isinstance(error, ImportError) else ""
         raise ValueError(
             f"{where}{registered} cannot be imported ({kind_of}{error}): {cure}."
         ) from error
