@@ -228,10 +228,11 @@ def all_entry_points() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict
 
 def unused() -> list[str]:
     """Returns a sentence for every part of other packages that has no effect by where it is."""
-    sentences = []
-    for point in entry_points():
+    known, sentences = entry_points(), []
+    groups = [group for group in known.groups if re.match("nemo[-_]?rod", group)]
+    for point in [point for group in groups for point in known.select(group=group)]:
         group, kind = point.group, point.group.removeprefix("nemo_rod.")
-        if not re.match("nemo[-_]?rod", group) or point.dist is None or _is_own(point):
+        if point.dist is None or _is_own(point):
             continue
         what = f"The package {point.dist.name} registers '{point.name}' in {group}"
         if kind not in HOUSE:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_rod.files import digest, read_bytes
+from nemo_rod.files import read_bytes
 from nemo_rod.selection.arrays import Floats, Ids
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import NOTHING, Policy, apportion, first_of_groups
@@ -55,13 +55,12 @@ class Schedule(Policy):
                 f"A schedule has {' and '.join(given) or 'no plan'}: give one of replay, sources "
                 "and file."
             )
-        place, content = "", ""
+        place = ""
         plan: Any = {"replay": self.replay} if self.replay is not None else self.sources
         if self.file is not None:
             place = f" in {self.file}"
             try:
-                data = read_bytes(Path(self.file))
-                content, plan = digest(data), _columns(data.decode("utf-8-sig"))
+                plan = _columns(read_bytes(Path(self.file)).decode("utf-8-sig"))
             except (OSError, TypeError, ValueError, csv.Error) as error:
                 raise ValueError(
                     f"{self.file} cannot be read as a schedule ({error}): expected CSV with the "
@@ -83,13 +82,8 @@ class Schedule(Policy):
                 f"The schedule of {', '.join(plan)}{place} has no weight above 0 at step "
                 f"{step_N[total_N == 0][0]:.0f}: give one of them a weight there."
             )
-        for name, value in {"_of_roles": of_roles, "_plan": points, "_content": content}.items():
-            object.__setattr__(self, name, value)
-
-    def __repr__(self) -> str:
-        """Returns the plan, of a file by its content: a resumed job recognises its policy by it."""
-        file = f"{self.file} ({self._content})" if self.file else None  # type: ignore[attr-defined]
-        return f"Schedule(replay={self.replay!r}, sources={self.sources!r}, file={file!r})"
+        object.__setattr__(self, "_of_roles", of_roles)
+        object.__setattr__(self, "_plan", points)
 
     def shares(self, pool: Pool) -> Floats:
         """Returns the planned shares of roles, or of the pool's sources, float64 [G].

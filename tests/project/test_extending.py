@@ -4,6 +4,8 @@ Its run also has branches of an arm, which are the unbroken arms with their sche
 """
 
 import importlib
+import json
+import math
 import re
 from itertools import islice
 from types import SimpleNamespace
@@ -32,8 +34,9 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts import swap_in
 from nemo_rod.run import branches
-from nemo_rod.selection import Curriculum, References
+from nemo_rod.selection import Curriculum, Pool, References, TakeAll, competition
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.choice import choose
 
 
 def test_policy_and_score(small_run):
@@ -277,6 +280,44 @@ def test_a_file_that_provides_no_part_is_refused(kind, code, sentence, tmp_path)
     arm = make_arm("rod", **config, balance="exact", multiplier=2, prefix="1", **values)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         assert arm.needs
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (None, "'mine' fail at step 7 (AttributeError: 'NoneType' object has no attribute 'items'"),
+        ({"mine/a": "high"}, "'mine' fail at step 7 (TypeError: must be real number, not str): co"),
+        (SystemExit(0), "'mine' fail at step 7 (SystemExit: 0): correct the package"),
+        (ValueError("own"), "'mine' fail at step 7 (ValueError: own): correct the package"),
+        ({"rod/replay_share": 1.0}, "'mine' include 'rod/replay_share', expected a name that"),
+        ({3: 1.0}, "'mine' include 3, expected a name that begins with mine/"),
+    ],
+)
+def test_metrics_that_cannot_be_logged_are_refused(values, sentence, monkeypatch):
+    def measure(*_):
+        if isinstance(values, BaseException):
+            raise values
+        return values
+
+    choice = choose(Pool(7, np.arange(2), np.arange(2) > 0), TakeAll(), 2)
+    monkeypatch.setattr(competition, "registered_metrics", lambda: {"mine": measure})
+    with pytest.raises(ValueError, match=f"^{re.escape('The registered metrics ' + sentence)}"):
+        competition.all_metrics(choice, np.arange(2), ["new", "old"])
+
+
+def test_metrics_of_numpy_are_plain_and_no_package_takes_the_name_of_ours(tmp_path, monkeypatch):
+    choice = choose(Pool(7, np.arange(2), np.arange(2) > 0), TakeAll(), 2)
+    values = {"mine/a": np.float32(0.5), "mine/b": np.int64(3), "mine/c": math.nan, "mine/d": 3}
+    monkeypatch.setattr(competition, "registered_metrics", lambda: {"mine": lambda *_: values})
+    assert json.dumps(competition.all_metrics(choice, np.arange(2), ["new", "old"])) == (
+        '{"mine/a": 0.5, "mine/b": 3.0, "mine/c": null, "mine/d": 3}'
+    )
+    monkeypatch.undo()
+    register(tmp_path, "one", metrics="train = json:dumps")
+    words = ("run", "recipe=toy_synthetic", "dry_run=true")
+    done = nemo_rod(*words, cwd=tmp_path, env=with_packages(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "registers the metrics 'train', a name of ours: rename them there." in done.stderr
 
 
 def test_a_file_is_imported_once_for_all_of_its_parts(tmp_path):

@@ -246,10 +246,8 @@ def test_a_plan_may_be_a_file(tmp_path):
     sources.write_text("step,b,new,a\n0,1,1,2\n")
     assert [counts(Schedule(file=str(shares)), step)[0] for step in (0, 8)] == [8, 12]
     assert counts(Schedule(file=str(sources)), 3) == [4, 8, 4]
-    before = repr(Schedule(file=str(shares)))
     shares.write_bytes(b"\xef\xbb\xbfstep, replay\r\n 0, 0.75\r\n")  # as spreadsheets have it
     assert counts(Schedule(file=str(shares)), 0)[0] == 4
-    assert repr(Schedule(file=str(shares))) != before  # by which a job recognises its policy
 
 
 @pytest.mark.parametrize(
