@@ -178,6 +178,9 @@ def write_page(
     pictures = {name: (picture, list[str]()) for name, picture in curves.items()}
     for name, picture in pictures_of(shown).items() if shown else ():
         written = pictures.setdefault(name, (picture, []))[1]
+        if not picture.figure and results is not None:
+            results.setdefault("undrawn", []).append(picture.caption)
+            continue
         for file, data in files_of(name, picture.figure):
             files.write(f"figures/{file}", data)
             written.append(file)
