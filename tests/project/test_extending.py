@@ -320,6 +320,27 @@ def test_metrics_of_numpy_are_plain_and_no_package_takes_the_name_of_ours(tmp_pa
     assert "registers the metrics 'train', a name of ours: rename them there." in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "sentence"),
+    [
+        ("return None", 2, "returns no list of inputs (TypeError: 'NoneType' object is not iter"),
+        ("return ['text']", 2, "returns no list of inputs (AttributeError: 'str' object has no"),
+        ("raise KeyError('x')", 2, "returns no list of inputs (KeyError: 'x'): correct it."),
+        ("exit(0)", 2, "returns no list of inputs (SystemExit: 0): correct it."),
+        ("return [Exits()]", 1, "prepare was left by sys.exit(0): correct the part that calls it."),
+    ],
+)
+def test_a_reader_that_reads_nothing_is_refused(code, status, sentence, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from nemo_rod.corpus.formats import Input\nclass Exits(Input):\n"
+        "    def __init__(self): super().__init__('a', 1)\n    def read(self, start): exit(0)\n"
+        f"def read(spec): {code}\n".replace("exit(0)", "raise SystemExit(0)")
+    )
+    source = "domain.sources.chain_0={role: adaptation, kind: 'mine.py:read'}"
+    done = nemo_rod("prepare", "recipe=toy_synthetic", source, cwd=tmp_path)
+    assert done.returncode == status and sentence in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_a_file_is_imported_once_for_all_of_its_parts(tmp_path):
     (tmp_path / "mine.py").write_text("def policy(): pass\ndef score(): pass\n")
     policy = parts.load("policies", f"{tmp_path}/mine.py:policy")

@@ -167,7 +167,7 @@ def write_page(
 
     `shown` is the run, and runs of other recipes beside it; none before any evaluation.
     """
-    results = shown[0][1] if shown else None
+    results: Any = shown[0][1] if shown else None
     tables = {}
     for make in TABLES if results else ():
         table = make(results or {})
