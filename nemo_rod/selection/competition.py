@@ -110,16 +110,15 @@ def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     """Returns the metrics of a choice by all registered parts; see `selection_metrics`.
 
     Raises:
-        ValueError: a package's metrics cannot be computed, are no numbers, or the name of one does
-            not begin with that of its part.
+        ValueError: those of a package fail, or are no numbers with names of their part.
     """
     metrics: Metrics = {}
     for part, measure in registered_metrics().items():
         try:
-            values = {
-                name: value if type(value) is int else number(value)
-                for name, value in measure(choice, source_C, names).items()
-            }
+            for name, value in measure(choice, source_C, names).items():
+                if not name.startswith(f"{part}/"):
+                    raise ValueError(f"{name!r}, expected a name that begins with {part}/")
+                metrics[name] = value if type(value) is int else number(value)
         except parts.FAILURES as error:
             if part in parts.HOUSE["metrics"]:
                 raise
@@ -127,12 +126,6 @@ def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
                 f"The registered metrics '{part}' fail at step {choice.pool.step} "
                 f"({type(error).__name__}: {error}): correct the package that registers them."
             ) from error
-        if other := [name for name in values if not str(name).startswith(f"{part}/")]:
-            raise ValueError(
-                f"The registered metrics '{part}' include {other[0]!r}, expected a name that "
-                f"begins with {part}/: correct the package that registers them."
-            )
-        metrics |= values
     return metrics
 
 
