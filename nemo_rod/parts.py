@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from typing import Any
 
 from nemo_rod.installation import config_folder, page
 
+FAILURES = (Exception, SystemExit)  # by which others' code may end what it is called for
 FROM_FILES = ("policies", "scores", "readers")  # kinds that may also be named FILE.py:NAME
 SHIPPED = {"recipe/scripts/debian_text.py:read_packages"}  # ours, which a folder may name, too
 
@@ -89,6 +91,7 @@ HOUSE: dict[str, dict[str, str]] = {
     # names in `nemo_rod` itself, beside those of __init__.py
     "public_names": {},
 }
+_OBJECTS = ("commands", "hosts", "measurements", "stand_ins", "public_names")  # called by a member
 _PACKAGE = Path(__file__).parent
 
 
@@ -104,30 +107,43 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     The error names the configuration key.
 
     Raises:
-        ValueError: no part has the name, or the package that registered it cannot provide it.
+        ValueError: no part has the name, the package or file that has it cannot provide it, or what
+            it provides cannot be called.
     """
-    if file := file_of(name):
-        return _from_file(file, name.partition(":")[2], kind, key)
     if name in HOUSE[kind]:
         return EntryPoint(name, HOUSE[kind][name], kind).load()
     if name in beside(kind):
         return beside(kind)[name].load()
-    others = other_parts(kind)
+    others, file = other_parts(kind), file_of(name)
     where = f"{key}={name}" if key else f"'{name}'"
-    if name not in others:
+    if file is None and name not in others:
         raise ValueError(
             f"{where} names none of the {kind.replace('_', ' ')}"
             f"{did_you_mean(name, names(kind))}: expected one of "
             f"{', '.join(names(kind))}; {page('extending')} says how a package adds one."
             f"{install_hint()}"
         )
+    if file is not None and kind not in FROM_FILES:
+        raise ValueError(f"{where} names a file, but {kind} are named by what packages register.")
+    if file is not None and not file.is_file():
+        raise ValueError(f"{where} names a file that is not there: correct the path.")
+    registered = "" if file else f" is registered as {others[name].value}, which"
+    cure = "correct the file" if file else "correct or remove the package that registers it"
+    if " and " in registered:
+        raise ValueError(f"{where}{registered} are two parts: remove a package that has one.")
     try:
-        return others[name].load()
-    except (ImportError, AttributeError) as error:
+        part = getattr(_module(file), name.rpartition(":")[2]) if file else others[name].load()
+    except FAILURES as error:
+        kind_of = f"{type(error).__name__}: " if file or not isinstance(error, ImportError) else ""
         raise ValueError(
-            f"{where} is registered as {others[name].value}, which cannot be imported ({error}): "
-            "correct or remove the package that registers it."
+            f"{where}{registered} cannot be imported ({kind_of}{error}): {cure}."
         ) from error
+    if kind not in _OBJECTS and not callable(part):
+        raise ValueError(
+            f"{where}{registered} is an object of {type(part).__name__}, expected a class or a "
+            f"function: {cure}."
+        )
+    return part
 
 
 def file_of(name: str) -> Path | None:
@@ -139,24 +155,15 @@ def file_of(name: str) -> Path | None:
 
 
 @functools.cache
-def _from_file(file: Path, attribute: str, kind: str, key: str) -> Any:
-    """Imports FILE.py once a process and returns what it calls NAME."""
-    where = f"{key}={file}:{attribute}"
-    if kind not in FROM_FILES:
-        raise ValueError(f"{where} names a file, but {kind} are named by what packages register.")
-    if not file.is_file():
-        raise ValueError(f"{where} names a file that is not there: correct the path.")
+def _module(file: Path) -> Any:
+    """Imports a file, once a process."""
     name = f"nemo_rod_file_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     # dataclasses look their module up
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        return getattr(module, attribute)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{where} cannot be imported ({reason}): correct the file.") from error
+    spec.loader.exec_module(module)
+    return module
 
 
 def install_hint() -> str:
@@ -212,8 +219,27 @@ def all_entry_points() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict
     ):
         for point in sorted(chosen, key=lambda point: (point.name, point.value)):
             kind = point.group.removeprefix("nemo_rod.")
-            table.setdefault(kind, {}).setdefault(point.name, point)
+            first = table.setdefault(kind, {}).setdefault(point.name, point)
+            if point.value not in first.value.split(" and "):  # `load` refuses them
+                both = f"{first.value} and {point.value}"
+                table[kind][point.name] = EntryPoint(point.name, both, point.group)
     return ours, others
+
+
+def unused() -> list[str]:
+    """Returns a sentence for every part of other packages that has no effect by where it is."""
+    known, sentences = entry_points(), []
+    groups = [group for group in known.groups if re.match("nemo[-_]?rod", group)]
+    for point in [point for group in groups for point in known.select(group=group)]:
+        group, kind = point.group, point.group.removeprefix("nemo_rod.")
+        if point.dist is None or _is_own(point):
+            continue
+        what = f"The package {point.dist.name} registers '{point.name}' in {group}"
+        if kind not in HOUSE:
+            sentences.append(f"{what}, which nothing reads{did_you_mean(kind, HOUSE)}: rename it.")
+        elif point.name in {**HOUSE[kind], **beside(kind)}:
+            sentences.append(f"{what}, but that name stays nemo_rod's own: rename it.")
+    return sentences
 
 
 def _is_own(point: EntryPoint) -> bool:

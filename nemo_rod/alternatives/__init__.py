@@ -20,7 +20,7 @@ def read_name(name: str, idea: str) -> tuple[str, float] | None:
     Raises:
         ValueError: the number is 0.
     """
-    number = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
+    number = r"(\d+(?:\.\d*[1-9])?(?:e-?\d+)?)"
     match = re.fullmatch(rf"(?:(no_replay|fixed_[\d.]+|rod|rod_mix)_)?{idea}_{number}", name)
     if match is None:
         return None

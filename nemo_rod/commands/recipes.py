@@ -61,6 +61,8 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     """
     Path.cwd()  # raises if the folder is gone; Hydra would not say so
     words = understood(command, words)
+    for sentence in parts.unused():
+        say(f"nemo-rod: {sentence}")
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
         action = obeying_dry_run(command, parts.load("recipe_commands", command))

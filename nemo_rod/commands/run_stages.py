@@ -251,5 +251,11 @@ def _run_here(config: Config, stages: list[Stage]) -> None:
             say(f"{label}  (about {left} left of all)" if left else label)
             start = time.monotonic()
             with log.attempt():
-                stage.run()
+                try:
+                    stage.run()
+                except SystemExit as end:  # of others' code; nothing may look done by it
+                    raise RuntimeError(
+                        f"{stage.name} was left by sys.exit({end.code!r}): correct the part that "
+                        "calls it."
+                    ) from end
             say(f"{label}: {time.monotonic() - start:.0f} s")

@@ -185,7 +185,7 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
         ValueError: the files cannot be read, or hold the ids of another tokenizer.
     """
     try:
-        inputs: list[Input] = parts.load("readers", spec.kind)(spec)
+        inputs: list[Input] = list(parts.load("readers", spec.kind)(spec))
         if tokenizer is not None:
             for item in inputs:
                 item.check_tokenizer(tokenizer)
@@ -193,6 +193,13 @@ def open_inputs(spec: SourceSpec, tokenizer: Tokenizer | None = None) -> list[In
         if str(error).startswith("domain.sources."):
             raise
         raise ValueError(f"source {spec.name}: {error}") from error
+    except parts.FAILURES as error:
+        if isinstance(error, ImportError | OSError) or spec.kind in parts.HOUSE["readers"]:
+            raise
+        raise ValueError(
+            f"source {spec.name}: the reader {spec.kind} returns no list of inputs "
+            f"({type(error).__name__}: {error}): correct it."
+        ) from error
     return inputs
 
 

@@ -35,6 +35,7 @@ from nemo_rod.run.variants import (
     arm_settings,
     trained_arms,
 )
+from nemo_rod.selection.competition import registered_metrics
 from nemo_rod.selection.policies import reference_roles, waits_for_update
 from nemo_rod.trust import REFERENCE, refuse_secrets
 
@@ -140,6 +141,7 @@ def check(config: Config) -> None:
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
     _check_model(config)
+    registered_metrics()
     if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
     if len(names := {*config.arms, *config.variants}) > 500:

@@ -26,7 +26,7 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant, blamed_key
 from nemo_rod.files import check_name
 from nemo_rod.run import branches
-from nemo_rod.selection.arm_names import RESIDUAL, parse_arm
+from nemo_rod.selection.arm_names import PAPER, RESIDUAL, parse_arm
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, typed_values
 from nemo_rod.selection.policies import reference_roles
 
@@ -167,6 +167,14 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
             setattr(merged, key, getattr(merged, key) | value if key in _SECTIONS else value)
     if arm_kind(root, config.variants) != "trained" and chain:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
+    for other in chain:
+        # the specialist may be trained on a mixture
+        is_mixture = other == SPECIALIST and parse_arm(root).kind in ("fixed", "max_replay")
+        if other != root and parse_arm(other).kind in PAPER and not is_mixture:
+            raise ValueError(
+                f"variants.{other} has the name of an arm of the paper, but varies "
+                f"{chain[other].of}: give it another name."
+            )
     if trunk := next((name for name, variant in chain.items() if variant.at is not None), None):
         own, merged.of = chain[trunk], chain[trunk].of
         if trunk != name or {*_set_keys(own)} - {"at", "anneal", "steps"} or own.of in (None, name):

@@ -4,7 +4,7 @@ Arms of the paper are `base no_replay fixed_<percent> max_replay merge_<lambda> 
 no_replay is merged with the base as `<arm>_merge_<lambda>`. Variants may have any other name:
 `rod_<variant>`, `<random|rho>_<random|rho>` (an ablation: adaptation, replay) and `control_<kind>`
 have a place in lists, and others are last, with their words as label. `<arm>_residual` adds what
-an arm of another run has learned.
+an arm of another run has learned. A number has one spelling: no zeros end its decimals.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Kind = Literal[
     "ablation", "control", "other",
 ]  # fmt: skip
 
+PAPER = ("base", "no_replay", "fixed", "max_replay", "merge", "rod")  # kinds of the paper's arms
 RESIDUAL = re.compile("(?:(.+)_)?residual")
 _WHOLE: dict[str, tuple[Kind, str]] = {
     "base": ("base", "base"),
@@ -50,11 +51,9 @@ def parse_arm(name: str) -> ArmName:
     if name in _WHOLE:
         kind, label = _WHOLE[name]
         return ArmName(name, kind, 0.0, label)
-    if match := re.fullmatch(r"fixed_([1-9]\d?(?:\.\d+)?)", name):
+    if match := re.fullmatch(r"fixed_([1-9]\d?(?:\.\d*[1-9])?)", name):
         return ArmName(name, "fixed", float(match[1]), f"fixed {float(match[1]):g} %")
-    if match := re.fullmatch(
-        r"(?:(?!base_)((?:(?!merge_).)+)_)?merge_(0(?:\.\d+)?|1(?:\.0+)?)", name
-    ):
+    if match := re.fullmatch(r"(?:(?!base_)((?:(?!merge_).)+)_)?merge_(0(?:\.\d*[1-9])?|1)", name):
         label = f"{parse_arm(match[1]).label}, merge" if match[1] else "merge"
         return ArmName(name, "merge", float(match[2]), f"{label} {float(match[2]):g}")
     if match := RESIDUAL.fullmatch(name):

@@ -33,7 +33,7 @@ from typing import Any
 from nemo_rod import parts
 from nemo_rod.bounds import key, one_of, same
 from nemo_rod.files import digest
-from nemo_rod.selection.arm_names import parse_arm
+from nemo_rod.selection.arm_names import PAPER, parse_arm
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
 from nemo_rod.selection.competition import FORWARD
@@ -240,11 +240,14 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
         )
     try:
         policy: Policy = make(**weights, **(options or {}))
-    except TypeError as error:
+    except ValueError:
+        raise
+    except parts.FAILURES as error:
         raise ValueError(
-            f"selection.policy={name} does not take selection.policy_options={options} ({error}): "
-            "correct the options."
-        ) from None
+            f"selection.policy={name} does not take selection.policy_options={options} "
+            f"({type(error).__name__}: {error}): correct the options, or name a class "
+            "or a function that makes the policy."
+        ) from error
     return policy
 
 
@@ -272,10 +275,8 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
     Raises:
         ValueError: no arm of the paper has this name.
     """
-    trained = dict.fromkeys(("no_replay", "fixed", "max_replay", "rod"), "trained")
-    kinds: dict[str, str] = {"base": "base", "merge": "merged", **trained}
-    if kind := kinds.get(parse_arm(name).kind):
-        return kind
+    if (kind := parse_arm(name).kind) in PAPER:
+        return {"base": "base", "merge": "merged"}.get(kind, "trained")
     # fixed_<percent> and merge_<lambda> are easily mixed up
     if share := re.fullmatch(r"fixed_(0\.\d+)", name):
         meant = f" (did you mean fixed_{float(share[1]) * 100:g}? It is a percentage, of 1 or more)"
@@ -283,6 +284,13 @@ def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
         meant = f" (did you mean merge_{int(name[6:]) / 100:g}? It is a weight from 0 to 1)"
     elif share := re.fullmatch(r"fi?x?e?d[_-]?([1-9]\d?)%?", name.lower()):
         meant = f" (did you mean fixed_{share[1]}?)"
+    elif (short := re.sub(r"\d+\.\d*$", lambda n: f"{float(n[0]):g}", name)) != name and (
+        parse_arm(short).kind in PAPER
+    ):
+        meant = f" (did you mean {short}?)"
+    elif name in parts.names("policies") or parts.file_of(name):
+        variant = f"+variants.mine={{of:rod,selection:{{policy:{name}}}}}"
+        meant = f" (it is a policy, with which {variant} makes the arm 'mine')"
     elif name in {*variants}:
         meant = f" (variants.{name}.of is to name the arm that it varies)"
     elif " " in name:

@@ -21,6 +21,13 @@ from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.choice import Choice
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+_TAKEN = {
+    "train",
+    "timing",
+    "validation",
+    "throughput",
+    "memory",
+}  # groups of the trainer's metrics
 FORWARD = 1 / 3  # cost of a forward pass in training steps: a backward pass costs two
 
 Metrics = dict[str, float | None]
@@ -90,21 +97,39 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
     return metrics | choice.metrics
 
 
+def registered_metrics() -> dict[str, Any]:
+    """Returns the functions of all registered metrics, by name.
+
+    Raises:
+        ValueError: a package cannot provide its own, or registers them by a name of ours.
+    """
+    if taken := _TAKEN & {*parts.names("metrics")}:
+        raise ValueError(
+            f"A package registers the metrics '{min(taken)}', a name of ours: rename them there."
+        )
+    return {part: parts.load("metrics", part) for part in parts.names("metrics")}
+
+
 def all_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     """Returns the metrics of a choice by all registered parts; see `selection_metrics`.
 
     Raises:
-        ValueError: the name of a metric does not begin with that of its part.
+        ValueError: those of a package fail, or are no numbers with names of their part.
     """
     metrics: Metrics = {}
-    for part in parts.names("metrics"):
-        values = parts.load("metrics", part)(choice, source_C, names)
-        if other := [name for name in values if not name.startswith(f"{part}/")]:
+    for part, measure in registered_metrics().items():
+        try:
+            for name, value in measure(choice, source_C, names).items():
+                if not name.startswith(f"{part}/"):
+                    raise ValueError(f"{name!r}, expected a name that begins with {part}/")
+                metrics[name] = value if type(value) is int else number(value)
+        except parts.FAILURES as error:
+            if part in parts.HOUSE["metrics"]:
+                raise
             raise ValueError(
-                f"The registered metrics '{part}' include {other[0]!r}, expected a name that "
-                f"begins with {part}/: correct the package that registers them."
-            )
-        metrics |= {n: v if v is None or math.isfinite(v) else None for n, v in values.items()}
+                f"The registered metrics '{part}' fail at step {choice.pool.step} "
+                f"({type(error).__name__}: {error}): correct the package that registers them."
+            ) from error
     return metrics
 
 

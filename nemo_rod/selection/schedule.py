@@ -16,7 +16,9 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,49 +55,51 @@ class Schedule(Policy):
                 f"A schedule has {' and '.join(given) or 'no plan'}: give one of replay, sources "
                 "and file."
             )
-        plan: Mapping[str, Points] = {}
+        place = ""
+        plan: Any = {"replay": self.replay} if self.replay is not None else self.sources
         if self.file is not None:
+            place = f" in {self.file}"
             try:
-                rows = list(csv.DictReader(read_bytes(Path(self.file)).decode().splitlines()))
-                names = [name for name in rows[0] if name != "step"]
-                plan = {n: {int(row["step"]): float(row[n]) for row in rows} for n in names}
-            except (OSError, LookupError, TypeError, ValueError) as error:
+                plan = _columns(read_bytes(Path(self.file)).decode("utf-8-sig"))
+            except (OSError, TypeError, ValueError, csv.Error) as error:
                 raise ValueError(
-                    f"{self.file} cannot be read as a schedule ({type(error).__name__}: {error}): "
-                    "expected CSV with the columns step and replay, or step and the names of all "
-                    "sources."
+                    f"{self.file} cannot be read as a schedule ({error}): expected CSV with the "
+                    "columns step and replay, or step and the names of all sources."
                 ) from error
-        elif self.replay is not None:
-            plan = {"replay": self.replay}
-        elif self.sources is not None:
-            plan = self.sources
-        object.__setattr__(self, "_of_roles", [*plan] == ["replay"])
-        object.__setattr__(self, "_plan", {name: _points(name, of) for name, of in plan.items()})
-        limit = 1.0 if [*plan] == ["replay"] else math.inf
-        for name, (_, share_N) in self._plan.items():  # type: ignore[attr-defined]
-            fits_N = (share_N >= 0) & (share_N <= limit) & np.isfinite(share_N)
-            if not fits_N.all():
-                place = "" if self.file is None else f" in {self.file}"
-                raise ValueError(
-                    f"The schedule of {name}{place} has {share_N[~fits_N][0]:g}, expected shares "
-                    "in [0, 1] of replay, or weights >= 0 of sources."
-                )
+        if not isinstance(plan, Mapping) or not {*map(type, plan)} == {str}:
+            raise ValueError(
+                f"The schedule of sources is {plan!r}, expected a weight for each by its name."
+            )
+        of_roles = self.sources is None and [*plan] == ["replay"]
+        points = {
+            name: _points(f"The schedule of {name}{place}", of, 1.0 if of_roles else math.inf)
+            for name, of in plan.items()
+        }
+        step_N = np.unique(np.concatenate([step_N for step_N, _ in points.values()]))
+        total_N = sum(np.interp(step_N, *of) for of in points.values())
+        if not of_roles and not np.all(total_N):
+            raise ValueError(
+                f"The schedule of {', '.join(plan)}{place} has no weight above 0 at step "
+                f"{step_N[total_N == 0][0]:.0f}: give one of them a weight there."
+            )
+        object.__setattr__(self, "_of_roles", of_roles)
+        object.__setattr__(self, "_plan", points)
 
     def shares(self, pool: Pool) -> Floats:
         """Returns the planned shares of roles, or of the pool's sources, float64 [G].
 
         Raises:
-            ValueError: the plan lacks a source, has an unknown one, or weights that are all zero.
+            ValueError: the plan lacks a source, or has an unknown one.
         """
         plan: Mapping[str, tuple[Floats, Floats]] = self._plan  # type: ignore[attr-defined]
         now = {name: float(np.interp(pool.step, *points)) for name, points in plan.items()}
         if self._of_roles:  # type: ignore[attr-defined]
             return np.array([1 - now["replay"], now["replay"]])
         names = [source.name for source in pool.sources]
-        if {*names} != {*now} or not sum(now.values()):
+        if {*names} != {*now}:
             raise ValueError(
                 f"The schedule has the sources {', '.join(now)}, but the run has "
-                f"{', '.join(names)}: give each a weight, at least one above 0."
+                f"{', '.join(names)}: give each a weight."
             )
         return np.array([now[name] for name in names])
 
@@ -106,14 +110,49 @@ class Schedule(Policy):
         return first_of_groups(group_C, apportion(self.shares(pool), k, pool.step), k)
 
 
-def _points(name: str, of: Points) -> tuple[Floats, Floats]:
-    """Returns the steps and the shares of a plan, float64 [N], by ascending step."""
-    points = {0: of} if isinstance(of, int | float) else dict(of)
+def _columns(text: str) -> dict[str, list[tuple[float, float]]]:
+    """Returns the steps and the shares in every column but `step` of a table in CSV."""
+    table = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
+    names, *rows = table or [[]]
+    if "step" not in names or not 1 < len(names) == len({*names}) or not rows:
+        raise ValueError(f"it has {len(rows)} rows below the header {','.join(names)!r}")
+    for row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"{','.join(row)!r} has {len(row)} fields, the header {len(names)}")
+    cells = (map(float, column) for column in zip(*rows, strict=True))
+    columns = {name: [*column] for name, column in zip(names, cells, strict=True)}
+    step_N = columns.pop("step")
+    return {name: [*zip(step_N, share_N, strict=True)] for name, share_N in columns.items()}
+
+
+def _points(where: str, of: Any, limit: float) -> tuple[Floats, Floats]:
+    """Returns the steps and the shares of a plan, float64 [N], by ascending step.
+
+    `of` is a share of at most `limit`, shares by step, or pairs of a step and a share.
+    """
     try:
-        steps = {int(step): float(share) for step, share in points.items()}
-    except (TypeError, ValueError):
-        steps = {}
-    if not steps:
-        raise ValueError(f"The schedule of {name} is {of!r}, expected a share, or shares by step.")
-    step_N = np.array(sorted(steps), dtype=np.float64)
-    return step_N, np.array([steps[int(step)] for step in step_N])
+        pairs = [(0, of)] if isinstance(of, Real) else [*getattr(of, "items", of.__iter__)()]
+        points = {_number(step): _number(share) for step, share in pairs}
+    except (AttributeError, OverflowError, TypeError, ValueError):
+        pairs, points = [], {}
+    if not points:
+        raise ValueError(f"{where} is {of!r}, expected a share, or shares by step.")
+    for step in points:
+        if not (step >= 0 and step.is_integer()):
+            raise ValueError(f"{where} has the step {step:g}, expected whole steps from 0.")
+    if len(points) < len(pairs):
+        raise ValueError(f"{where} has a step twice: give each step once.")
+    for share in points.values():
+        if not 0 <= share <= limit or math.isinf(share):
+            raise ValueError(
+                f"{where} has {share:g}, expected shares in [0, 1] of replay, or weights >= 0 of "
+                "sources."
+            )
+    step_N = np.array(sorted(points))
+    return step_N, np.array([points[step] for step in step_N])
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)

@@ -1,6 +1,8 @@
 """The report on a small made-up run, with every number computed here a second time."""
 
+import html
 import json
+import math
 import re
 import shutil
 import sys
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from nemo_rod.lab.report.build_report import judged_results
 from nemo_rod.lab.report.figures import over_steps, pictures_of, plane, sources
 from nemo_rod.lab.report.figures.drawing import FONT_SIZE, log_axis, number, shortened
 from nemo_rod.lab.report.figures.labels import SIZES, label_layers
+from nemo_rod.lab.report.figures.picture import Picture, refuse_undrawn
 from nemo_rod.lab.report.figures.plane import Plane, draw_plane, points_of
 from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.results import profiles_of, results_of
@@ -620,6 +624,39 @@ def test_figures_mark_annealing_and_passes_and_show_merges_in_a_view(tmp_path: P
     near, wide, *_ = made["frontier"].figure
     assert {"merge 0.4", "merge 0.8"} <= texts_of(wide) and "merge 0.4" not in texts_of(near)
     assert wide["title"]["text"] == "all arms"
+
+
+@pytest.mark.parametrize(
+    ("figure", "reason"),
+    [
+        (lambda shown: {}["x"], "KeyError: 'x'"),
+        (lambda shown: sys.exit(0), "SystemExit: 0"),
+        (lambda shown: "text", "AttributeError: 'str' object has no attribute 'order'"),
+        (
+            lambda shown: Picture({"mark": "bar", "nan": math.nan}, "Mine"),
+            "ValueError: Out of range",
+        ),
+        (lambda shown: Picture({"mark": "bar"}, "Mine", order=None), "TypeError: float() argument"),
+        (None, "ValueError: 'mine' is registered as mine:figure, which cannot be imported (gone)"),
+    ],
+)
+def test_a_page_is_made_without_a_packages_figure_that_cannot_be_drawn(
+    figure, reason, fake, tmp_path, monkeypatch
+):
+    def load():
+        if figure is None:
+            raise ImportError("gone")
+        return figure
+
+    mine = {"mine": SimpleNamespace(value="mine:figure", load=load)}
+    monkeypatch.setattr(parts, "other_parts", lambda kind: mine if kind == "figures" else {})
+    results = build_report(fake.folder, report_dir=tmp_path / "report")
+    sentence = f"The registered figure 'mine' cannot be drawn ({reason}"
+    page = html.unescape((tmp_path / "report" / "index.html").read_text())
+    assert sentence in page and ">Figure mine</h" in page
+    assert not list((tmp_path / "report" / "figures").glob("mine*"))
+    with pytest.raises(RuntimeError, match=f"^The report is made, but for .*{re.escape(sentence)}"):
+        refuse_undrawn(results)
 
 
 def test_sources_of_the_paper_have_the_colours_of_their_categories(results: dict[str, Any]) -> None:

@@ -209,7 +209,9 @@ def test_a_run_on_several_nodes_is_rehearsed_on_two():
 
 
 def test_text_is_made_up_only_where_the_users_cannot_be_read(monkeypatch):
-    reader = SimpleNamespace(load=lambda: takes("files")(lambda spec: []))  # without max_bytes
+    reader = SimpleNamespace(
+        value="own:read", load=lambda: takes("files")(lambda spec: [])
+    )  # no max_bytes
     monkeypatch.setattr(parts, "all_entry_points", lambda: ({}, {"readers": {"own": reader}}))
     config, small = derived("german_qwen3_5_4b")
     mine = {

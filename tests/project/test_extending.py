@@ -4,6 +4,8 @@ Its run also has branches of an arm, which are the unbroken arms with their sche
 """
 
 import importlib
+import json
+import math
 import re
 from itertools import islice
 from types import SimpleNamespace
@@ -32,7 +34,9 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.hosts import swap_in
 from nemo_rod.run import branches
-from nemo_rod.selection import Curriculum, References
+from nemo_rod.selection import Curriculum, Pool, References, TakeAll, competition
+from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.choice import choose
 
 
 def test_policy_and_score(small_run):
@@ -221,11 +225,7 @@ def test_what_no_package_provides_is_refused(word, sentence, installed, tmp_path
     ],
 )  # fmt: skip
 def test_parts_that_cannot_be_imported_are_refused(points, answers, tmp_path):
-    folder = tmp_path / "bad-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
-    lists = (f"[nemo_rod.{kind}]\n{point}\n" for kind, point in points.items())
-    (folder / "entry_points.txt").write_text("".join(lists))
+    register(tmp_path, "bad", **points)
     # a broken section keeps a process that has imported all from starting
     how = {"env": with_packages(tmp_path)} if "sections" in points else {"packages": tmp_path}
     for line, sentence in answers.items():
@@ -233,6 +233,122 @@ def test_parts_that_cannot_be_imported_are_refused(points, answers, tmp_path):
         done = nemo_rod(command, "recipe=toy_synthetic", *more, cwd=tmp_path, **how)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert sentence in done.stderr
+
+
+def register(folder, package, **points):
+    """Installs a package that registers points, each `group=line`."""
+    (info := folder / f"{package}-1.0.dist-info").mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lists = (f"[nemo_rod.{kind}]\n{point}\n" for kind, point in points.items())
+    (info / "entry_points.txt").write_text("".join(lists))
+
+
+def test_names_that_two_packages_register_or_that_nothing_reads_are_told(tmp_path, monkeypatch):
+    register(tmp_path, "one", metrics="margin = json:dumps", polices="mine = json:dumps")
+    register(tmp_path, "two", metrics="margin = json:loads", policies="joint = json:loads")
+    register(tmp_path, "three", scores="same = json:loads")
+    register(tmp_path, "four", scores="same = json:loads")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(parts, "all_entry_points", parts.all_entry_points.__wrapped__)
+    with pytest.raises(ValueError, match=r"^'margin' is registered as json:dumps and json:loads"):
+        parts.load("metrics", "margin")
+    assert parts.load("scores", "same") and parts.load("policies", "joint").__name__ == "Joint"
+    assert sorted(parts.unused()) == [
+        "The package one registers 'mine' in nemo_rod.polices, which nothing reads (did you mean "
+        "policies?): rename it.",
+        "The package two registers 'joint' in nemo_rod.policies, but that name stays nemo_rod's "
+        "own: rename it.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "sentence"),
+    [
+        ("policy", "raise SystemExit(0)", "cannot be imported (SystemExit: 0): correct the file."),
+        ("policy", "part = 3", "is an object of int, expected a class or a function"),
+        ("score", "part = 'text'", "is an object of str, expected a class or a function"),
+        ("policy", "def part(pool, score_C, k): pass", "or name a class or a function that makes"),
+        ("policy", "def part(): raise KeyError('x')", "(KeyError: 'x'): correct the options, or"),
+        ("policy", "def part(): raise SystemExit(0)", "(SystemExit: 0): correct the options, or"),
+        ("policy", "def part(): raise ValueError('its own')", "its own"),
+    ],
+)
+def test_a_file_that_provides_no_part_is_refused(kind, code, sentence, tmp_path):
+    (tmp_path / "mine.py").write_text(code)
+    values: dict[str, Any] = {f"{kind}_name": f"{tmp_path}/mine.py:part"}
+    config = {"num_adaptation": 9, "num_replay": 9, "batch_size": 1, "seed": 0, "kappa": 1.0}
+    arm = make_arm("rod", **config, balance="exact", multiplier=2, prefix="1", **values)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        assert arm.needs
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (None, "'mine' fail at step 7 (AttributeError: 'NoneType' object has no attribute 'items'"),
+        ({"mine/a": "high"}, "'mine' fail at step 7 (TypeError: must be real number, not str): co"),
+        (SystemExit(0), "'mine' fail at step 7 (SystemExit: 0): correct the package"),
+        (ValueError("own"), "'mine' fail at step 7 (ValueError: own): correct the package"),
+        (
+            {"rod/replay_share": 1.0},
+            "'mine' fail at step 7 (ValueError: 'rod/replay_share', expected a n",
+        ),
+        ({3: 1.0}, "'mine' fail at step 7 (AttributeError: 'int' object has no attribute"),
+    ],
+)
+def test_metrics_that_cannot_be_logged_are_refused(values, sentence, monkeypatch):
+    def measure(*_):
+        if isinstance(values, BaseException):
+            raise values
+        return values
+
+    choice = choose(Pool(7, np.arange(2), np.arange(2) > 0), TakeAll(), 2)
+    monkeypatch.setattr(competition, "registered_metrics", lambda: {"mine": measure})
+    with pytest.raises(ValueError, match=f"^{re.escape('The registered metrics ' + sentence)}"):
+        competition.all_metrics(choice, np.arange(2), ["new", "old"])
+
+
+def test_metrics_of_numpy_are_plain_and_no_package_takes_the_name_of_ours(tmp_path, monkeypatch):
+    choice = choose(Pool(7, np.arange(2), np.arange(2) > 0), TakeAll(), 2)
+    values = {"mine/a": np.float32(0.5), "mine/b": np.int64(3), "mine/c": math.nan, "mine/d": 3}
+    monkeypatch.setattr(competition, "registered_metrics", lambda: {"mine": lambda *_: values})
+    assert json.dumps(competition.all_metrics(choice, np.arange(2), ["new", "old"])) == (
+        '{"mine/a": 0.5, "mine/b": 3.0, "mine/c": null, "mine/d": 3}'
+    )
+    monkeypatch.undo()
+    register(tmp_path, "one", metrics="train = json:dumps")
+    words = ("run", "recipe=toy_synthetic", "dry_run=true")
+    done = nemo_rod(*words, cwd=tmp_path, env=with_packages(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "registers the metrics 'train', a name of ours: rename them there." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "sentence"),
+    [
+        ("return None", 2, "returns no list of inputs (TypeError: 'NoneType' object is not iter"),
+        ("return ['text']", 2, "returns no list of inputs (AttributeError: 'str' object has no"),
+        ("raise KeyError('x')", 2, "returns no list of inputs (KeyError: 'x'): correct it."),
+        ("exit(0)", 2, "returns no list of inputs (SystemExit: 0): correct it."),
+        ("return [Exits()]", 1, "prepare was left by sys.exit(0): correct the part that calls it."),
+    ],
+)
+def test_a_reader_that_reads_nothing_is_refused(code, status, sentence, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from nemo_rod.corpus.formats import Input\nclass Exits(Input):\n"
+        "    def __init__(self): super().__init__('a', 1)\n    def read(self, start): exit(0)\n"
+        f"def read(spec): {code}\n".replace("exit(0)", "raise SystemExit(0)")
+    )
+    source = "domain.sources.chain_0={role: adaptation, kind: 'mine.py:read'}"
+    done = nemo_rod("prepare", "recipe=toy_synthetic", source, cwd=tmp_path)
+    assert done.returncode == status and sentence in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_file_is_imported_once_for_all_of_its_parts(tmp_path):
+    (tmp_path / "mine.py").write_text("def policy(): pass\ndef score(): pass\n")
+    policy = parts.load("policies", f"{tmp_path}/mine.py:policy")
+    score = parts.load("scores", f"{tmp_path}/mine.py:score")
+    assert policy.__globals__ is score.__globals__
 
 
 def test_the_page_shows_the_code_of_the_example():

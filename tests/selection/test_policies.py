@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -294,9 +295,34 @@ def test_a_plan_may_be_a_file(tmp_path):
     sources.write_text("step,b,new,a\n0,1,1,2\n")
     assert [counts(Schedule(file=str(shares)), step)[0] for step in (0, 8)] == [8, 12]
     assert counts(Schedule(file=str(sources)), 3) == [4, 8, 4]
+    shares.write_bytes(b"\xef\xbb\xbfstep, replay\r\n 0, 0.75\r\n")  # as spreadsheets have it
+    assert counts(Schedule(file=str(shares)), 0)[0] == 4
 
 
-@pytest.mark.parametrize("plan", [{"new": 1, "a": 1}, {"new": 0, "a": 0, "b": 0}])
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("step,replay\n0,0\n1000,0,3\n", "'1000,0,3' has 3 fields, the header 2"),
+        ("step,replay\n0,0\n5\n", "'5' has 1 fields, the header 2"),
+        ("step,replay,step\n0,0.1,5\n", "below the header 'step,replay,step'"),
+        ("step,replay,replay\n0,0.1,0.5\n", "below the header 'step,replay,replay'"),
+        ("step;replay\n0;0.1\n", "below the header 'step;replay'"),
+        ("step\n0\n", "1 rows below the header 'step'"),
+        ("step,replay\n", "0 rows below the header 'step,replay'"),
+        ("", "0 rows below the header ''"),
+        ("step,replay\n0,30%\n", "could not convert string to float: '30%'"),
+        ("step,replay\n7,0\n7,1\n", "has a step twice: give each step once"),
+        ("step,a,b\n0,0,1\n9,0,0\n", "has no weight above 0 at step 9"),
+    ],
+)
+def test_a_table_that_means_no_plan_is_refused(table, reason, tmp_path):
+    (file := tmp_path / "shares.csv").write_text(table)
+    with pytest.raises(ValueError, match=re.escape(reason)) as error:
+        Schedule(file=str(file))
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("plan", [{"new": 1, "a": 1}, {"new": 1, "a": 1, "b": 1, "c": 0}])
 def test_a_plan_of_other_sources_is_refused(plan):
     with pytest.raises(ValueError, match="but the run has new, a, b: give each a weight"):
         counts(Schedule(sources=plan), 0)

@@ -175,7 +175,7 @@ def write_page(
 
     `shown` is the run, and runs of other recipes beside it; none before any evaluation.
     """
-    results = shown[0][1] if shown else None
+    results: Any = shown[0][1] if shown else None
     tables = {}
     for make in TABLES if results else ():
         table = make(results or {})
@@ -186,6 +186,9 @@ def write_page(
     pictures = {name: (picture, list[str]()) for name, picture in curves.items()}
     for name, picture in pictures_of(shown).items() if shown else ():
         written = pictures.setdefault(name, (picture, []))[1]
+        if not picture.figure and results is not None:
+            results.setdefault("undrawn", []).append(picture.caption)
+            continue
         for file, data in files_of(name, picture.figure):
             files.write(f"figures/{file}", data)
             written.append(file)

@@ -25,6 +25,7 @@ from nemo_rod.files import read_json
 from nemo_rod.lab.history import read_history
 from nemo_rod.lab.metrics import Metrics, metrics_of
 from nemo_rod.lab.report.build_report import Files, results_of_all, write_explorers, write_page
+from nemo_rod.lab.report.figures.picture import refuse_undrawn
 from nemo_rod.lab.report.run_files import FREE, Arm, Run
 from nemo_rod.lab.report.under_way import read_part
 from nemo_rod.roles import ROLES
@@ -59,8 +60,9 @@ def main(options: Namespace) -> None:
     folder = options.folder
     if not (folder / "curriculum.rod").exists() and (folder / "rod").is_dir():
         folder = folder / "rod"
-    build_job_report(folder)
+    results = build_job_report(folder)
     print(folder / "report" / "index.html")
+    refuse_undrawn(results or {})
 
 
 def build_job_report(folder: Path) -> dict[str, Any] | None:

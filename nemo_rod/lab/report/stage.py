@@ -12,6 +12,7 @@ from nemo_rod.lab.block_text import block_texts
 from nemo_rod.lab.controls import FOLDER
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.completions import complete
+from nemo_rod.lab.report.figures.picture import refuse_undrawn
 from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.section import Report, has_controls
 from nemo_rod.lab.report.under_way import has_begun
@@ -35,8 +36,9 @@ def report_stages(stages: Stages) -> list[Stage]:
                 f"The installation works. {stages.config.recipe} is too small to judge the method "
                 f"by: see {page}, and try recipe=toy."
             )
-            return
-        print(text_of(results))
+        else:
+            print(text_of(results))
+        refuse_undrawn(results)
 
     stage = Stage(
         name="report",

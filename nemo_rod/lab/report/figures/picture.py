@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nemo_rod import parts
-from nemo_rod.lab.report.figures.drawing import Spec
+from nemo_rod.lab.report.figures.drawing import Spec, files_of
 from nemo_rod.lab.report.results import RunResults
 
 
@@ -32,6 +33,7 @@ class Picture:
 def pictures_of(shown: Sequence[RunResults]) -> dict[str, Picture]:
     """Returns the pictures of all registered figures, by name, in the order of the page.
 
+    One of another package that cannot be drawn has a sentence in its place, and no specification.
     A figure is `(shown) -> Picture | None` for the run and, behind it, runs of other settings; None
     if its data are missing. One that is also registered as `settings_<name>` gets the run alone,
     and again all of several settings, which are drawn below each other behind all other figures.
@@ -40,9 +42,26 @@ def pictures_of(shown: Sequence[RunResults]) -> dict[str, Picture]:
     for name in names:
         is_of_all = name.startswith("settings_")
         given = shown[:1] if f"settings_{name}" in names else shown
-        picture = parts.load("figures", name)(given) if len(shown) > is_of_all else None
-        if picture is not None and is_of_all:
-            title = f"Settings: {picture.title[:1].lower()}{picture.title[1:]}"
-            picture = replace(picture, title=title, order=picture.order + 500)
+        try:
+            picture = parts.load("figures", name)(given) if len(shown) > is_of_all else None
+            if picture is not None and is_of_all:
+                title = f"Settings: {picture.title[:1].lower()}{picture.title[1:]}"
+                picture = replace(picture, title=title, order=picture.order + 500)
+            if picture is not None and name in parts.other_parts("figures"):  # as the page needs it
+                picture = replace(picture, order=float(picture.order))
+                any([len(data) == 0 for _, data in files_of(name, picture.figure)])
+        except parts.FAILURES as error:
+            if name in parts.beside("figures"):
+                raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            sentence = f"The registered figure '{name}' cannot be drawn ({reason[:300]})"
+            cure = "correct the package that registers it."
+            picture = Picture((), f"Figure {name}", f"{sentence}: {cure}")
         made |= {name: picture} if picture is not None else {}
     return dict(sorted(made.items(), key=lambda item: item[1].order))
+
+
+def refuse_undrawn(results: Mapping[str, Any]) -> None:
+    """Raises a RuntimeError if figures of a page that was made could not be drawn."""
+    if sentences := results.get("undrawn"):
+        raise RuntimeError(f"The report is made, but for this: {' '.join(sentences)}")
