@@ -21,13 +21,7 @@ from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.choice import Choice
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-_TAKEN = {
-    "train",
-    "timing",
-    "validation",
-    "throughput",
-    "memory",
-}  # groups of the trainer's metrics
+_TAKEN = {"train", "timing", "validation", "throughput", "memory"}  # of the trainer's metrics
 FORWARD = 1 / 3  # cost of a forward pass in training steps: a backward pass costs two
 
 Metrics = dict[str, float | None]

@@ -37,7 +37,6 @@ def policy_of(**members: Any) -> Any:
         *([0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]], [[0], [1, 2]], {0, 1}, None, "01", 7),
         *([0.0, 1.0], [True, True], np.array([0, 1], object), np.uint64([0, 2**63]), iter([0, 1])),
     ],
-    ids=str,
 )
 def test_a_choice_that_is_none_is_refused(chosen):
     with pytest.raises(ValueError, match=r"step 3: .*<lambda> returned .*expected 2 ascending pos"):
@@ -109,7 +108,6 @@ def test_nothing_that_is_recorded_can_be_written_to(policy, score):
 @pytest.mark.parametrize(
     "metrics",
     [None, [], {"mine/x": 1.0}, {"rod/x": "1"}, {"rod/x": [1.0]}, {"rod/x": object()}, {3: 1.0}],
-    ids=str,
 )
 def test_metrics_of_a_policy_that_are_no_numbers_are_refused(metrics):
     choice = choose(POOL, policy_of(), 2)
