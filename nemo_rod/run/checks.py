@@ -201,6 +201,8 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm, config)
     policy, needs = arm.planned_arm.policy(), arm.planned_arm.needs
+    if hasattr(policy, "check_sources") and config.domain.sources:
+        policy.check_sources(config.domain.specs)
     if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."

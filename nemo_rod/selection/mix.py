@@ -35,7 +35,7 @@ E = exponents.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,15 @@ class Mix(Policy):
         # the dial: log kappa, its gain, its last direction, and F_val when it was last measured
         self.state = {"dial": np.array([math.log(kappa), _GAIN, 0.0, 0.0])}
 
+    def check_sources(self, sources: Sequence[Any]) -> None:
+        """Refuses targets of other sources than those of new text."""
+        names = [source.name for source in sources if source.role == "adaptation"]
+        if isinstance(self.target, Mapping) and {*self.target} != {*names}:
+            raise ValueError(
+                f"There are targets of {', '.join(self.target)}, but the new sources of the run "
+                f"are {', '.join(names)}: give each of these a target, or one for all."
+            )
+
     @property
     def needs(self) -> frozenset[str]:
         """References of replay, of new text for a specialist alone, and F_val for a bound."""
@@ -149,12 +158,7 @@ class Mix(Policy):
             ValueError: targets are given for other sources than those of new text, or the length
                 of the run, which a forecast needs, is unknown.
         """
-        names = [s.name for s in pool.sources if s.role == "adaptation"]
-        if isinstance(self.target, Mapping) and {*self.target} != {*names}:
-            raise ValueError(
-                f"There are targets of {', '.join(self.target)}, but the new sources of the run "
-                f"are {', '.join(names)}: give each of these a target, or one for all."
-            )
+        self.check_sources(pool.sources)
         target_M = np.zeros(len(pool.sources))
         for number in np.flatnonzero(_is_new(pool)).tolist():
             target = self._target(pool.sources[number].name)

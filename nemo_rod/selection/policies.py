@@ -54,6 +54,8 @@ class Policy(Protocol):
         state: dict[str, ndarray]     the values that these two change, and nothing else does
         metrics(choice)               values that are logged with the step, before `observe`, by
                                       names that begin with rod/
+        check_sources(sources)        called at setup with the sources of the run, each with `name`
+                                      and `role`; refuses those that it has no plan for
 
     Arrays that it is given cannot be written to. A run works on a copy with a state of its own.
     A resumed run repeats both from its record, once, and gives the resulting state to all ranks:
@@ -268,7 +270,8 @@ def check_policy(policy: Any) -> Policy:
             "'replay_references' are too few for the scores of 'losses'."
         )
     needed = {"select", "measured"} if "held_out" in needs else {"select"}
-    for method in ("select", "estimate", "weigh", "observe", "measured", "metrics"):
+    optional = ("estimate", "weigh", "observe", "measured", "metrics", "check_sources")
+    for method in ("select", *optional):
         if not callable(getattr(policy, method, None if method in needed else NOTHING.union)):
             raise ValueError(f"{name} is no policy: expected a method {method}, as in `Policy`.")
     checked: Policy = policy

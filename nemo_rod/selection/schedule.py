@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -85,6 +85,15 @@ class Schedule(Policy):
         object.__setattr__(self, "_of_roles", of_roles)
         object.__setattr__(self, "_plan", points)
 
+    def check_sources(self, sources: Sequence[Any]) -> None:
+        """Refuses a plan that lacks a source of the run, or has an unknown one."""
+        names, planned = [source.name for source in sources], self._plan  # type: ignore[attr-defined]
+        if not self._of_roles and {*names} != {*planned}:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"The schedule has the sources {', '.join(planned)}, but the run has "
+                f"{', '.join(names)}: give each a weight."
+            )
+
     def shares(self, pool: Pool) -> Floats:
         """Returns the planned shares of roles, or of the pool's sources, float64 [G].
 
@@ -95,13 +104,8 @@ class Schedule(Policy):
         now = {name: float(np.interp(pool.step, *points)) for name, points in plan.items()}
         if self._of_roles:  # type: ignore[attr-defined]
             return np.array([1 - now["replay"], now["replay"]])
-        names = [source.name for source in pool.sources]
-        if {*names} != {*now}:
-            raise ValueError(
-                f"The schedule has the sources {', '.join(now)}, but the run has "
-                f"{', '.join(names)}: give each a weight."
-            )
-        return np.array([now[name] for name in names])
+        self.check_sources(pool.sources)
+        return np.array([now[source.name] for source in pool.sources])
 
     def select(self, pool: Pool, score_C: Floats | None, k: int) -> Ids:
         """Returns k positions in the planned shares; see `Policy.select`."""

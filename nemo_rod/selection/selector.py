@@ -55,7 +55,8 @@ class Selector:
     A policy that learns is copied, so that it begins with the state of the one that is given.
 
     Raises:
-        ValueError: the policy or the score is none, or needs references and there are none.
+        ValueError: the policy or the score is none, needs references and there are none, or is for
+            other sources.
     """
 
     pools: Pools
@@ -79,6 +80,8 @@ class Selector:
             )
         if self.references and self.length is None:
             self.length = self.references.length
+        if hasattr(self.policy, "check_sources"):
+            self.policy.check_sources(self.store.sources)
         self._given, self._has_chosen = self.policy, False
         self._begin()
         self._thread = ThreadPoolExecutor(max_workers=1)
