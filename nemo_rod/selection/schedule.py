@@ -119,10 +119,10 @@ def _columns(text: str) -> dict[str, list[tuple[float, float]]]:
     table = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
     names, *rows = table or [[]]
     if "step" not in names or not 1 < len(names) == len({*names}) or not rows:
-        raise ValueError(f"it has {len(rows)} rows below the header {','.join(names)!r}")
+        raise ValueError(f"it has {len(rows)} rows below the header {','.join(names)[:99]!r}")
     for row in rows:
         if len(row) != len(names):
-            raise ValueError(f"{','.join(row)!r} has {len(row)} fields, the header {len(names)}")
+            raise ValueError(f"{','.join(row)[:99]!r} has {len(row)} of {len(names)} fields")
     cells = (map(float, column) for column in zip(*rows, strict=True))
     columns = {name: [*column] for name, column in zip(names, cells, strict=True)}
     step_N = columns.pop("step")

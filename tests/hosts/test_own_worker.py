@@ -90,9 +90,9 @@ def test_own_worker_refuses_a_checkpoint_with_a_gap(runs):
 
 # what no CPU has, and what the recipes' layouts need in twice the memory of bf16
 WITHOUT_A_GPU = (
-    *("model.precision=fp32", "plan.peak_tflops=80", "train.recompute=full"),
+    *("model.precision=fp32", "plan.peak_tflops=80", "plan.memory_reserve=0"),
     *("train.precision_aware_optimizer=false", "train.optimizer_offload=false"),
-    "++nemo_rl.policy.megatron_cfg.moe_permute_fusion=false",
+    *("train.recompute=full", "++nemo_rl.policy.megatron_cfg.moe_permute_fusion=false"),
     "++nemo_rl.policy.megatron_cfg.optimizer.use_precision_aware_optimizer=false",  # references
 )
 REHEARSED = 3  # steps

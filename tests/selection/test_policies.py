@@ -302,8 +302,8 @@ def test_a_plan_may_be_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ("step,replay\n0,0\n1000,0,3\n", "'1000,0,3' has 3 fields, the header 2"),
-        ("step,replay\n0,0\n5\n", "'5' has 1 fields, the header 2"),
+        ("step,replay\n0,0\n1000,0,3\n", "'1000,0,3' has 3 of 2 fields"),
+        ("step,replay\n0,0\n5\n", "'5' has 1 of 2 fields"),
         ("step,replay,step\n0,0.1,5\n", "below the header 'step,replay,step'"),
         ("step,replay,replay\n0,0.1,0.5\n", "below the header 'step,replay,replay'"),
         ("step;replay\n0;0.1\n", "below the header 'step;replay'"),
