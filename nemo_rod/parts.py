@@ -205,7 +205,7 @@ def all_entry_points() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict
     installed, or be newer than its installation.
     """
     known = entry_points()
-    groups = [group for group in known.groups if group.startswith("nemo_rod.")]
+    groups = [group for group in known.groups if re.match("nemo[-_]?rod", group)]
     points = [point for group in groups for point in known.select(group=group)]
     own = [point for point in points if _is_own(point)]
     if (_PACKAGE.parent / "hydra_configs").is_dir():
@@ -228,18 +228,16 @@ def all_entry_points() -> tuple[dict[str, dict[str, EntryPoint]], dict[str, dict
 
 def unused() -> list[str]:
     """Returns a sentence for every part of other packages that has no effect by where it is."""
-    known, sentences = entry_points(), []
-    groups = [group for group in known.groups if re.match("nemo[-_]?rod", group)]
-    for point in [point for group in groups for point in known.select(group=group)]:
-        group, kind = point.group, point.group.removeprefix("nemo_rod.")
-        if point.dist is None or _is_own(point):
-            continue
-        what = f"The package {point.dist.name} registers '{point.name}' in {group}"
-        if kind not in HOUSE:
-            sentences.append(f"{what}, which nothing reads{did_you_mean(kind, HOUSE)}: rename it.")
-        elif point.name in {**HOUSE[kind], **beside(kind)}:
-            sentences.append(f"{what}, but that name stays nemo_rod's own: rename it.")
-    return sentences
+    told = []
+    for kind, points in all_entry_points()[1].items():
+        for name, point in points.items():
+            who = f"The package {point.dist.name} registers" if point.dist else "Packages register"
+            what = f"{who} '{name}' in {point.group}"
+            if kind not in HOUSE:
+                told.append(f"{what}, which nothing reads{did_you_mean(kind, HOUSE)}: rename it.")
+            elif name in {**HOUSE[kind], **beside(kind)}:
+                told.append(f"{what}, but that name stays nemo_rod's own: rename it.")
+    return told
 
 
 def _is_own(point: EntryPoint) -> bool:

@@ -21,13 +21,17 @@ from nemo_rod.corpus import shards
 from nemo_rod.corpus.hashing import block_hashes, holdout_values
 from nemo_rod.files import read_json
 
-LARGEST_SHARE = 5  # a floor never holds out more than a fifth of a source
 RAISED = "raised"  # manifest key: number of blocks moved to the end of the holdout
 _BYTES_AT_ONCE = 16 << 20
 _HASHES_AT_ONCE = 1 << 20
 _TRAIN, _HELD, _DROPPED = 0, 1, -1
 _SPLITS = ("", "holdout")  # their folders below that of the source
 _THIN = 1 << 127  # makes another key of the holdout's seed
+
+
+def most_held_out(num_blocks: float) -> float:
+    """Returns how many of a source's blocks a floor holds out at most: a fifth, or one, not all."""
+    return min(num_blocks - 1, max(1, num_blocks // 5))
 
 
 def further_held_out(
@@ -55,7 +59,7 @@ def further_held_out(
     sources = [_Source(folder) for folder in folders]
     moved: list[set[bytes]] = [set() for _ in sources]
     held_T = np.array([source.held for source in sources])
-    most_T = np.array([min(s.total - 1, max(1, s.total // LARGEST_SHARE)) for s in sources])
+    most_T = np.array([most_held_out(s.total) for s in sources])
     if any(source.by_document for source in sources):
         first = (s.read(c) for s in sources for c, _ in _chunks(s.folder / "holdout", s.held))
         for tokens_KS in first:  # then come those moved there

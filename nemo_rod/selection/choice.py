@@ -78,20 +78,18 @@ def choose(
         ValueError: a score is not finite and not excluded, too few candidates remain, or the policy
             or the score returns something else.
     """
-    start, score_C, num_bad = time.perf_counter(), None, 0
-    part: Any = getattr(policy, "estimate", None) if loss_C is None else score
+    start, size, score_C, num_bad = time.perf_counter(), len(pool.block_ids), None, 0
+    part, given = getattr(policy, "estimate", None), tuple[Any, ...]((pool,))
+    is_padding_C, cause = np.zeros(size, dtype=bool), f"{_name(part)} is at fault"
+    if loss_C is not None:
+        compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
+        part, given = score, (read_only(loss_C), read_only(compared_C))
+        is_padding_C, cause = np.isneginf(loss_C), "the model diverged"
     if part is not None:
-        given: Any = (pool,)
-        if loss_C is not None:
-            compared_C = np.zeros_like(loss_C) if reference_C is None else reference_C
-            given = read_only(loss_C), read_only(compared_C)
-        size = len(pool.block_ids)
         score_C = _answer(part, "biuf", size, f"{size} numbers", pool, *given).astype(np.float32)
-        is_padding_C = np.zeros(size, dtype=bool) if loss_C is None else np.isneginf(loss_C)
         score_C[is_padding_C] = -np.inf
         bad_C = ~np.isfinite(score_C) & ~is_padding_C
         if num_bad := int(bad_C.sum()):  # a NaN would sort to an arbitrary place
-            cause = "the model diverged" if loss_C is not None else f"{_name(part)} is at fault"
             problem = (
                 f"step {pool.step}: {num_bad} of {len(bad_C)} scores are not finite, the first "
                 f"that of block {pool.block_ids[np.argmax(bad_C)]}"

@@ -25,20 +25,12 @@ from nemo_rod.hosts.plain_torch.scorer import TorchScorer
 from nemo_rod.hosts.plain_torch.training_losses import TrainingLosses
 from nemo_rod.hosts.plain_torch.updates import Updates
 from nemo_rod.ranks import refuse_different_choices
-from nemo_rod.selection import (
-    Candidates,
-    Choice,
-    OnNonfinite,
-    Policy,
-    References,
-    Selector,
-    TakeAll,
-)
+from nemo_rod.selection import Candidates, Choice, OnNonfinite, Policy, References, Selector
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.curriculum.header import MOST
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import HELD_OUT, is_due, source_losses
-from nemo_rod.selection.policies import observes
+from nemo_rod.selection.policies import TakeAll, observes
 
 
 class RoDBatches:
@@ -151,9 +143,7 @@ class RoDBatches:
              "BlockStore(..., split='holdout')."),
         )  # fmt: skip
         refuse_nameless(pools, "pools")
-        # the header has the sizes, which may change in between
-        drawn = (pools.balance, pools.retention) if isinstance(pools, Candidates) else pools
-        self._decided_by = (policy, drawn, self.scorer.length, *files)
+        self._policy = (policy, files)  # as given, and the digests of its files
         self._batches_per_step = batch_size // (own * replicas)
         self.selector = Selector(
             pools=pools,
@@ -348,14 +338,18 @@ class RoDBatches:
 
     def _open(self, step: int) -> bool:
         """Opens the record of the first rank; returns whether no earlier step is recorded."""
-        seed, decided_by = self.selector.seed, self._decided_by
+        selector, (policy, files), length = self.selector, self._policy, self.scorer.length
+        pools: Any = selector.pools
+        # the header has the sizes, which may change in between
+        drawn = (pools.balance, pools.retention) if isinstance(pools, Candidates) else pools
+        decided_by = (policy, drawn, length, *files)
         self._record = JobRecord(
             self.out,
-            job_header(self.selector, self.store, decided_by=decided_by, seed=seed),
+            job_header(selector, self.store, decided_by=decided_by, seed=selector.seed),
             step=step,
             steps=self.steps,
             held_out=self.held_out.digest if self.held_out else "",
-            scored_length=self.scorer.length,
+            scored_length=length,
         )
         return self._record.is_new
 

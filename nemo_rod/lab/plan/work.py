@@ -13,7 +13,7 @@ from nemo_rod import parts
 from nemo_rod.config import Config, Domain, section
 from nemo_rod.corpus.build_source import least_held_out
 from nemo_rod.corpus.documents import open_inputs
-from nemo_rod.corpus.resplit import LARGEST_SHARE
+from nemo_rod.corpus.resplit import most_held_out
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.controls import FOLDER
 from nemo_rod.lab.merge import merge_stages
@@ -155,9 +155,7 @@ def stage_works(stages: Stages, shape: Shape, blocks: dict[str, Any]) -> list[Wo
 def _held_out(domain: Domain, blocks: float) -> float:
     """Returns how many of a source's blocks are held out; see `corpus.resplit`."""
     floor = least_held_out(domain.holdout_fraction, domain.holdout_floor)
-    return max(
-        blocks * domain.holdout_fraction, min(floor, blocks - 1, max(1, blocks // LARGEST_SHARE))
-    )
+    return max(blocks * domain.holdout_fraction, min(floor, most_held_out(blocks)))
 
 
 def _text_bytes(spec: SourceSpec) -> float:
