@@ -336,7 +336,10 @@ def _parse(line: bytes) -> Any:
         end = escapes.end()
         text = whole_characters(json.loads(b'"%b"' % escapes[0]))
         data += json.dumps(text, ensure_ascii=False)[1:-1].encode()
-    return json.loads((data + line[end:]).decode("latin-1"), object_pairs_hook=_texts)
+    data += line[end:]
+    read = data.decode("latin-1")
+    data.clear()  # it may be long
+    return json.loads(read, object_pairs_hook=_texts)
 
 
 def _texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
