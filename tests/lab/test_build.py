@@ -637,12 +637,12 @@ def test_a_page_is_made_without_a_packages_figures_that_cannot_be_drawn(
         "text": (lambda shown: "text", "AttributeError: 'str' object has no attribute 'order'"),
         "nan": (lambda shown: Picture(nan, "Mine"), "ValueError: Out of range"),
         "order": (lambda shown: Picture({}, "Mine", order=None), "TypeError: float() argument"),
-        "gone": (None, "ValueError: 'gone' is registered as mine:it, which cannot be imported (no"),
+        "gone": (None, "ValueError: 'gone' is registered as my:it, which cannot be imported (no)"),
     }
 
     def part(figure):
         loads = {"return_value": figure} if figure else {"side_effect": ImportError("no")}
-        return SimpleNamespace(value="mine:it", load=Mock(**loads))
+        return SimpleNamespace(value="my:it", load=Mock(**loads))
 
     mine = {name: part(figure) for name, (figure, _) in wrong.items()}
     monkeypatch.setattr(parts, "other_parts", lambda kind: mine if kind == "figures" else {})
