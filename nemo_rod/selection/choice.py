@@ -164,14 +164,16 @@ def _answer(
 
 
 def ask(part: Any, step: int, *given: Any) -> Any:
-    """Returns the answer of a part; says so if it writes into the arrays that it is given."""
+    """Returns the answer of a part; says so if it writes into the arrays it is given, or exits."""
     try:
         return part(*given)
-    except ValueError as error:
-        if "read-only" in str(error):
-            reason = f"{_name(part)} writes into an array that it is given ({error})"
-            raise ValueError(f"step {step}: {reason}: let it write into a copy.") from error
-        raise
+    except (ValueError, SystemExit) as error:  # a job that exits with 0 would pass for stopped
+        does, cure = "ends the process", "let it raise an error"
+        if isinstance(error, ValueError):
+            if "read-only" not in str(error):
+                raise
+            does, cure = "writes into an array that it is given", "let it write into a copy"
+        raise ValueError(f"step {step}: {_name(part)} {does} ({error}): {cure}.") from error
 
 
 def _mistake(part: Any, answer: Any, expected: str, pool: Pool) -> ValueError:

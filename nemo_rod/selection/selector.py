@@ -184,7 +184,7 @@ class Selector:
 
     def _hear(self, row: dict[str, Any]) -> None:
         if any(name.startswith("validation/") for name in row):
-            self.policy.measured(row["step"], row)  # type: ignore[attr-defined]
+            ask(self.policy.measured, row["step"], row["step"], row)  # type: ignore[attr-defined]
 
     def resume(
         self,
@@ -218,7 +218,8 @@ class Selector:
                             break
                         first = min(first, record.step)
                         is_replay_C = curriculum.header.is_replay(record.block_ids)
-                        pool = self._of_run(Pool(record.step, record.block_ids, is_replay_C))
+                        drawn = Pool(record.step, record.block_ids, is_replay_C)
+                        pool = drawn.of(self.store, self.seed, self.steps)
                         has_scores = not np.isnan(record.threshold)
                         score_C = record.score if has_scores else None
                         choice = Choice(
@@ -242,11 +243,8 @@ class Selector:
 
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if the policy needs any."""
-        pool = self._of_run(self.pools.pool(step))
+        pool = self.pools.pool(step).of(self.store, self.seed, self.steps)
         return pool, self._references_of(pool)
-
-    def _of_run(self, pool: Pool) -> Pool:
-        return pool.of(self.store, self.seed, self.steps)
 
     def _references_of(self, pool: Pool) -> Nats | None:
         """Returns the reference losses of a pool [C], NaN of a role that needs none."""

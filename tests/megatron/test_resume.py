@@ -165,6 +165,16 @@ def test_only_an_exit_without_a_fault_is_a_stop(status, error, sentence, monkeyp
         train_job._pretrain(job, selector, config, [])
 
 
+def test_a_logger_that_exits_is_no_stop():
+    from nemo_rod.megatron.callbacks.show_metrics import Loggers
+
+    nobody: Any = SimpleNamespace(tensorboard_logger=None, wandb_logger=None)
+    shown = Loggers(nobody, nobody, [], "rod")
+    shown.others = [SimpleNamespace(log=lambda metrics, step: sys.exit(0))]  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"step 4: .*<lambda> ends the process \(0\)"):
+        shown._show(nobody, 4, {"train/loss": 1.0})
+
+
 LOGGED = 12  # steps
 TIMES = ("rod/seconds_", "rod/overhead", "host/model", "host/peak", "at_a_glance/tokens")
 

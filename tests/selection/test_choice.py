@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,8 +22,6 @@ from nemo_rod.selection.policies import SCORES, reducible_loss
 IS_REPLAY = np.array([False, True, False, True, False, True])
 POOL = Pool(step=3, block_ids=np.array([10, 20, 11, 21, 12, 22]), is_replay_C=IS_REPLAY)
 REFERENCE = np.full(6, 1.0, dtype=np.float32)
-
-
 LOSS = np.array([1.5, math.nan, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
 NUMBERS = "expected 6 numbers: correct it"
 
@@ -103,6 +102,14 @@ def test_nothing_that_is_recorded_can_be_written_to(policy, score):
     for array in (choice.loss, choice.score, choice.reference, choice.chosen):
         assert array is not None and not array.flags.writeable
     assert POOL.block_ids.tolist() == [10, 20, 11, 21, 12, 22]
+
+
+@pytest.mark.parametrize("part", ["select", "estimate", "metrics"])
+def test_a_part_that_exits_is_no_stop(part):
+    policy = policy_of(**{part: lambda *_: sys.exit(0)})
+    sentence = r"step 3: .*<lambda> ends the process \(0\): let it raise an error\."
+    with pytest.raises(ValueError, match=sentence):
+        policy_metrics(policy, choose(POOL, policy, 2))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from nemo_rod.loggers import LOGGERS, continue_runs, known_metrics, project, sho
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.ranks import is_recorder
+from nemo_rod.selection.choice import ask
 
 
 class Logger(Protocol):
@@ -45,7 +46,7 @@ class Loggers(Callback):
         state, step = context.state, context.state.train_state.step
         folder, names = self.recorder.folder, [n for n in self.names if n not in LOGGERS]
         made = [parts.load("loggers", name, key="logger") for name in names]
-        self.others = [make(folder, self.run_name) for make in made]
+        self.others = [ask(make, step, folder, self.run_name) for make in made]
         continue_runs(
             folder,
             step,
@@ -64,13 +65,13 @@ class Loggers(Callback):
     def on_train_end(self, context: CallbackContext) -> None:
         """Ends the run in the registered loggers."""
         for logger in self.others:
-            logger.finish()
+            ask(logger.finish, context.state.train_state.step)
 
     def _show(self, state: Any, done: int, metrics: Mapping[str, Any]) -> None:
         known = known_metrics(metrics)
         show(state, done, known)
         for logger in self.others:
-            logger.log(known, done)
+            ask(logger.log, done, known, done)
 
 
 def logger_config(job: TrainJob) -> LoggerConfig:

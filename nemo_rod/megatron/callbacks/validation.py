@@ -103,9 +103,8 @@ class UntilConverged(Callback):
 
     def _set_end(self, context: CallbackContext) -> None:
         """Moves the last step, and with it the decay, whose length stays the same."""
-        converged = self.rule.converged_at(self.losses)
-        end = self.steps if converged is None else converged + self.rule.decay_steps
-        end = min(self.steps, end)
+        done = self.rule.converged_at(self.losses)
+        end = self.steps if done is None else min(self.steps, done + self.rule.decay_steps)
         train, scheduler = context.state.cfg.train, context.scheduler
         if scheduler is None or end == train.train_iters:
             return
