@@ -314,9 +314,10 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
         if wrong and wrong not in known:
             near = parts.did_you_mean(wrong, known)
-            raise ValueError(
-                f"There is no key {where}.{wrong}{near}: expected some of {', '.join(known)}."
-            ) from None
+            if wrong.isdigit():  # Hydra splits the name of a variant at its point
+                near = f" (did you mean '+variants={{{where.partition('.')[2]}.{wrong}:{{...}}}}'?)"
+            problem = f"There is no key {where}.{wrong}{near}"
+            raise ValueError(f"{problem}: expected some of {', '.join(known)}.") from None
         sentence = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{where} is not valid ({sentence}): correct its keys.") from None
     check_bounds(merged, f"{where}.")

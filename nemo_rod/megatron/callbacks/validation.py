@@ -51,8 +51,7 @@ class Validation(Callback):
         """Scores the held-out blocks if a validation is due. Collective."""
         self.metrics = {}
         done = context.state.train_state.step + 1  # the counter advances after this callback
-        steps = context.state.cfg.train.train_iters
-        if self.every and is_due(done, every=self.every, steps=steps):
+        if self.every and is_due(done, every=self.every, steps=context.state.cfg.train.train_iters):
             self.metrics = self.measure(context)
 
     def measure(self, context: CallbackContext) -> dict[str, float]:
