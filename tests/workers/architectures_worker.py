@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from jobs_worker import free_groups
 from scoring_worker import RandomBlocks, scorer
 
 from nemo_rod.config import Model, Parallel
@@ -74,6 +75,7 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()
+    free_groups()
     return {"losses": losses, "objective": objective(model)}
 
 

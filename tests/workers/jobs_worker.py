@@ -11,6 +11,7 @@ leaves those that it begins with in adapters_RANK.pt.
 """
 
 import argparse
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.jobs import EvaluateJob, ReferenceJob, TrainJob, read_job
@@ -51,7 +53,15 @@ def main() -> None:
         dist.barrier()
         if parallel_state.is_initialized():  # training ends it by itself
             parallel_state.destroy_model_parallel()
+        free_groups()
     dist.destroy_process_group()
+
+
+def free_groups() -> None:
+    """Ends the groups of a model; each has threads that would wake every 10 ms."""
+    for group in [group for group in _world.pg_map if group is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
+    gc.collect()
 
 
 def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
