@@ -314,7 +314,7 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         known, wrong = [field.name for field in dataclasses.fields(values)], blamed_key(error)
         if wrong and wrong not in known:
             near = parts.did_you_mean(wrong, known)
-            if wrong.isdigit():  # Hydra splits the name of a variant at its point
+            if wrong.isdigit() and where.count(".") == 1:  # Hydra splits a name at its point
                 near = f" (did you mean '+variants={{{where.partition('.')[2]}.{wrong}:{{...}}}}'?)"
             problem = f"There is no key {where}.{wrong}{near}"
             raise ValueError(f"{problem}: expected some of {', '.join(known)}.") from None

@@ -46,7 +46,7 @@ ALONE = {
 }
 # of the house, and of the lab; 15,500 and 9,500 are where they should come back to
 MOST_LINES = {"house": 19_419, "lab": 13_775}
-MOST_LINES_OF_TESTS = 34_122  # 25,000 is where they should come to
+MOST_LINES_OF_TESTS = 34_116  # 25,000 is where they should come to
 PLACE = re.compile(r"nemo_rod(?!\.cli$)(\.\w+)+(:\w+)?")  # jobs start the command line anew
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

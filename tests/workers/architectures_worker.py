@@ -50,8 +50,6 @@ def objective(model: list) -> dict[str, Any]:
 
 
 def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from megatron.core import parallel_state
-
     from nemo_rod.megatron.gaps import save_hf
     from nemo_rod.megatron.models import model_provider
 
@@ -67,15 +65,10 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         provider.initialize_model_parallel(seed=0)
         model = provider.provide_distributed_model(wrap_with_ddp=False)
     except ValueError as refusal:
-        if parallel_state.is_initialized():
-            parallel_state.destroy_model_parallel()
         return {"refused": str(refusal)}
     ids, lengths = np.arange(BLOCKS), (BLOCK_SIZE, BLOCK_SIZE // 2, BLOCK_SIZE // 8)
     losses = {n: scorer(model, STORE, length=n).losses(ids).tolist() for n in lengths}
     save_hf(bridge, model, out)
-    dist.barrier()
-    parallel_state.destroy_model_parallel()
-    free_groups()
     return {"losses": losses, "objective": objective(model)}
 
 
@@ -89,6 +82,7 @@ def main() -> None:
             out = folder / "exported" / f"{model}_{name}"
             changes = plan["changes"].get(model, {})
             row = scored(folder / model, Parallel(**layout), out, changes)
+            free_groups()
             if dist.get_rank() == 0:
                 print(json.dumps({"model": model, "layout": name, **row}), flush=True)
     dist.destroy_process_group()

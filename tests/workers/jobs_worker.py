@@ -27,8 +27,6 @@ from nemo_rod.lab.merging import merge_checkpoints
 
 
 def main() -> None:
-    from megatron.core import parallel_state
-
     from nemo_rod.megatron.forward_jobs import evaluate, reference
 
     parser = argparse.ArgumentParser()
@@ -50,15 +48,17 @@ def main() -> None:
             kinds[type(job)](job)
         elif dist.get_rank() == 0:
             merge_checkpoints(*step)
-        dist.barrier()
-        if parallel_state.is_initialized():  # training ends it by itself
-            parallel_state.destroy_model_parallel()
         free_groups()
     dist.destroy_process_group()
 
 
 def free_groups() -> None:
-    """Ends the groups of a model; each has threads that would wake every 10 ms."""
+    """Ends the groups of a model; each has threads that would wake every 10 ms. Collective."""
+    from megatron.core import parallel_state
+
+    dist.barrier()
+    if parallel_state.is_initialized():  # training ends it by itself
+        parallel_state.destroy_model_parallel()
     for group in [group for group in _world.pg_map if group is not dist.group.WORLD]:
         dist.destroy_process_group(group)
     gc.collect()
